@@ -28,12 +28,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import cpu_name
-from trtspec.bench.load.api import Event, Reply, Wanted, find_api
+from trtspec.bench.load.api import Event, ParsedResponse, SamplingParams, find_api
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.client import Endpoint, LoadClient, clock, load_client
 from trtspec.bench.load.rounds import Round, run_round
 from trtspec.bench.load.runner import runner
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.ports import LOOPBACK
 from trtspec.engine.prompts.prompt import Prompt
 
@@ -113,7 +113,7 @@ class Delays:
         self._api = find_api("completions")
         self.api = replace(self._api, read=self.read)
 
-    def read(self, event: Event, reply: Reply) -> bool:
+    def read(self, event: Event, reply: ParsedResponse) -> bool:
         brought = self._api.read(event, reply)
         if brought:
             self.ms.append(1000 * (time.monotonic() - float(reply.text[-1])))
@@ -126,7 +126,7 @@ class Delays:
 async def ask(client: LoadClient, url: str, streams: int, rate: float, tokens: int) -> tuple[Round, Delays, float]:
     """Run a round of concurrent streams; also return its processor time."""
     delays = Delays()
-    workload = Workload([Prompt(str(rate), "stub", "")], Wanted(tokens), "stub")
+    workload = LoadWorkload([Prompt(str(rate), "stub", "")], SamplingParams(tokens), "stub")
     endpoint = Endpoint(url, "completions", delays.api, "stub")
     done = await run_round(client, endpoint, Closed(streams), workload, 0, streams)
     assert len(done.answered) == streams, done.samples[0].error

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trtspec.core.processes import ask_program
+from trtspec.core.processes import program_output
 
 
 def environment() -> dict[str, Any]:
@@ -29,7 +29,7 @@ def commit() -> str:
     """Return the checked-out commit, with a plus sign if the code has uncommitted changes."""
     root, code = Path(__file__).parents[1], ("trtspec", "benchmarks/*.py", "tests")
     said = [("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", *code)]
-    head, changed = (ask_program(("git", *words), str(root), "run it in a checkout", str(root)) for words in said)
+    head, changed = (program_output(("git", *words), str(root), "run it in a checkout", str(root)) for words in said)
     return head.strip() + "+" * bool(changed)
 
 

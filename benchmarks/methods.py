@@ -116,8 +116,8 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
     Uses separate processes, because a second engine in one process slows the first.
     """
     from trtspec.bench.artifact import open_artifact
-    from trtspec.bench.profile.candidate import Candidate
-    from trtspec.bench.profile.engine_profiler import measure, say
+    from trtspec.bench.profile.candidate import ProfileCandidate
+    from trtspec.bench.profile.engine_profiler import generate_responses, measure
     from trtspec.bench.profile.schedule import PAYS
     from trtspec.engine.prompts.prompt import Prompt
     from trtspec.store.manifest import load_manifest
@@ -125,8 +125,8 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
     speculation = load_manifest(root).recipe.speculation
     asked = [Prompt(text, str(number), kind) for number, text in enumerate(texts)]
     with open_artifact(root) as artifact:
-        said, _ = say(artifact, asked, max_tokens, lambda what, done, total: None)
-    candidate = Candidate(speculation.method, None, dict(speculation.options), True, root)
+        said, _ = generate_responses(artifact, asked, max_tokens, lambda what, done, total: None)
+    candidate = ProfileCandidate(speculation.method, None, dict(speculation.options), True, root)
     best = measure(candidate, said, (1,), lambda what, done, total: None).best(1)
     expected = best.expected
     return {"draft_len": best.draft_len if expected.low >= PAYS else 0, "expected": expected.as_list()}

@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import environment
 from tests.serving.triton.serving import Served, serving
 from trtspec.core.ports import LOOPBACK, free_ports
-from trtspec.serving.gateway.command import entry_command, ready_url, write_config
-from trtspec.serving.gateway.config import EntryConfig, Limits
+from trtspec.serving.gateway.command import gateway_command, ready_url, write_config
+from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
 
 UNITS = 100_000  # units of 10 us, so latencies up to one second can be measured
 MODEL = "tensorrt_llm"
@@ -176,7 +176,7 @@ class Events:
         self.done = True
 
 
-async def ask_entry(config: EntryConfig, tokens: int, ways: list[float]) -> None:
+async def ask_entry(config: GatewayConfig, tokens: int, ways: list[float]) -> None:
     """Receive one stream of events."""
     body = json.dumps({"model": config.model, "prompt": [1], "max_tokens": tokens, "stream": True}).encode()
     reader, writer = await asyncio.open_connection(LOOPBACK, config.port)
@@ -190,10 +190,10 @@ async def ask_entry(config: EntryConfig, tokens: int, ways: list[float]) -> None
 
 
 @contextmanager
-def started(config: EntryConfig, root: Path) -> Iterator[int]:
+def started(config: GatewayConfig, root: Path) -> Iterator[int]:
     """Run the gateway in a separate process; yield its process id."""
     write_config(config, root / "entry.json")
-    process = subprocess.Popen(entry_command(root / "entry.json"))
+    process = subprocess.Popen(gateway_command(root / "entry.json"))
     try:
         deadline = time.monotonic() + 60
         while not answers(ready_url(config)) and time.monotonic() < deadline:
@@ -225,7 +225,7 @@ async def round_of(streams: int, ask: Ask) -> list[float]:
     return ways
 
 
-async def measure(served: Served, config: EntryConfig, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
+async def measure(served: Served, config: GatewayConfig, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
     sides: dict[str, Ask] = {
         "triton": lambda ways: ask_triton(served, tokens, ways),
         "entry": lambda ways: ask_entry(config, tokens, ways),
@@ -261,7 +261,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         models, tokenizer = make_model(root, asked.tokens_per_s), make_tokenizer(root / "tokenizer")
-        config = EntryConfig("", free_ports(1)[0], "m", MODEL, str(tokenizer), 4096, 1024, limits=Limits(max_texts=512))
+        config = GatewayConfig(
+            "", free_ports(1)[0], "m", MODEL, str(tokenizer), 4096, 1024, limits=GatewayLimits(max_texts=512)
+        )
         with serving(root, models) as served, started(replace(config, grpc=f"{LOOPBACK}:{served.grpc}"), root) as pid:
             before = cpu_s(pid)
             result = asyncio.run(measure(served, config, asked.streams, asked.tokens, asked.rounds))

@@ -65,7 +65,7 @@ def train(tokenizer: PreTrainedTokenizerFast, steps: int, label: str) -> LlamaFo
 def ours(draft: Path, out: Path, texts: list[str], max_tokens: int) -> Metrics:
     """Build a pair with the command, and count its engine's tokens and steps."""
     from trtspec.bench.artifact import open_artifact
-    from trtspec.checkpoints.translation import read_translation
+    from trtspec.checkpoints.translation import read_vocab_mapping
     from trtspec.engine.generation.request import SamplingOptions
 
     command = [sys.executable, "-m", "trtspec", "build", "quickstart", "--out", str(out),
@@ -76,7 +76,7 @@ def ours(draft: Path, out: Path, texts: list[str], max_tokens: int) -> Metrics:
     sizes = [
         json.loads((root / "config.json").read_text())["vocab_size"] for root in (MODELS / "quickstart-target", draft)
     ]
-    translation = read_translation(out / "checkpoints" / "draft", *sizes)
+    translation = read_vocab_mapping(out / "checkpoints" / "draft", *sizes)
     with open_artifact(out) as artifact:
         ways: dict[str, Metrics] = {
             "alone": {"draft_len": 0},

@@ -41,9 +41,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import environment
 from benchmarks.turns import Ring, Turn, join
 from trtspec.bench.artifact import DRAFT, TARGET, engine_settings, open_artifact
-from trtspec.bench.profile.candidate import Candidate, Texts
-from trtspec.bench.profile.engine_profiler import measure, say
-from trtspec.bench.profile.measured import Measured
+from trtspec.bench.profile.candidate import ProfileCandidate, SampleTexts
+from trtspec.bench.profile.engine_profiler import generate_responses, measure
+from trtspec.bench.profile.measured import CandidateMeasurements
 from trtspec.bench.profile.recommend import recommend
 from trtspec.core.paths import recipes_dir
 from trtspec.engine.engine import Engine
@@ -81,7 +81,7 @@ def main() -> None:
     print(json.dumps(document, indent=1))
 
 
-def build(name: str, folder: Path) -> Candidate:
+def build(name: str, folder: Path) -> ProfileCandidate:
     sets = {"speculation.draft_len": MAX_DRAFT_LEN, "engine.max_batch_size": MAX_BATCH}
     overrides = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     command = [
@@ -95,19 +95,19 @@ def build(name: str, folder: Path) -> Candidate:
     ]
     subprocess.run([*command, *overrides], check=True, timeout=WITHIN_S, capture_output=True)
     speculation = load_manifest(folder / name).recipe.speculation
-    return Candidate(speculation.method, None, dict(speculation.options), True, folder / name)
+    return ProfileCandidate(speculation.method, None, dict(speculation.options), True, folder / name)
 
 
-def examine(candidate: Candidate, parts: Sequence[str]) -> dict[str, Any]:
+def examine(candidate: ProfileCandidate, parts: Sequence[str]) -> dict[str, Any]:
     prompts = load_prompts(recipes_dir() / "prompts" / "quickstart.jsonl")[:PROMPTS]
     with open_artifact(candidate.root) as artifact:
-        texts, _ = say(artifact, prompts, TOKENS, lambda what, done, total: None)
+        texts, _ = generate_responses(artifact, prompts, TOKENS, lambda what, done, total: None)
     compared = {"lens": compare_lens, "schedule": compare_schedule}
     with loaded(candidate, texts) as engine:
         return {part: compared[part](candidate, texts, engine) for part in parts}
 
 
-def compare_lens(candidate: Candidate, texts: Texts, engine: Asked) -> dict[str, Any]:
+def compare_lens(candidate: ProfileCandidate, texts: SampleTexts, engine: Asked) -> dict[str, Any]:
     """Compare the expected speed-up of each draft length with the engine's."""
     rows = []
     for batch in BATCHES:
@@ -132,11 +132,11 @@ def compare_lens(candidate: Candidate, texts: Texts, engine: Asked) -> dict[str,
     return {"batches": rows}
 
 
-def measured_at(candidate: Candidate, texts: Texts, *batches: int) -> Measured:
+def measured_at(candidate: ProfileCandidate, texts: SampleTexts, *batches: int) -> CandidateMeasurements:
     return measure(candidate, texts, batches, lambda what, done, total: None)
 
 
-def faster(one: Measured, other: Measured) -> Measured:
+def faster(one: CandidateMeasurements, other: CandidateMeasurements) -> CandidateMeasurements:
     """Return a candidate's two measurements combined, with the faster steps and prefills."""
     seconds = {case: min(taken, other.seconds[case]) for case, taken in one.seconds.items()}
     prefills = {
@@ -146,7 +146,7 @@ def faster(one: Measured, other: Measured) -> Measured:
     return replace(one, seconds=seconds, prefills=prefills)
 
 
-def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[str, Any]:
+def compare_schedule(candidate: ProfileCandidate, texts: SampleTexts, engine: Asked) -> dict[str, Any]:
     """Compare the schedule with the target alone and the fixed length, at each concurrency.
 
     `noise` is the difference between two equal arms: the fixed length is measured twice.
@@ -166,7 +166,7 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 
 
 @contextmanager
-def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
+def loaded(candidate: ProfileCandidate, texts: SampleTexts) -> Iterator[Asked]:
     """Yield engines in separate processes, as many with and without a drafter as there are arms.
 
     Equal processes differ by a few percent, so rounds rotate the arms through them.
@@ -238,7 +238,7 @@ def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock:
     The first requests have staggered lengths, so that requests end one by one as on a server. The timed part starts
     after these have ended and stops when no new request can start, so that each prompt ends equally often.
     """
-    from trtspec.engine.generation.request import Request, Update
+    from trtspec.engine.generation.request import EngineRequest, Update
 
     timed = len(said) * math.ceil(A_PLACE * many / len(said))
     lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * (timed + many)]
@@ -257,7 +257,7 @@ def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock:
             if running == 0:
                 done.set()
         if prompt is not None:
-            engine.submit(Request(prompt, length), take)
+            engine.submit(EngineRequest(prompt, length), take)
 
     def take(update: Update) -> None:
         nonlocal running, ended, tokens
@@ -272,7 +272,7 @@ def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock:
         for _ in range(many):  # submitted on the engine's thread, so that it sees all of them together
             begin()
 
-    engine.submit(Request(said[0], 1), start)
+    engine.submit(EngineRequest(said[0], 1), start)
     if not done.wait(WITHIN_S):
         raise SystemExit("the engine did not finish in time")
     started, stopped = marks

@@ -31,7 +31,7 @@ from trtspec.checkpoints.arithmetic import Arithmetic, NumpyArithmetic
 from trtspec.checkpoints.cast import from_floats
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import build_library, plan_library
-from trtspec.kernels.quantize import ITEMS, CompiledArithmetic, Instructions, fastest_of
+from trtspec.kernels.quantize import ITEMS, CompiledArithmetic, Instructions, fastest_instructions
 
 CHUNK_BYTES, MEMORY_BYTES = 1 << 20, 256 << 20
 COLUMNS = 4096
@@ -91,7 +91,7 @@ def sides() -> dict[str, Arithmetic]:
     """Return trtspec's implementations by name; the library is compiled unless cached."""
     library = load_library(build_library(plan_library(("quantize",))))
     found: dict[str, Arithmetic] = {"numpy": NumpyArithmetic()}
-    for each in range(Instructions.PORTABLE, fastest_of(library) + 1):
+    for each in range(Instructions.PORTABLE, fastest_instructions(library) + 1):
         found[Instructions(each).name.lower()] = CompiledArithmetic(library, Instructions(each))
     return found
 

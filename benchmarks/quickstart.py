@@ -130,18 +130,20 @@ def step_ms(artifact: Path) -> dict[str, float]:
     """
     import torch
 
-    from trtspec.engine.drafting.base import Room, Setup
+    from trtspec.engine.drafting.base import BatchShape, DrafterConfig
     from trtspec.engine.model.decoder import Decoder
     from trtspec.methods.base import DraftShape, find_method
-    from trtspec.methods.draft_target.drafter import ModelDrafter
+    from trtspec.methods.draft_target.drafter import DraftModelDrafter
 
     device, text = torch.device("cpu"), list(range(1, 101))
     samples: dict[str, list[float]] = {"draft": [], "verify": [], "target": []}
     with torch.inference_mode():
         target = Decoder.load(artifact / "checkpoints" / "target", 1, 256, device, torch.float32)
-        room, options = Room(1, 256, device, torch.float32), find_method("draft_target").parse({})
+        room, options = BatchShape(1, 256, device, torch.float32), find_method("draft_target").parse({})
         draft_shape = DraftShape(DRAFT_LEN, DRAFT_LEN)
-        drafter = ModelDrafter(Setup(target, artifact / "checkpoints" / "draft", room, options, draft_shape))
+        drafter = DraftModelDrafter(
+            DrafterConfig(target, artifact / "checkpoints" / "draft", room, options, draft_shape)
+        )
         last = torch.tensor([text[-1:]])
         for _ in range(300):
             drafter.begin([text[:-1]], 0, len(text))
@@ -222,11 +224,11 @@ def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], ste
 
 def weight_bytes(role: str) -> int:
     """Return the bytes of float32 weights that a step reads; only one row of an embedding that is not the head."""
-    from trtspec.checkpoints.family import family_of
+    from trtspec.checkpoints.family import find_family
     from trtspec.checkpoints.source import load_source
 
     source = load_source(MODELS / f"quickstart-{role}")
-    config = family_of(source)[1].read(source.reader, "auto")
+    config = find_family(source)[1].read(source.reader, "auto")
     looked_up = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
     return 4 * (config.num_parameters - looked_up)
 

@@ -29,7 +29,7 @@ from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import recipes_dir
 from trtspec.deployment.base import find_target
-from trtspec.deployment.containers import workload_of
+from trtspec.deployment.containers import make_workload
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import is_directory
@@ -269,7 +269,7 @@ WAYS = {
 @pytest.mark.parametrize("name", RENDERED)
 def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, place: Path, tmp_path: Path) -> None:
     build = plan_build(load_recipe(place / f"{name}.yaml"))
-    workload = workload_of(manifest_of(build))
+    workload = make_workload(manifest_of(build))
     planned = build.memory()
     serves_alone = workload.serving.alone is not ServingHooks().alone
     repository = repository_of(build, tmp_path / "repository") if serves_alone else tmp_path

@@ -23,14 +23,14 @@ from trtspec.backends.tensorrt_llm.serve import check_machine as check_built_for
 from trtspec.bench.verify import ensure_gates
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
-from trtspec.deployment.staging import stage_repository, stand_in_for
+from trtspec.deployment.staging import find_fallback_backend, stage_repository
 from trtspec.planning import pipeline
 from trtspec.serving.triton.config import load_config
-from trtspec.serving.triton.server import Ports, Server
+from trtspec.serving.triton.server import ServerPorts, TritonServer
 from trtspec.store.executor import Observer, StepResult
-from trtspec.store.lazy_digests import Sources
+from trtspec.store.lazy_digests import SourceDigests
 from trtspec.store.manifest import load_manifest
-from trtspec.store.plan import Plan
+from trtspec.store.plan import StepPlan
 from trtspec.store.store import Store
 
 pytestmark = pytest.mark.integration
@@ -140,25 +140,25 @@ def test_a_build_that_fails_shows_its_last_words_and_publishes_nothing(
     assert not (engine_recipe.parent / "build").exists()
 
 
-def server(tmp_path: Path, *backends: str) -> Server:
+def server(tmp_path: Path, *backends: str) -> TritonServer:
     for name in backends:
         (tmp_path / "backends" / name).mkdir(parents=True)
     (tmp_path / "bin").mkdir(parents=True, exist_ok=True)
-    return Server(tmp_path / "bin" / "tritonserver", "PATH")
+    return TritonServer(tmp_path / "bin" / "tritonserver", "PATH")
 
 
 def serving_of(artifact: Path) -> ServingHooks:
     return find_backend(load_manifest(artifact).backend.name).serving()
 
 
-def check_machine(artifact: Path, server: Server) -> None:
+def check_machine(artifact: Path, server: TritonServer) -> None:
     """Check what `deploy` checks before it starts a server."""
     serving = serving_of(artifact)
-    stand_in_for(server, serving)
+    find_fallback_backend(server, serving)
     serving.check_machine(artifact, load_manifest(artifact))
 
 
-def refusal(built: Path, server: Server) -> str:
+def refusal(built: Path, server: TritonServer) -> str:
     with pytest.raises(DeployError) as caught:
         check_machine(built, server)
     return caught.value.message
@@ -214,7 +214,7 @@ def test_deploy_refuses_another_tensorrt_llm(
     assert "tensorrt_llm 1.2.1 when built, 1.1.0 here" in refusal(built, server(tmp_path / "triton", "tensorrtllm"))
 
 
-PORTS = Ports(8000, 8001, 8002)
+PORTS = ServerPorts(8000, 8001, 8002)
 
 
 def test_the_launch_is_an_orchestrator_for_two_engines(built: Path, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_engines_are_lent_the_gpus_of_this_machine(
     execute = pipeline.execute
 
     def noted(
-        plan: Plan, store: Store, observer: Observer, devices: Sequence[str], sources: Sources
+        plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str], sources: SourceDigests
     ) -> list[StepResult]:
         lent.extend(devices)
         return execute(plan, store, observer, devices, sources)

@@ -26,14 +26,14 @@ TARGET = '''
 """A target that prints where it would serve."""
 
 from trtspec.core.errors import DeployError
-from trtspec.deployment.base import Target
+from trtspec.deployment.base import DeployTarget
 
 
 def _deploy(artifact, options):
     raise DeployError(f"nowhere to serve {artifact.name}")
 
 
-TARGET = Target(deploy=_deploy, stop=lambda name: {})
+TARGET = DeployTarget(deploy=_deploy, stop=lambda name: {})
 '''
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,7 +12,7 @@ import pytest
 from tests._support.tiny import DRAFT_SHAPE, PAIR_VOCAB, make_llama, make_tokenizer
 from tests.conftest import Run
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.checkpoints.translation import read_translation
+from trtspec.checkpoints.translation import read_vocab_mapping
 
 PATH = "speculation.draft.model"
 SPARE = 5
@@ -95,7 +95,7 @@ def test_it_drafts_and_the_text_is_the_targets(trtspec: Run, recipe: Path) -> No
     out = recipe.parent / "artifact"
     built = trtspec("build", recipe, "--out", out, "--json")
     assert built.code == 0, built.err
-    found = read_translation(out / "checkpoints/draft", PAIR_VOCAB, PAIR_VOCAB + SPARE)
+    found = read_vocab_mapping(out / "checkpoints/draft", PAIR_VOCAB, PAIR_VOCAB + SPARE)
     assert found
     ours, theirs = (Tokenizer(recipe.parent / role).vocabulary for role in ("target", "draft"))
     assert found.spellings[ours["the"]] == [theirs["the"]]

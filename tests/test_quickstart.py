@@ -86,7 +86,7 @@ def test_the_trained_drafts_are_accepted_and_change_nothing(name: str, trtspec: 
     """They were trained on the target's texts, and gave more than 3.5 tokens a step when they were committed."""
     from trtspec.checkpoints.tokenizer import Tokenizer
     from trtspec.engine.engine import Engine
-    from trtspec.engine.generation.request import Request
+    from trtspec.engine.generation.request import EngineRequest
     from trtspec.engine.settings import EngineSettings
 
     assert trtspec("build", RECIPE.with_name(f"{name}.yaml")).code == 0
@@ -99,7 +99,7 @@ def test_the_trained_drafts_are_accepted_and_change_nothing(name: str, trtspec: 
     engine = Engine.load(
         workplace / "build" / name / "checkpoints" / "target", None, EngineSettings(device="cpu", max_seq_len=1024)
     )
-    alone = engine.generate([Request(prompt, 48, end_ids=tokenizer.end_ids) for prompt in prompts])
+    alone = engine.generate([EngineRequest(prompt, 48, end_ids=tokenizer.end_ids) for prompt in prompts])
     engine.close()
     assert [result["token_ids"] for result in results] == [list(each.ids) for each in alone]
     assert statistics.mean(result["mean_accepted_len"] for result in results) > 3

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtspec.bench.generate import Generated
-    from trtspec.bench.verification_report import Verification
+    from trtspec.bench.generate import GeneratedText
+    from trtspec.bench.verification_report import VerificationReport
     from trtspec.core.diagnostics import Diagnostic, RecipeError
     from trtspec.core.errors import TrtspecError
-    from trtspec.deployment.base import Deployment
+    from trtspec.deployment.base import RunningDeployment
     from trtspec.planning.check.recipe import CheckResult
-    from trtspec.planning.pipeline import Build, Built
+    from trtspec.planning.pipeline import Build, BuildResult
     from trtspec.recipe.load import LoadedRecipe
     from trtspec.store.executor import Observer
 
@@ -35,29 +35,29 @@ __version__ = "0.1.0"
 
 _TYPES = {
     "Build": "trtspec.planning.pipeline",
-    "Built": "trtspec.planning.pipeline",
+    "BuildResult": "trtspec.planning.pipeline",
     "CheckResult": "trtspec.planning.check.recipe",
-    "Deployment": "trtspec.deployment.base",
+    "RunningDeployment": "trtspec.deployment.base",
     "Diagnostic": "trtspec.core.diagnostics",
-    "Generated": "trtspec.bench.generate",
+    "GeneratedText": "trtspec.bench.generate",
     "LoadedRecipe": "trtspec.recipe.load",
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
     "TrtspecError": "trtspec.core.errors",
-    "Verification": "trtspec.bench.verification_report",
+    "VerificationReport": "trtspec.bench.verification_report",
 }
 __all__ = [
     "Build",
-    "Built",
+    "BuildResult",
     "CheckResult",
-    "Deployment",
     "Diagnostic",
-    "Generated",
+    "GeneratedText",
     "LoadedRecipe",
     "Observer",
     "RecipeError",
+    "RunningDeployment",
     "TrtspecError",
-    "Verification",
+    "VerificationReport",
     "__version__",
     "build",
     "check",
@@ -117,21 +117,21 @@ def build(
     on_prepare: _Progress = lambda what, done, total: None,
     on_read: _ReadProgress = lambda done, total: None,
     on_warnings: Callable[[Sequence[Diagnostic]], None] = lambda diagnostics: None,
-) -> Built:
+) -> BuildResult:
     """Build the artifact of a recipe at `out` (default `build/NAME`); steps that are in the store are not run again.
 
     `observer` is notified of each step, `on_prepare` gets (what, bytes done, bytes total) of downloads, `on_read` gets
     (bytes done, bytes total) of sources, and `on_warnings` gets the diagnostics of a recipe that can be built. Raises
     RecipeError for a recipe that cannot be built, and StepError if a step fails.
     """
-    from trtspec.planning.pipeline import artifact_place, open_store, run_build
-    from trtspec.planning.prebuild import check_builds, plan_to_run
+    from trtspec.planning.pipeline import default_artifact_dir, open_store, run_build
+    from trtspec.planning.prebuild import check_builds, plan_runnable
     from trtspec.store.executor import Unobserved
 
     loaded, store = _loaded(recipe), open_store()
-    place = Path(out) if out is not None else artifact_place(loaded.recipe)
+    place = Path(out) if out is not None else default_artifact_dir(loaded.recipe)
     (checked,) = check_builds([(loaded, place)], store)
-    planned = plan_to_run(loaded, checked, store, on_prepare, on_read)
+    planned = plan_runnable(loaded, checked, store, on_prepare, on_read)
     on_warnings(planned.diagnostics)
     return run_build(planned, place, store, observer or Unobserved())
 
@@ -145,7 +145,7 @@ def verify(
     skip_gates: Sequence[str] = (),
     manifest: str = "",
     on_progress: _Progress = lambda what, done, total: None,
-) -> Verification:
+) -> VerificationReport:
     """Compare an artifact's output with its target's, evaluate its gates and record the result.
 
     `source` is the target's checkpoint if it was moved, `prompts` a file in place of the artifact's own, `max_tokens`
@@ -178,7 +178,7 @@ def generate(
     seed: int = 0,
     stop: Sequence[str] = (),
     on_text: Callable[[str], None] | None = None,
-) -> Generated:
+) -> GeneratedText:
     """Generate text from an artifact in this process; `on_text` gets each new piece of text.
 
     Temperature 0 is greedy decoding. Raises TrtspecError for an artifact whose engine runs in another process.
@@ -205,12 +205,12 @@ def deploy(
     settings: Mapping[str, str] | None = None,
     on_progress: _Progress = lambda what, done, total: None,
     on_event: Callable[[str, str], None] = lambda state, what: None,
-) -> Deployment:
+) -> RunningDeployment:
     """Serve an artifact whose gates hold; returns once the server has answered a request, and leaves it running.
 
     `ports` are by service ("http", "grpc", "metrics", "openai"), `settings` are the target's own. `on_event` gets
-    (state, message) during the start. `Deployment.as_dict()` has the endpoints, and `trtspec stop NAME` stops the
-    server. Raises GateNotMet if a gate fails and DeployError if the server does not start.
+    (state, message) during the start. `RunningDeployment.as_dict()` has the endpoints, and `trtspec stop NAME` stops
+    the server. Raises GateNotMet if a gate fails and DeployError if the server does not start.
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import deploy as serve

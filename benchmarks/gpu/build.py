@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.gpu.parts import LIBRARY
 from trtspec.kernels.build import build_library, find_libraries, list_libraries, plan_library
-from trtspec.kernels.toolchain import architecture_of
+from trtspec.kernels.toolchain import gpu_architecture
 
 
 def library_for(architecture: str) -> Path:
@@ -27,7 +27,7 @@ def here() -> str:
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    return architecture_of(10 * major + minor)
+    return gpu_architecture(10 * major + minor)
 
 
 def main() -> None:

@@ -32,11 +32,11 @@ from benchmarks.gpu.parts import LIBRARY
 from benchmarks.gpu.random_model import PAIRS, randomize, write_hollow
 from benchmarks.gpu.stepping import least_ms
 from trtspec.engine.device import choose_device
-from trtspec.engine.drafting.base import Room, Setup
+from trtspec.engine.drafting.base import BatchShape, DrafterConfig
 from trtspec.engine.model.decoder import Decoder
 from trtspec.kernels.verifier import choose_verifier
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.methods.draft_target.drafter import ModelDrafter
+from trtspec.methods.draft_target.drafter import DraftModelDrafter
 
 COPIED_BYTES = 1 << 30
 
@@ -60,11 +60,11 @@ def load(shape: str, device: torch.device, steps: int, work: Path) -> Bench:
         write_hollow(config, work / name) for name, config in zip(("target", "draft"), PAIRS[shape], strict=True)
     )
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    room = Room(max(BATCHES), ROOM, device, dtype)
+    room = BatchShape(max(BATCHES), ROOM, device, dtype)
     options = find_method("draft_target").parse({})
     with torch.backends.mkldnn.flags(enabled=False):  # packed weights cannot be randomized in place
         target = Decoder.load(target_root, room.rows, room.max_len, device, dtype)
-        draft = ModelDrafter(Setup(target, draft_root, room, options, DraftShape(SET_LEN, SET_LEN)))
+        draft = DraftModelDrafter(DrafterConfig(target, draft_root, room, options, DraftShape(SET_LEN, SET_LEN)))
     for seed, model in enumerate((target, draft._model)):
         randomize(model, seed)
     rules = choose_verifier((LIBRARY,) if LIBRARY.exists() and device.type == "cuda" else (), device, dtype)

@@ -12,12 +12,12 @@ import torch
 
 from benchmarks.gpu.random_model import read_bytes
 from benchmarks.gpu.stepping import MAX_TOKENS, Load, RandomDrafter, SetRules, chains_of, least_ms, timed_steps, wait
-from trtspec.engine.drafting.base import Drafter, Room, Setup
+from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.prefill import prefill
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.methods.draft_target.drafter import ModelDrafter
+from trtspec.methods.draft_target.drafter import DraftModelDrafter
 
 BATCHES = (1, 8, 32)
 DRAFT_LENS = (1, 2, 4, 8)
@@ -35,8 +35,8 @@ class Bench:
     """A pair of models on a device, and their measurements so far."""
 
     target: Decoder
-    draft: ModelDrafter
-    room: Room
+    draft: DraftModelDrafter
+    room: BatchShape
     rules: Any
     steps: int
     found: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Bench:
     def chains(self, drafter: Drafter | None = None, draft_len: int = 0, rules: Any = None) -> Any:
         """Return a speculator for chains of random tokens, or of the given drafter."""
         method = find_method("none")
-        setup = Setup(self.target, None, self.room, method.parse({}), DraftShape(draft_len, draft_len))
+        setup = DrafterConfig(self.target, None, self.room, method.parse({}), DraftShape(draft_len, draft_len))
         return chains_of(self.target, drafter or RandomDrafter(setup), rules or self.rules, draft_len)
 
 

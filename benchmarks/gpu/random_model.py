@@ -17,7 +17,7 @@ from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, TrtllmQuantization, render_config
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.layers import GatedMlp, Linear
-from trtspec.engine.model.matrix import Plain
+from trtspec.engine.model.matrix import PlainMatrix
 
 SPREAD = 0.02  # as in Llama's initialization
 NORMS = ("input_layernorm.weight", "post_layernorm.weight")
@@ -97,7 +97,7 @@ def _weights(model: Decoder) -> Iterator[Tensor]:
 
 def _plain(linear: object) -> Tensor:
     """Return the unpacked matrix of a linear module."""
-    if not isinstance(linear, Linear) or not isinstance(linear.matrix, Plain):
+    if not isinstance(linear, Linear) or not isinstance(linear.matrix, PlainMatrix):
         raise TypeError("the matrix is packed; load the model without oneDNN")
     return linear.matrix.matrix
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
-from trtspec.engine.generation.request import Request, SamplingOptions
-from trtspec.engine.generation.request_state import Running
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
+from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
-from trtspec.kernels.verifier import Verifier
+from trtspec.kernels.verifier import DraftVerifier
 from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, find_method
 
@@ -34,11 +34,13 @@ class Load:
     prompt_len: int
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
-    def begin(self, speculator: Speculator, new_tokens: int) -> list[Running]:
+    def begin(self, speculator: Speculator, new_tokens: int) -> list[RunningRequest]:
         """Return the requests after their prefill."""
         drawn, vocab = random.Random(self.batch), speculator.target.config.vocab_size
         prompts = [tuple(drawn.randrange(vocab) for _ in range(self.prompt_len)) for _ in range(self.batch)]
-        rows = [Running(Request(prompt, new_tokens, self.sampling), lambda _: None, None) for prompt in prompts]
+        rows = [
+            RunningRequest(EngineRequest(prompt, new_tokens, self.sampling), lambda _: None, None) for prompt in prompts
+        ]
         for row, made in zip(rows, speculator.prefill(rows, 0, MAX_TOKENS), strict=True):
             row.begin(made)
         return rows
@@ -47,20 +49,20 @@ class Load:
 class RandomDrafter(Drafter):
     """Drafts a chain of random tokens at almost no cost."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         shape, made = (setup.room.rows, max(1, setup.draft_shape.max_depth)), torch.Generator().manual_seed(0)
         self._tokens = torch.randint(setup.target.config.vocab_size, shape, generator=made).to(setup.room.device)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Return the same tokens for every step."""
-        return Draft(self._tokens[: len(texts), :depth])
+        return DraftTokens(self._tokens[: len(texts), :depth])
 
 
 @dataclass
 class SetRules:
     """Verifies with `rules` at their full cost, then accepts each token with a fixed probability."""
 
-    rules: Verifier
+    rules: DraftVerifier
     acceptance: float
     drawn: random.Random
 
@@ -124,6 +126,6 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _step(speculator: Speculator, rows: Sequence[Running]) -> None:
+def _step(speculator: Speculator, rows: Sequence[RunningRequest]) -> None:
     for row, made in zip(rows, speculator.step(rows), strict=True):
         row.advance(made)

@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.core.processes import session_of
-from trtspec.deployment.health.probe import model_of
+from trtspec.core.processes import session_processes
+from trtspec.deployment.health.probe import process_model
 from trtspec.deployment.journal import DeploymentJournal
-from trtspec.deployment.revision import place_of
+from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout.state import read_rollout
 from trtspec.serving.triton.names import DRAFT, TARGET
 
@@ -85,10 +85,10 @@ class Scene:
         while not fault.over.is_set():
             rollout, record = read_rollout(self.journal), self.journal.known()
             assert rollout is not None
-            place = f"{place_of(self.journal, rollout.record.revision)}/"
-            for pid in session_of(record.pid, record.started):
+            place = f"{revision_dir(self.journal, rollout.record.revision)}/"
+            for pid in session_processes(record.pid, record.started):
                 with suppress(OSError):
-                    if place in Path(f"/proc/{pid}/cmdline").read_text() and model_of(pid) == model:
+                    if place in Path(f"/proc/{pid}/cmdline").read_text() and process_model(pid) == model:
                         return pid
             time.sleep(LOOKS_S)
         return 0

@@ -15,15 +15,15 @@ from pathlib import Path
 from tests.serving.triton.serving import Served
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import start_time, wait_until
-from trtspec.deployment.health.policy import STOPPED_S, Judge, Look
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.process_specs import Child, write_children
-from trtspec.deployment.revision import place_of
-from trtspec.deployment.server_process import LOOK_EVERY_S, Keeper, Over
+from trtspec.deployment.health.policy import STOPPED_S, FailureDetector, HealthSample
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.process_specs import ProcessSpec, write_process_specs
+from trtspec.deployment.revision import revision_dir
+from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer, ShouldStop
 from trtspec.deployment.supervisor import Supervisor
 from trtspec.deployment.token import new_token
 from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.server import Ports, find_server, server_command
+from trtspec.serving.triton.server import ServerPorts, find_server, server_command
 
 NAME = "kept"
 LOADING_S = 240.0  # on a busy machine; a few seconds otherwise
@@ -58,17 +58,17 @@ class Kept:
         return [Restart(why, at, next((time for time in lives if time > at), time.monotonic())) for why, at in ends]
 
 
-class EndKeeper(Keeper):
+class EndKeeper(ManagedServer):
     """Treats only the exit of the server as a fault; models that are killed on purpose are reloaded by the test."""
 
     def is_open(self) -> bool:
         """Return True, because models are reloaded with the server's control API."""
         return False
 
-    def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
-        judge = Judge(stopped_s)
+    def fault(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> str:
+        judge = FailureDetector(stopped_s)
         while not over():
-            if fault := judge.fault(Look(time.monotonic(), self.ended)):
+            if fault := judge.fault(HealthSample(time.monotonic(), self.ended)):
                 return fault
             time.sleep(LOOK_EVERY_S)
         return ""
@@ -78,11 +78,13 @@ class EndKeeper(Keeper):
 def kept(root: Path, models: Path) -> Iterator[Kept]:
     """Serve all models in `models`; files are written to `root`."""
     os.environ |= {"TRTSPEC_STATE": str(root / "state"), "TRTSPEC_CACHE": str(root / "cache")}
-    journal, ports, prefix = DeploymentJournal(NAME), Ports(*free_ports(3)), f"trtspec_{secrets.token_hex(8)}_"
+    journal, ports, prefix = DeploymentJournal(NAME), ServerPorts(*free_ports(3)), f"trtspec_{secrets.token_hex(8)}_"
     served = Served(Client(ports.http, timeout_s=60), ports.grpc, journal.log, ports.metrics)
     supervisor = Supervisor(journal, _keeper(journal, models, ports, prefix))
     pid = os.getpid()
-    record = Record(NAME, "staged", str(models), pid, start_time(pid), *_numbers(ports), prefix, False, drain_s=0)
+    record = DeploymentRecord(
+        NAME, "staged", str(models), pid, start_time(pid), *_numbers(ports), prefix, False, drain_s=0
+    )
     journal.write(record)
     watching = threading.Thread(target=supervisor.run, name="supervisor")
     watching.start()
@@ -97,17 +99,17 @@ def kept(root: Path, models: Path) -> Iterator[Kept]:
         watching.join(LOADING_S)
 
 
-def _keeper(journal: DeploymentJournal, models: Path, ports: Ports, prefix: str) -> Keeper:
-    place, server = place_of(journal, 1), find_server()
+def _keeper(journal: DeploymentJournal, models: Path, ports: ServerPorts, prefix: str) -> ManagedServer:
+    place, server = revision_dir(journal, 1), find_server()
     place.mkdir(parents=True)
     journal.log.touch()
     new_token(journal.root)
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     argv = ("sh", "-c", APPEND, str(journal.log), *command)
-    child = Child("tritonserver", argv, Client(ports.http).where, server.environment, LOADING_S)
-    write_children(place / "server.json", [child])
+    child = ProcessSpec("tritonserver", argv, Client(ports.http).where, server.environment, LOADING_S)
+    write_process_specs(place / "server.json", [child])
     return EndKeeper(journal.root, place, prefix)
 
 
-def _numbers(ports: Ports) -> tuple[int, int, int]:
+def _numbers(ports: ServerPorts) -> tuple[int, int, int]:
     return ports.http, ports.grpc, ports.metrics

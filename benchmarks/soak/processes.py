@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
-from trtspec.core.processes import session_of, start_time
-from trtspec.deployment.health.probe import model_of
+from trtspec.core.processes import session_processes, start_time
+from trtspec.deployment.health.probe import process_model
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WINDOWS = 10  # windows per run: for ten minutes, one minute each
@@ -22,7 +22,7 @@ THIRD, LAST = 2, WINDOWS - 1
 
 def processes_of(leader: int) -> dict[int, str]:
     """Return the processes of the session led by `leader`, with the kind of each."""
-    return {pid: name_of(pid) for pid in session_of(leader, start_time(leader))}
+    return {pid: name_of(pid) for pid in session_processes(leader, start_time(leader))}
 
 
 def name_of(pid: int) -> str:
@@ -30,7 +30,7 @@ def name_of(pid: int) -> str:
     with suppress(OSError):
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         module = next((word for flag, word in pairwise(argv) if flag == "-m"), "")
-        return model_of(pid) or module or Path(argv[0]).name
+        return process_model(pid) or module or Path(argv[0]).name
     return "gone"
 
 

@@ -262,7 +262,7 @@ def _find_packages(path: str) -> None:
     if path:
         sys.path[:0] = path.split(os.pathsep)
         registry.discover_all.cache_clear()
-        registry.names.cache_clear()
+        registry.extension_names.cache_clear()
 
 
 def _code_of(how: str, *words: str) -> int:

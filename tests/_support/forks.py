@@ -112,14 +112,14 @@ def _replace_machine(package: Path) -> None:
     from trtspec.bench.load import runner, sweep
     from trtspec.bench.load.drivers import trtspec as driver
     from trtspec.core import paths
-    from trtspec.core.doctor_check import Probe
+    from trtspec.core.doctor_check import DoctorCheck
     from trtspec.planning import doctor
 
     paths.PACKAGE = package.absolute()
     sysconf = os.sysconf
     os.sysconf = lambda name: SIZES.get(str(name)) or sysconf(name)
     shutil.disk_usage = lambda path: Usage()  # type: ignore[assignment, return-value]
-    doctor.probe_machine = lambda: [Probe(*found) for found in FOUND]
+    doctor.probe_machine = lambda: [DoctorCheck(*found) for found in FOUND]
     runner.find_arms, driver.DRIVER = by_rule.arms, lambda tokenizer, timeout_s: by_rule.answered
     sweep.work_ms = lambda: 12.5
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
-from trtspec.store.checksummed_json import seal_text
+from trtspec.store.checksummed_json import dump_checksummed_text
 
 
 def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> ResolvedRecipe:
@@ -42,7 +42,7 @@ def write_manifest(artifact: Path, document: dict[str, Any]) -> None:
     """Replace an artifact's manifest with another one and its valid digest, as an attacker could."""
     path = artifact / "manifest.json"
     path.unlink()  # it may be a read-only link into the store
-    path.write_bytes(seal_text(document))
+    path.write_bytes(dump_checksummed_text(document))
 
 
 def resealed(text: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.serving.triton.artifact import make_tokenizer
-from tests.serving.triton.exposed import added, exported
+from tests.serving.triton.exposed import exported_metrics, metrics_added
 from tests.serving.triton.serving import Served
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.processes import wait_until
@@ -123,9 +123,9 @@ class AnswersFromATable:
         """Without steps, no metrics by position are reported."""
         request = {"text_input": "prompt 3", "max_tokens": 60}
         told_s, before = 1.1, None  # the metrics of earlier requests are reported twice a second
-        while before != (before := exported(served, "tensorrt_llm")):
+        while before != (before := exported_metrics(served, "tensorrt_llm")):
             time.sleep(told_s)
-        news = added(served, "tensorrt_llm", lambda: served.client.generate(request))
+        news = metrics_added(served, "tensorrt_llm", lambda: served.client.generate(request))
         told = {"prompt": len("prompt 3"), "generated": len(ANSWERS["prompt 3"].encode()), "drafted": 12, "accepted": 9}
         assert {name: news[f"trtspec_{name}_tokens_total"] for name in told} == told
         assert not [name for name in news if "position" in name or "waiting" in name]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests._support.configs import model_config
-from trtspec.backends.context import Choice, PlanContext
+from trtspec.backends.context import PlanContext, SelectedBackend
 from trtspec.checkpoints.model_config import ModelConfig, RopeScaling
 from trtspec.checkpoints.rules import Matched, Rule, SourceTensor, Stage
 from trtspec.checkpoints.source import Source
@@ -137,7 +137,7 @@ def context_of(asked: Asked, version: str = "1.2.1") -> PlanContext:
     draft_len = speculation.draft_len
     return PlanContext(
         recipe=recipe,
-        choice=Choice(recipe.engine.backend, "a test", version),
+        choice=SelectedBackend(recipe.engine.backend, "a test", version),
         method=method,
         options=options,
         draft_shape=method.draft_shape(options, method.default_draft_len if draft_len is None else draft_len),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from tests.serving.triton.artifact import vouch
+from tests.serving.triton.artifact import rewrite_manifest
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
@@ -48,7 +48,7 @@ def lend_packages(monkeypatch: pytest.MonkeyPatch, packages: Path, version: Path
     """
     monkeypatch.syspath_prepend(packages)
     shutil.copytree(packages, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    vouch(version.parents[2])
+    rewrite_manifest(version.parents[2])
 
 
 def listed(trtspec: Run) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from trtspec.backends.llmapi.repository import EmitLlmApiRepository
 from trtspec.backends.llmapi.speculative import is_greedy_only
 from trtspec.backends.vllm.model_json import model_json
 from trtspec.backends.vllm.repository import EmitVllmRepository
-from trtspec.recipe.resolve import input_len_of
+from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.serving.triton.repository_writer import ServingSettings
 
 LLMAPI, VLLM = (Path(__file__).with_name(name) / "golden" for name in ("llmapi", "vllm"))
@@ -71,7 +71,7 @@ def emit_llmapi(method: str, out: Path) -> None:
         (),
         settings,
         json.dumps(model_yaml(case, TARGET, DRAFT)),
-        max_input_len=input_len_of(engine),
+        max_input_len=resolve_max_input_len(engine),
         max_seq_len=engine.max_seq_len,
         gpu_ids=tuple(serving.placement.target) if serving.placement else (),
         greedy_only=is_greedy_only(case),

@@ -8,14 +8,14 @@ import pytest
 from trtspec.backends import choose as choose_module
 from trtspec.backends import llmapi, tensorrt_llm
 from trtspec.backends.base import backends
-from trtspec.backends.choose import choose, choose_version
+from trtspec.backends.choose import choose_backend, choose_version
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import GPUS, find_gpu
 from trtspec.recipe.schema import Engine
 
 
 def chosen_for(backend: str, method: str, gpu: str | None) -> tuple[str, str]:
-    choice = choose(Engine(backend=backend, gpu=gpu), method)
+    choice = choose_backend(Engine(backend=backend, gpu=gpu), method)
     return choice.name, choice.why
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.conftest import Run
 from tests.serving.triton.artifact import records
 from trtspec.backends.base import backends, find_backend
-from trtspec.backends.code_policy import ALLOW, check_code, unknown_code
-from trtspec.core.errors import DigestMismatch, UnknownCode
+from trtspec.backends.code_policy import ALLOW, check_code, disallowed_code
+from trtspec.core.errors import DigestMismatch, UntrustedCode
 from trtspec.core.hashing import file_sha256
 from trtspec.deployment.staging import stage_repository
 from trtspec.store.artifact_paths import REPOSITORY
@@ -82,9 +82,9 @@ def test_what_the_manifest_does_not_name_is_refused(attack: Attack, name: str, c
 @pytest.mark.slow
 def test_the_numbers_of_a_warm_up_are_no_code(changed: Path) -> None:
     put(changed, f"{REPOSITORY}/tensorrt_llm/warmup/1-texts-input_ids.int32", "1234")
-    assert unknown_code(changed, load_manifest(changed)) == []
+    assert disallowed_code(changed, load_manifest(changed)) == []
     put(changed, f"{REPOSITORY}/tensorrt_llm/warmup/model.py", "x")
-    assert "warmup/model.py: not code that this" in unknown_code(changed, load_manifest(changed))[0]
+    assert "warmup/model.py: not code that this" in disallowed_code(changed, load_manifest(changed))[0]
 
 
 @pytest.mark.slow
@@ -160,11 +160,11 @@ def test_code_that_is_not_ours_is_refused_whatever_the_manifest_says(
 ) -> None:
     attack(changed)
     record_again(changed)
-    with pytest.raises(UnknownCode) as caught:
+    with pytest.raises(UntrustedCode) as caught:
         check_code(changed, load_manifest(changed))
     assert said in caught.value.message
     assert "--allow-code SHA256" in str(caught.value.hint)
-    with pytest.raises(UnknownCode):
+    with pytest.raises(UntrustedCode):
         stage_repository(changed, find_backend("embedded").serving(), tmp_path / "stage")
 
 
@@ -183,7 +183,7 @@ def test_the_commands_refuse_it_and_a_person_can_allow_it(
     monkeypatch.setenv(ALLOW, "")  # restored after the test, because the option changes it
     assert trtspec("generate", changed, "-p", "x", "--max-tokens", 1, "--allow-code", digest).code == 0
     monkeypatch.setenv(ALLOW, f"{'0' * 64}, {digest.upper()}")
-    assert unknown_code(changed, load_manifest(changed)) == []
+    assert disallowed_code(changed, load_manifest(changed)) == []
     wrong = trtspec("generate", changed, "-p", "x", "--allow-code", "mine")
     assert (wrong.code, "'mine' is not a SHA-256 digest" in wrong.err) == (1, True)
 
@@ -194,7 +194,7 @@ def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: py
     made = type("Built", (), {"path": changed / "plugins/libtrtspec.so"})
     monkeypatch.setattr("trtspec.kernels.build.list_libraries", lambda: [made])
     record_again(changed)
-    assert unknown_code(changed, load_manifest(changed)) == []
+    assert disallowed_code(changed, load_manifest(changed)) == []
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from tests._support.manifests import resolved
 from tests.conftest import Run
 from trtspec.backends.base import backends, find_backend
-from trtspec.backends.feature_checks import check_knobs
+from trtspec.backends.feature_checks import check_features
 from trtspec.methods.base import find_method
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import KNOBS, ScheduledLen, Speculation
@@ -31,7 +31,7 @@ def findings(method: str, backend: Any = ALL, **keys: Any) -> list[tuple[str, st
     speculation = Speculation.model_validate({"method": method, **keys})
     chosen = find_method(method)
     options = chosen.options.model_validate(speculation.options)
-    return [(each.path, each.message) for each in check_knobs(speculation, chosen, options, backend)]
+    return [(each.path, each.message) for each in check_features(speculation, chosen, options, backend)]
 
 
 def test_every_knob_is_one_of_the_schema() -> None:

@@ -31,7 +31,7 @@ from pathlib import Path
 from trtspec.store.artifact_paths import REPOSITORY, TOKENIZER, checkpoint, from_model
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
-from trtspec.backends.common.steps import companions, converted, serving_settings
+from trtspec.backends.common.steps import companion_steps, conversion_steps, serving_settings
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.core.diagnostics import Diagnostic
@@ -61,8 +61,8 @@ class EmitToyRepository(EmitRepository):
 
 
 def plan(context, reader):
-    steps = {checkpoint(role): step for role, step in converted(context, reader).items()}
-    steps |= companions(context, reader)
+    steps = {checkpoint(role): step for role, step in conversion_steps(context, reader).items()}
+    steps |= companion_steps(context, reader)
     settings = EngineSettings.from_recipe(context.resolved)
     steps[REPOSITORY] = EmitToyRepository(read_models(MODELS), serving_settings(context), settings.as_json())
     return ArtifactPlan(steps, tools={"toy": "1.0"}, notes=("toys are for children",), facts={"toy": True})

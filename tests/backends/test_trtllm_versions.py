@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.base import running
-from trtspec.backends.common.trtllm_versions import Option, VersionSpec, minors_with, version_spec_of, version_specs
+from trtspec.backends.base import backends_for_method
+from trtspec.backends.common.trtllm_versions import (
+    BuildOption,
+    VersionSpec,
+    find_version_spec,
+    minors_with,
+    version_specs,
+)
 from trtspec.backends.common.trtllm_versions.containers import containers, is_release
 from trtspec.core.errors import TrtspecError
 
@@ -48,7 +54,7 @@ def parser_of(spec: VersionSpec) -> argparse.ArgumentParser:
     return parser
 
 
-def parsing(option: Option) -> dict[str, Any]:
+def parsing(option: BuildOption) -> dict[str, Any]:
     if option.type == "flag":
         return {"action": "store_true"}
     several = {"nargs": "+"} if option.type == "strings" else {}
@@ -69,7 +75,7 @@ def test_every_fact_has_a_public_source(spec: VersionSpec) -> None:
 
 
 @pytest.mark.parametrize(("minor", "option"), OPTIONS, ids=[f"{minor}-{option.name}" for minor, option in OPTIONS])
-def test_an_option_is_well_formed(minor: str, option: Option) -> None:
+def test_an_option_is_well_formed(minor: str, option: BuildOption) -> None:
     assert option.type in ("int", "str", "path", "flag", "switch", "strings")
     assert all(isinstance(choice, str) for choice in option.choices)  # unquoted yes, no, on and off are not strings
     assert len(set(option.choices)) == len(option.choices)
@@ -168,7 +174,7 @@ def test_a_release_is_of_its_minor_version_and_a_container_ships_one() -> None:
 
 
 def test_what_the_last_release_with_engines_is_used_with() -> None:
-    spec = version_spec_of("1.2.1")
+    spec = find_version_spec("1.2.1")
     assert spec.minor == "1.2"
     release = spec.release("1.2.1")
     assert release.triton == ("26.04", "26.05", "26.06", "26.07")
@@ -180,7 +186,7 @@ def test_a_container_has_its_release_and_what_it_says_itself() -> None:
     assert by_tag["26.03"].release == "1.2.0"
     assert {tag: each.says for tag, each in by_tag.items() if each.says} == {"25.11": "1.2.0rc2", "26.03": "1.2.0rc8"}
     assert [tag for tag, each in by_tag.items() if each.inferred] == ["25.11"]
-    assert version_spec_of("1.2.0rc8") is version_spec_of("1.2.0")
+    assert find_version_spec("1.2.0rc8") is find_version_spec("1.2.0")
     releases = {release.version for spec in version_specs().values() for release in spec.releases}
     assert {each.release for each in by_tag.values()} <= releases
 
@@ -195,7 +201,7 @@ def test_a_candidate_goes_by_its_release(said: str | None, is_one: bool) -> None
 
 def test_an_unknown_version_lists_the_known_ones() -> None:
     with pytest.raises(TrtspecError, match=r"^unsupported TensorRT-LLM version 0\.17\.0\n") as caught:
-        version_spec_of("0.17.0")
+        find_version_spec("0.17.0")
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("supported: 1.0.0, 1.0.3.2510, 1.1.0, 1.2.0, 1.2.1, 1.3.0rc")
 
@@ -203,7 +209,7 @@ def test_an_unknown_version_lists_the_known_ones() -> None:
 @pytest.mark.parametrize("spec", version_specs().values(), ids=version_specs())
 def test_a_decoding_type_takes_what_it_requires(spec: VersionSpec) -> None:
     for method, decoding_type in spec.api.methods.items():
-        assert "llmapi" in running(method)
+        assert "llmapi" in backends_for_method(method)
         assert set(decoding_type.required) <= set(decoding_type.fields)
         assert len(set(decoding_type.fields)) == len(decoding_type.fields)
         assert spec.api.draft_key in decoding_type.fields
@@ -273,7 +279,7 @@ def test_the_installed_trtllm_build_is_as_its_contract_says() -> None:
     from tensorrt_llm import __version__
 
     actions = {action.option_strings[0].removeprefix("--"): action for action in build.parse_arguments()._actions[1:]}
-    options = version_spec_of(__version__).options
+    options = find_version_spec(__version__).options
     assert set(actions) == set(options)
     choices = {name: set(action.choices) for name, action in actions.items() if action.choices}
     assert choices == {

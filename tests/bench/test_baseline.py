@@ -14,12 +14,12 @@ import pytest
 from tests.conftest import Run
 from tests.report.advisor.serving import serving
 from trtspec.bench.artifact import artifact_prompts
-from trtspec.bench.baseline import Measured, ask_server
+from trtspec.bench.baseline import BaselineMeasurements, ask_server
 from trtspec.bench.saved_documents import prompts_sha256
 from trtspec.bench.target_fingerprint import target_sha256
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import start_time
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.serving.triton.client import Client
 from trtspec.store.manifest import load_manifest, manifest_sha256
 
@@ -61,7 +61,7 @@ def test_the_target_is_the_same_whatever_drafts_for_it(recipe: Path, trtspec: Ru
 
 
 def test_what_percentiles_are_of() -> None:
-    found = Measured([[1.0, 3.0], [2.0, 4.0]], [10, 0]).as_dict()
+    found = BaselineMeasurements([[1.0, 3.0], [2.0, 4.0]], [10, 0]).as_dict()
     assert found["tokens_per_s"] == [2.5, 1.67]
     assert found["median_tokens_per_s"] == 2.08
     assert found["request_s"] == {"mean": 2.5, "p50": 2.5, "p95": 3.85}
@@ -82,7 +82,7 @@ def deployed(artifact: Path, url: str, manifest: str = "") -> None:
     journal, port = DeploymentJournal("tiny"), int(url.rpartition(":")[2])
     journal.root.mkdir(parents=True, exist_ok=True)
     pid = os.getpid()
-    record = Record("tiny", "live", str(artifact), pid, start_time(pid), port, 2, 3, "x", detached=True)
+    record = DeploymentRecord("tiny", "live", str(artifact), pid, start_time(pid), port, 2, 3, "x", detached=True)
     journal.write(replace(record, manifest=manifest or manifest_sha256(artifact)))
 
 

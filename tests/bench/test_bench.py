@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.bench import Comparison, Side, measure_server
+from trtspec.bench.bench import BenchComparison, BenchSide, measure_server
 from trtspec.bench.verification_report import manifest_sha256
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.client import Client
@@ -74,21 +74,21 @@ def test_what_a_comparison_comes_to() -> None:
         0.75,
         2.5,
     )
-    assert Side([30.0, 10.0, 20.0], stats).median == 20.0
-    sides = Side(seconds=12.0), Side(seconds=4.0)
-    speedup = Comparison(1, 1, "exact", *sides, ratios=[2.0, 90.0, 2.5]).speedup
+    assert BenchSide([30.0, 10.0, 20.0], stats).median == 20.0
+    sides = BenchSide(seconds=12.0), BenchSide(seconds=4.0)
+    speedup = BenchComparison(1, 1, "exact", *sides, ratios=[2.0, 90.0, 2.5]).speedup
     assert (speedup.median, speedup.total, speedup.samples) == (2.5, 3.0, 1)
 
 
 def test_prompts_count_and_not_their_runs() -> None:
     """Five runs of eight prompts give the interval of one run, with each prompt's median over runs."""
-    sides = Side(seconds=12.0), Side(seconds=4.0)
+    sides = BenchSide(seconds=12.0), BenchSide(seconds=4.0)
     once = [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4]
-    first, again = (Comparison(8, 1, "exact", *sides, ratios=once * runs).speedup for runs in (1, 5))
+    first, again = (BenchComparison(8, 1, "exact", *sides, ratios=once * runs).speedup for runs in (1, 5))
     assert again == first
     noisy = [*once, *[9.0] * 8, *once]
-    assert Comparison(8, 1, "exact", *sides, ratios=noisy).speedup == first
-    few = Comparison(4, 1, "exact", *sides, ratios=[2.0, 2.1, 2.2, 2.3] * 5)
+    assert BenchComparison(8, 1, "exact", *sides, ratios=noisy).speedup == first
+    few = BenchComparison(4, 1, "exact", *sides, ratios=[2.0, 2.1, 2.2, 2.3] * 5)
     assert (few.runs, few.speedup.samples, few.speedup.reaches(1.5)) == (5, 4, None)
 
 

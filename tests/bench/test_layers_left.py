@@ -14,9 +14,9 @@ import torch
 from tests._support.tiny import convert, make_llama, reference_model
 from tests.conftest import Run
 from trtspec.bench.layer_search.layers import LENS, PrunedDraft, _chains
-from trtspec.bench.layer_search.search import SkipLimits, ranked, rate, search
+from trtspec.bench.layer_search.search import SearchBudget, ranked, rate, search
 from trtspec.bench.layer_search.sublayers import Matcher, Text
-from trtspec.bench.profile.acceptance import Acceptance, count_steps
+from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.model.decoder import Decoder
@@ -27,7 +27,7 @@ from trtspec.methods.layer_pruning import prune_checkpoint
 from trtspec.methods.layer_skips import Skip
 
 SKIP = Skip(attention=[1], mlp=[1])
-FREELY = SkipLimits(1.0, 10_000, 1e9, layers_left=4)
+FREELY = SearchBudget(1.0, 10_000, 1e9, layers_left=4)
 
 
 def said_by(source: Path, prompts: list[tuple[int, ...]], count: int) -> list[Text]:
@@ -84,13 +84,13 @@ def test_the_best_set_of_so_many_layers_is_found(seed: int, tmp_path: Path) -> N
 def test_so_many_layers_cannot_be_left(left: int, tmp_path: Path) -> None:
     config = load_model(make_llama(tmp_path / "hf", num_hidden_layers=9), "auto").config
     with pytest.raises(TrtspecError, match=f"cannot keep {left} of 9 layers"):
-        search(config, lambda skip: 1.0, SkipLimits(1.0, 9, 9.0, layers_left=left), Random(0))
+        search(config, lambda skip: 1.0, SearchBudget(1.0, 9, 9.0, layers_left=left), Random(0))
 
 
 def test_the_draft_length_is_the_one_that_promises_most() -> None:
     """All draft tokens are accepted except the fourth of each chain, at a third of the target's cost."""
     chains = [_chains([True, *([True] * 3 + [False]) * 10])]
-    found = {n: Acceptance((count_steps(chains[0], n),), ("",)) for n in LENS}
+    found = {n: AcceptanceStats((count_steps(chains[0], n),), ("",)) for n in LENS}
     draft = PrunedDraft(SKIP, 4, 1 / 3, found, 1, 1.0)
     assert draft.draft_len == 3
     assert draft.acceptance.token_weighted.value == pytest.approx(4.0, abs=0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.overlap import DIGESTS, RECORD, digest_of, overlap
+from trtspec.bench.overlap import DIGESTS, RECORD, overlap, prompt_digest
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.store.artifact_paths import TOKENIZER
 
@@ -24,7 +24,7 @@ WARNING = (
 def trained(artifact: Path) -> Path:
     """Return an artifact whose draft was trained on the first six prompts."""
     encode = Tokenizer(artifact / TOKENIZER).encode
-    digests = [digest_of(encode(prompt)) for prompt in PROMPTS[:6]]
+    digests = [prompt_digest(encode(prompt)) for prompt in PROMPTS[:6]]
     (artifact.parents[1] / "draft" / RECORD).write_text(json.dumps({"published": True, DIGESTS: digests}))
     (artifact.parents[1] / "prompts.jsonl").write_text("".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS))
     return artifact

@@ -11,14 +11,14 @@ from random import Random
 import pytest
 
 from tests._support.tiny import make_llama
-from trtspec.bench.layer_search.search import Candidate, SkipLimits, draft_cost, ranked, rate, search
+from trtspec.bench.layer_search.search import SearchBudget, SkipCandidate, draft_cost, ranked, rate, search
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.layer_skips import Skip
 from trtspec.methods.speedup import expected_speedup
 
-FREELY = SkipLimits(max_skip=1.0, iterations=10_000, seconds=1e9)
+FREELY = SearchBudget(max_skip=1.0, iterations=10_000, seconds=1e9)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def needing_some(skip: Skip) -> float:
     return share * (0.8 if {1, 4} <= set(skip.mlp) else 1.0)
 
 
-def every_set(config: ModelConfig) -> list[Candidate]:
+def every_set(config: ModelConfig) -> list[SkipCandidate]:
     units = [(kind, layer) for kind in ("attention", "mlp") for layer in range(1, 5)]
     sets = [chosen for size in range(1, 9) for chosen in combinations(units, size)]
     skips = [

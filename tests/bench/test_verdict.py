@@ -14,23 +14,25 @@ from trtspec.bench.verdict import (
     PAYS,
     SHIP,
     UNKNOWN,
+    DraftOption,
     Evidence,
-    Option,
     Proposal,
-    Ratio,
-    against,
-    verdict_of,
+    RelativeSpeed,
+    contradicting_measurement,
+    derive_verdict,
 )
-from trtspec.bench.verification_report import Check
+from trtspec.bench.verification_report import VerificationCheck
 
-FAST, SLOW, EVEN = Ratio(1.8, 1.6, 2.0), Ratio(0.82, 0.75, 0.9), Ratio(1.06, 0.97, 1.25)
-NGRAM = Option("ngram", Ratio(2.2, 2.0, 2.4))
-HELD = Check("min_speedup", True, 1.06, 1.05, "1.06 times as fast, required: 1.05")
-MISSED = Check("min_speedup", False, 1.02, 1.05, "1.02 times as fast, required: 1.05")
-OPEN = Check("min_speedup", True, 1.06, 1.05, "1.06 times as fast; undecided after 1 run", state="undecided")
-PARITY = Check("parity", False, 7, 12, "7 of 12 texts match transformers")
-FEW = Check("min_acceptance", False, 0.4, 0.6, "acceptance rate 0.400, required: 0.6")
-LOSSLESS = Check("lossless", True, 4, 4, "4 of 4 texts are identical")
+FAST, SLOW, EVEN = RelativeSpeed(1.8, 1.6, 2.0), RelativeSpeed(0.82, 0.75, 0.9), RelativeSpeed(1.06, 0.97, 1.25)
+NGRAM = DraftOption("ngram", RelativeSpeed(2.2, 2.0, 2.4))
+HELD = VerificationCheck("min_speedup", True, 1.06, 1.05, "1.06 times as fast, required: 1.05")
+MISSED = VerificationCheck("min_speedup", False, 1.02, 1.05, "1.02 times as fast, required: 1.05")
+OPEN = VerificationCheck(
+    "min_speedup", True, 1.06, 1.05, "1.06 times as fast; undecided after 1 run", state="undecided"
+)
+PARITY = VerificationCheck("parity", False, 7, 12, "7 of 12 texts match transformers")
+FEW = VerificationCheck("min_acceptance", False, 0.4, 0.6, "acceptance rate 0.400, required: 0.6")
+LOSSLESS = VerificationCheck("lossless", True, 4, 4, "4 of 4 texts are identical")
 
 
 def evidence(**facts: Any) -> Evidence:
@@ -53,7 +55,7 @@ def evidence(**facts: Any) -> Evidence:
             id="slower-though-the-gate-held",
         ),
         pytest.param(
-            {"speedup": SLOW, "rivals": [Option("lookahead", Ratio(1.1, 1.05, 1.2)), NGRAM]},
+            {"speedup": SLOW, "rivals": [DraftOption("lookahead", RelativeSpeed(1.1, 1.05, 1.2)), NGRAM]},
             DO_NOT_SHIP,
             "Do not ship this draft: ngram is 2.20 times (2.00 to 2.40) as fast as the target alone here, "
             "this draft 0.82 times (0.75 to 0.90).",
@@ -67,13 +69,13 @@ def evidence(**facts: Any) -> Evidence:
             id="undecided-and-another-is-better",
         ),
         pytest.param(
-            {"speedup": FAST, "rivals": [Option("ngram", Ratio(1.9, 1.7, 2.1))], "verified": True},
+            {"speedup": FAST, "rivals": [DraftOption("ngram", RelativeSpeed(1.9, 1.7, 2.1))], "verified": True},
             SHIP,
             "Ship it: 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request.",
             id="another-is-not-surely-better",
         ),
         pytest.param(
-            {"speedup": SLOW, "rivals": [Option("ngram", Ratio(1.0, 0.95, 1.2))]},
+            {"speedup": SLOW, "rivals": [DraftOption("ngram", RelativeSpeed(1.0, 0.95, 1.2))]},
             DO_NOT_SHIP,
             "Do not ship this draft: it is 0.82 times (0.75 to 0.90) as fast as the target alone at 1 request.",
             id="another-is-not-surely-faster-than-the-target",
@@ -146,14 +148,14 @@ def evidence(**facts: Any) -> Evidence:
             id="bench-is-faster-than-the-gate",
         ),
         pytest.param(
-            {"speedup": Ratio(1.02, 1.0, 1.04), "limit": 1.05, "checks": [HELD], "verified": True},
+            {"speedup": RelativeSpeed(1.02, 1.0, 1.04), "limit": 1.05, "checks": [HELD], "verified": True},
             DO_NOT_SHIP,
             "Do not ship this draft: the gate min_speedup (1.05) holds with 1.06 times, but bench measured "
             "1.02 times (1.00 to 1.04).",
             id="bench-contradicts-the-gate",
         ),
         pytest.param(
-            {"speedup": Ratio(0.97, 0.9, 1.08), "limit": 1.05, "checks": [HELD], "verified": True},
+            {"speedup": RelativeSpeed(0.97, 0.9, 1.08), "limit": 1.05, "checks": [HELD], "verified": True},
             NOT_DECIDED,
             "Not decided: 0.90 to 1.08 times as fast as the target alone at 1 request, but the gate requires 1.05 "
             "(the gate held with 1.06 times); measure again with --runs 5.",
@@ -174,14 +176,14 @@ def evidence(**facts: Any) -> Evidence:
             id="undecided",
         ),
         pytest.param(
-            {"speedup": Ratio(1.4), "load": "4 requests", "more": "more rounds"},
+            {"speedup": RelativeSpeed(1.4), "load": "4 requests", "more": "more rounds"},
             NOT_DECIDED,
             "Not decided: 1.40 times as fast as the target alone at 4 requests, from one round without an interval; "
             "measure again with more rounds.",
             id="one-round",
         ),
         pytest.param(
-            {"speedup": Ratio(1.02, 1.0, 1.04), "limit": 1.05},
+            {"speedup": RelativeSpeed(1.02, 1.0, 1.04), "limit": 1.05},
             DO_NOT_SHIP,
             "Do not ship this draft: it is 1.02 times (1.00 to 1.04) as fast as the target alone, "
             "but the gate requires 1.05.",
@@ -259,11 +261,11 @@ def evidence(**facts: Any) -> Evidence:
     ],
 )
 def test_verdict_of_every_situation(facts: dict[str, Any], decision: str, text: str) -> None:
-    found = verdict_of(evidence(**facts))
+    found = derive_verdict(evidence(**facts))
     assert (found.text, found.decision) == (text, decision)
 
 
-OWN = Option("draft_target (./draft)", Ratio(1.25, 0.97, 1.76))
+OWN = DraftOption("draft_target (./draft)", RelativeSpeed(1.25, 0.97, 1.76))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ OWN = Option("draft_target (./draft)", Ratio(1.25, 0.97, 1.76))
             id="another-than-the-recipe-has",
         ),
         pytest.param(
-            Proposal(NGRAM, NGRAM, Option("eagle3", FAST), 6),
+            Proposal(NGRAM, NGRAM, DraftOption("eagle3", FAST), 6),
             PAYS,
             "Use ngram instead of eagle3: 2.20 times (2.00 to 2.40) as fast as the target alone at 1 request, "
             "draft_len 6; eagle3 is 1.80 times (1.60 to 2.00).",
@@ -307,7 +309,7 @@ OWN = Option("draft_target (./draft)", Ratio(1.25, 0.97, 1.76))
     ],
 )
 def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: str) -> None:
-    found = verdict_of(proposal)
+    found = derive_verdict(proposal)
     assert (found.text, found.decision) == (text, decision)
 
 
@@ -316,7 +318,7 @@ def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: st
     [
         (
             HELD,
-            Ratio(0.97, 0.9, 1.08),
+            RelativeSpeed(0.97, 0.9, 1.08),
             None,
             None,
             "bench measured 0.97 times (0.90 to 1.08) as fast as the target alone",
@@ -333,6 +335,10 @@ def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: st
     ],
 )
 def test_gate_that_bench_contradicts_is_named(
-    check: Check, speedup: Ratio | None, acceptance: float | None, texts: tuple[int, int] | None, said: str
+    check: VerificationCheck,
+    speedup: RelativeSpeed | None,
+    acceptance: float | None,
+    texts: tuple[int, int] | None,
+    said: str,
 ) -> None:
-    assert against(check, speedup, acceptance, texts) == said
+    assert contradicting_measurement(check, speedup, acceptance, texts) == said

@@ -18,7 +18,7 @@ from tests._support.manifests import read_manifest, write_manifest
 from tests._support.tiny import make_llama
 from tests.conftest import Run
 from trtspec.bench import run_gates
-from trtspec.bench.verification_report import Check, keep_verification, verification_of
+from trtspec.bench.verification_report import VerificationCheck, make_report, save_verification
 from trtspec.bench.verify import ensure_gates
 from trtspec.checkpoints.safetensors import read_header
 from trtspec.core.errors import DigestMismatch, GateNotMet, VerificationFailed
@@ -265,8 +265,8 @@ def test_deploy_uses_what_this_user_verified(artifact: Path, trtspec: Run, monke
 
 def test_deploy_refuses_by_what_was_kept(artifact: Path) -> None:
     for name, error in (("parity", VerificationFailed), ("min_acceptance", GateNotMet)):
-        failed = Check(name, False, 0, 1, "not so")
-        keep_verification(artifact, verification_of(artifact, "exact", [failed]))
+        failed = VerificationCheck(name, False, 0, 1, "not so")
+        save_verification(artifact, make_report(artifact, "exact", [failed]))
         with pytest.raises(error, match=f"^{name}: not so$"):
             ensure_gates(artifact)
 

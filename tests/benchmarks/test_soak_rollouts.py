@@ -20,11 +20,11 @@ from benchmarks.soak.load import Known, Record, Turn
 from benchmarks.soak.parts import Report
 from benchmarks.soak.rollouts import KINDS, Rolled, phases_of, tell
 from tests.serving.triton.artifact import make_artifact
-from trtspec.backends.code_policy import unknown_code
+from trtspec.backends.code_policy import disallowed_code
 from trtspec.core.hashing import file_sha256
 from trtspec.deployment.journal import DeploymentJournal
-from trtspec.deployment.journal import Record as Deployed
-from trtspec.deployment.rollout.state import Rollout, write_rollout
+from trtspec.deployment.journal import DeploymentRecord as Deployed
+from trtspec.deployment.rollout.state import RolloutRecord, write_rollout
 from trtspec.serving.gateway.command import same_text
 from trtspec.store.manifest import load_manifest, verify_files
 
@@ -62,7 +62,7 @@ def test_two_models_are_a_whole_artifact_of_our_own_code(artifact: Path) -> None
     manifest = load_manifest(copy)
     assert digests(artifact) == before
     assert not verify_files(copy, manifest)
-    assert not unknown_code(copy, manifest)
+    assert not disallowed_code(copy, manifest)
     models = {path.name for path in (copy / "model_repository").iterdir()}
     assert {"ensemble", "tensorrt_llm_bls", "tensorrt_llm", "tensorrt_llm_draft"} < models
     assert same_text(manifest) == same_text(load_manifest(artifact))
@@ -87,7 +87,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def moves(scene: Scene, state: str, revision: int = 2) -> None:
-    write_rollout(scene.journal, Rollout(replace(DEPLOYED, revision=revision), state=state))
+    write_rollout(scene.journal, RolloutRecord(replace(DEPLOYED, revision=revision), state=state))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoints.patterns import ALL16, ITEM, as_torch, assert_as_torch, decisive_floats
 from trtspec.checkpoints.cast import cast, cast_table, e4m3_values, every_value, from_floats, to_e4m3, to_floats
-from trtspec.checkpoints.quant.fp8 import requantized
+from trtspec.checkpoints.quant.fp8 import requantization_table
 
 
 @pytest.mark.parametrize("target", ["BF16", "F16", "F32", "F8_E4M3"])
@@ -73,4 +73,4 @@ def test_a_requantized_pattern_is_torchs_too(scale: float, larger: float) -> Non
     merged = np.float32(scale) * np.float32(larger)
     patterns = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     original = patterns.float() * torch.tensor(scale) / torch.tensor(merged)
-    assert_as_torch(requantized(np.float32(scale), merged), original, "F8_E4M3")
+    assert_as_torch(requantization_table(np.float32(scale), merged), original, "F8_E4M3")

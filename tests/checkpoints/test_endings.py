@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.stopping import Endings
+from trtspec.engine.generation.stopping import StopConditions
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +19,11 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
 
 
 def test_a_text_ends_before_the_first_of_its_end_tokens() -> None:
-    endings = Endings(frozenset({7, 8}))
+    endings = StopConditions(frozenset({7, 8}))
     assert endings.cut([7], [1, 2]) == ([1, 2], None)
     assert endings.cut([], [1, 8, 2, 7]) == ([1], "end_id")
     assert endings.cut([1], [7]) == ([], "end_id")
-    assert Endings().cut([], [7]) == ([7], None)
+    assert StopConditions().cut([], [7]) == ([7], None)
 
 
 @pytest.mark.parametrize("cut", range(7))
@@ -32,17 +32,17 @@ def test_a_text_ends_with_the_token_that_completes_a_stop_text_wherever_that_beg
 ) -> None:
     text = tokenizer.encode("ab né\n cd né")
     before, new = text[:cut], text[cut:]
-    kept, reason = Endings(stop=("never", "né\n"), tokenizer=tokenizer).cut(before, new)
+    kept, reason = StopConditions(stop=("never", "né\n"), tokenizer=tokenizer).cut(before, new)
     assert (tokenizer.decode([*before, *kept]), reason) == ("ab né\n", "stop")
 
 
 def test_whichever_comes_first_ends_the_text(tokenizer: Tokenizer) -> None:
     a, b = tokenizer.encode("ab")
-    endings = Endings(frozenset({0}), ("b",), tokenizer)
+    endings = StopConditions(frozenset({0}), ("b",), tokenizer)
     assert endings.cut([], [a, 0, b]) == ([a], "end_id")
     assert endings.cut([], [a, b, 0]) == ([a, b], "stop")
 
 
 def test_stop_texts_without_a_tokenizer_are_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="stop texts need a tokenizer"):
-        Endings(stop=("x",)).cut([], [1])
+        StopConditions(stop=("x",)).cut([], [1])

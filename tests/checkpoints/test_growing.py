@@ -14,9 +14,9 @@ import pytest
 
 from trtspec.checkpoints import streaming_digest
 from trtspec.checkpoints.safetensors import lay_out
-from trtspec.checkpoints.streaming_digest import GrowingDigests
+from trtspec.checkpoints.streaming_digest import StreamingDigests
 from trtspec.core.errors import CheckpointError
-from trtspec.core.hashing import Hashlib
+from trtspec.core.hashing import HashlibBackend
 
 LAYOUT = lay_out([("one", "U8", (1000,)), ("two", "U8", (3000,)), ("three", "U8", (500,))])
 PLACES = {name: [(0, LAYOUT.offsets[name])] for name in LAYOUT.offsets}
@@ -37,7 +37,7 @@ def whole(file: int) -> str:
 @pytest.mark.parametrize("order", ["one two three", "three two one", "two one three"])
 def test_tasks_may_end_in_any_order(file: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming_digest, "STRETCH_BYTES", 7)
-    with GrowingDigests([file], [LAYOUT], PLACES) as digests:
+    with StreamingDigests([file], [LAYOUT], PLACES) as digests:
         for name in order.split():
             digests.written(0, LAYOUT.offsets[name])
             os.pwrite(file, b"x" * 10, LAYOUT.offsets[name])
@@ -46,7 +46,7 @@ def test_tasks_may_end_in_any_order(file: int, order: str, monkeypatch: pytest.M
 
 
 def test_what_is_written_by_two_waits_for_both(file: int) -> None:
-    with GrowingDigests(
+    with StreamingDigests(
         [file], [LAYOUT], {"a": [(0, LAYOUT.offsets["two"])], "b": [(0, LAYOUT.offsets["two"] + 5)]}
     ) as digests:
         digests.finish("a")
@@ -57,12 +57,12 @@ def test_what_is_written_by_two_waits_for_both(file: int) -> None:
 
 
 def test_what_is_done_already_needs_nobody(file: int) -> None:
-    with GrowingDigests([file], [LAYOUT], {}) as digests:
+    with StreamingDigests([file], [LAYOUT], {}) as digests:
         assert digests.digests() == [whole(file)]
 
 
 def test_a_file_that_is_written_to_too_late_has_no_digest(file: int) -> None:
-    with GrowingDigests([file], [LAYOUT], {"task": [(0, LAYOUT.offsets["two"])]}) as digests:
+    with StreamingDigests([file], [LAYOUT], {"task": [(0, LAYOUT.offsets["two"])]}) as digests:
         digests.written(0, LAYOUT.offsets["one"])  # no task declared this write
         digests.finish("task")
         assert digests.digests() == [None]
@@ -70,7 +70,7 @@ def test_a_file_that_is_written_to_too_late_has_no_digest(file: int) -> None:
 
 def test_a_file_that_shrinks_is_an_error(file: int) -> None:
     os.ftruncate(file, 1200)
-    with GrowingDigests([file], [LAYOUT], {}) as digests, pytest.raises(CheckpointError, match="ends at byte 1,200"):
+    with StreamingDigests([file], [LAYOUT], {}) as digests, pytest.raises(CheckpointError, match="ends at byte 1,200"):
         digests.digests()
 
 
@@ -79,7 +79,7 @@ def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.M
     monkeypatch.setattr(streaming_digest, "MOST_UNHASHED", 1)
     waits, goes_on = list[int](), [threading.Event(), threading.Event()]
     ended, raised = threading.Event(), list[BaseException]()
-    hash_files = GrowingDigests._hash
+    hash_files = StreamingDigests._hash
 
     class Watched(threading.Condition):
         def wait(self, timeout: float | None = None) -> bool:
@@ -88,11 +88,11 @@ def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.M
                 waits.append(1)
             return super().wait(timeout)
 
-    def fail(digests: GrowingDigests, files: object) -> None:
+    def fail(digests: StreamingDigests, files: object) -> None:
         assert goes_on[0].wait(30)
         raise OSError(errno.EIO, "a bad disk")
 
-    def hash_and_linger(digests: GrowingDigests) -> None:
+    def hash_and_linger(digests: StreamingDigests) -> None:
         try:
             hash_files(digests)
         finally:
@@ -100,17 +100,17 @@ def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.M
 
     def wait_for_room() -> None:
         try:
-            digests.wait_for_room()
+            digests.wait_for_hashing()
         except OSError as error:
             raised.append(error)
         goes_on[1].set()
         ended.set()
 
     monkeypatch.setattr(streaming_digest, "Condition", Watched)
-    monkeypatch.setattr(GrowingDigests, "_hash_stretches", fail)
-    monkeypatch.setattr(GrowingDigests, "_hash", hash_and_linger)
+    monkeypatch.setattr(StreamingDigests, "_hash_stretches", fail)
+    monkeypatch.setattr(StreamingDigests, "_hash", hash_and_linger)
     writer = threading.Thread(target=wait_for_room, daemon=True)
-    with GrowingDigests([file], [LAYOUT], {}) as digests:
+    with StreamingDigests([file], [LAYOUT], {}) as digests:
         writer.start()
         has_ended = ended.wait(10)
     assert has_ended
@@ -119,9 +119,9 @@ def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.M
 
 def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming_digest, "MOST_UNHASHED", 1)
-    with GrowingDigests([file], [LAYOUT], PLACES) as digests:
+    with StreamingDigests([file], [LAYOUT], PLACES) as digests:
         for name in PLACES:
-            digests.wait_for_room()
+            digests.wait_for_hashing()
             assert digests._unhashed() < 1
             digests.finish(name)
         assert digests.digests() == [whole(file)]
@@ -132,16 +132,16 @@ def test_a_single_file_is_hashed_without_company(file: int, monkeypatch: pytest.
     """Several files wait for each other anyway."""
     most = set[int]()
 
-    class Three(Hashlib):
+    class Three(HashlibBackend):
         most = 3
 
     monkeypatch.setattr(streaming_digest, "hashing", Three)
     monkeypatch.setattr(streaming_digest, "grow", lambda code, grown, limit: (most.add(limit), code.grow(grown)))
-    with GrowingDigests([file] * count, [LAYOUT] * count, {}) as digests:
+    with StreamingDigests([file] * count, [LAYOUT] * count, {}) as digests:
         assert digests.digests() == [whole(file)] * count
     assert most == {1 if count == 1 else 3}
 
 
 def test_an_error_ends_the_hashing(file: int) -> None:
-    with pytest.raises(ZeroDivisionError), GrowingDigests([file], [LAYOUT], PLACES):
+    with pytest.raises(ZeroDivisionError), StreamingDigests([file], [LAYOUT], PLACES):
         raise ZeroDivisionError

@@ -20,7 +20,14 @@ from tests._support.shapes import make_checkpoint, shapes
 from trtspec.checkpoints import hub_client, hub_metadata
 from trtspec.checkpoints.hub import HubError
 from trtspec.checkpoints.hub_metadata import compare_tokenizers, make_preview
-from trtspec.checkpoints.metadata_cache import KEPT, find_preview, forget_old, named, preview_dir, previews_dir
+from trtspec.checkpoints.metadata_cache import (
+    MAX_PREVIEWS,
+    find_preview,
+    preview_dir,
+    previews_dir,
+    prune_previews,
+    with_model_ids,
+)
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.core.files import UNREAD
@@ -205,16 +212,16 @@ class TestWhatCannotBeHad:
 
 
 def test_the_ones_used_least_recently_are_forgotten(workplace: Path) -> None:
-    for number in range(KEPT + 3):
+    for number in range(MAX_PREVIEWS + 3):
         root = preview_dir(f"org/{number}", COMMIT)
         root.mkdir(parents=True)
         os.utime(root, (number, number))
-    forget_old()
+    prune_previews()
     assert not preview_dir("org/2", COMMIT).exists()
     assert preview_dir("org/3", COMMIT).exists()
 
 
 def test_models_are_named_by_their_ids(workplace: Path) -> None:
     path = preview_dir("org/model", COMMIT) / "config.json"
-    assert named(f"{path}: lacks 'vocab_size'") == "org/model/config.json: lacks 'vocab_size'"
-    assert named(f"{previews_dir()}/gpt2/{COMMIT}") == "gpt2"
+    assert with_model_ids(f"{path}: lacks 'vocab_size'") == "org/model/config.json: lacks 'vocab_size'"
+    assert with_model_ids(f"{previews_dir()}/gpt2/{COMMIT}") == "gpt2"

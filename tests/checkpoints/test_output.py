@@ -17,12 +17,12 @@ from tests._support.tiny import make_llama
 from tests.checkpoints.quant.compressed import compress, compressed_tensors
 from trtspec.backends.steps.convert import convert_checkpoint
 from trtspec.checkpoints import direct_io, stream, streaming_digest
-from trtspec.checkpoints.direct_io import InBlocks, ThroughCache, Writing, open_output
+from trtspec.checkpoints.direct_io import CachedWriter, DirectWriter, WriteTask, open_output
 from trtspec.checkpoints.quant.activations import Activations
 from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.safetensors import lay_out
 from trtspec.checkpoints.sharding import ParallelMapping
-from trtspec.checkpoints.streaming_digest import GrowingDigests
+from trtspec.checkpoints.streaming_digest import StreamingDigests
 
 SIZES = {"one": 1000, "two": 300_000, "three": 70_001, "four": 5, "five": 40_000}
 LAYOUT = lay_out([(name, "U8", (size,)) for name, size in SIZES.items()])
@@ -36,12 +36,12 @@ class Written:
         self.path, self.done = path, list[str]()
         path.write_bytes(LAYOUT.header + bytes(LAYOUT.nbytes - len(LAYOUT.header)))
         self.file = os.open(path, os.O_RDWR)
-        self.tasks = {name: Writing(number, name) for number, name in enumerate(order)}
+        self.tasks = {name: WriteTask(number, name) for number, name in enumerate(order)}
         places = {name: [(0, LAYOUT.offsets[name])] for name in SIZES}
-        self.growing = GrowingDigests([self.file], [LAYOUT], places)
+        self.growing = StreamingDigests([self.file], [LAYOUT], places)
         self.content = {name: random.Random(name).randbytes(size) for name, size in SIZES.items()}
 
-    def finish(self, task: Writing) -> None:
+    def finish(self, task: WriteTask) -> None:
         self.done.append(task.name)
         begin = LAYOUT.offsets[task.name]
         on_disk = self.path.read_bytes()[begin : begin + SIZES[task.name]]
@@ -61,7 +61,7 @@ def few_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_io, "SMALL_BYTES", 512)
 
 
-def put_all(written: Written, to: direct_io.Output, pieces: int) -> None:
+def put_all(written: Written, to: direct_io.TaskOutput, pieces: int) -> None:
     for name, task in written.tasks.items():
         data = written.content[name]
         for begin in range(0, len(data), pieces):
@@ -80,7 +80,7 @@ def test_files_and_digests_are_right_in_any_order(tmp_path: Path, order: str, pi
         written.growing as digests,
         open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
     ):
-        assert isinstance(to, InBlocks)
+        assert isinstance(to, DirectWriter)
         put_all(written, to, pieces)
         assert digests.digests() == [written.expected]
     assert sorted(written.done) == sorted(SIZES)
@@ -123,7 +123,7 @@ def test_tasks_write_in_their_turn(tmp_path: Path) -> None:
         assert digests.digests() == [written.expected]
 
 
-def put_one(written: Written, to: direct_io.Output, name: str) -> None:
+def put_one(written: Written, to: direct_io.TaskOutput, name: str) -> None:
     data, task = written.content[name], written.tasks[name]
     for begin in range(0, len(data), 7000):
         to.put(task, 0, LAYOUT.offsets[name] + begin, memoryview(data[begin : begin + 7000]))
@@ -159,7 +159,7 @@ def test_a_task_that_fails_wakes_those_that_wait_for_it(tmp_path: Path) -> None:
     written = Written(tmp_path / "file", list(SIZES))
     failed: list[BaseException] = []
 
-    def wait(to: direct_io.Output) -> None:
+    def wait(to: direct_io.TaskOutput) -> None:
         try:
             put_one(written, to, "five")
         except ValueError as error:
@@ -202,7 +202,7 @@ def test_others_go_through_the_page_cache(tmp_path: Path, monkeypatch: pytest.Mo
         written.growing as digests,
         open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
     ):
-        assert isinstance(to, ThroughCache)
+        assert isinstance(to, CachedWriter)
         put_all(written, to, 5000)
         assert digests.digests() == [written.expected]
 
@@ -255,8 +255,8 @@ def test_no_encoding_lets_hashes_wait_for_what_it_writes_later(
     largest = 256 * 2048 // tensor
     assert largest > 2 * direct_io.BLOCKS_BYTES
     monkeypatch.setattr(stream, "CHUNK_BYTES", 8 << 10)
-    name = GrowingDigests.let_go.__name__
-    monkeypatch.setattr(GrowingDigests, name, lambda *_: pytest.fail("a block has to be read back"))
+    name = StreamingDigests.drop_block.__name__
+    monkeypatch.setattr(StreamingDigests, name, lambda *_: pytest.fail("a block has to be read back"))
     modules = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
     names = [f"transformer.layers.{layer}.{module}" for layer in range(2) for module in modules]
     convert_checkpoint(

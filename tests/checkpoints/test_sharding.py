@@ -14,7 +14,7 @@ from tests._support.configs import model_config
 from tests.checkpoints.division import divided
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule
-from trtspec.checkpoints.sharding import ParallelMapping, Sharded, join_places, mapping_problems, shard
+from trtspec.checkpoints.sharding import ParallelMapping, ShardedTarget, distinct_regions, mapping_problems, shard
 from trtspec.families.decoder import decoder_rules
 from trtspec.families.mixtral import FAMILY as MIXTRAL
 
@@ -59,7 +59,7 @@ def numbered(rule: Rule) -> list[torch.Tensor]:
     ]
 
 
-def placed(sharded: Sharded, parts: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+def placed(sharded: ShardedTarget, parts: list[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return each rank's tensor, filled place by place; no element is written twice."""
     width = prod(sharded.shape[1 + (len(sharded.shape) == 3) :])
     filled = {rank: torch.zeros(prod(sharded.shape) // width, width, dtype=torch.int64) for rank in sharded.ranks}
@@ -109,7 +109,7 @@ def test_joined_ranks_are_the_whole_and_nothing_is_read_twice(model: tuple[Model
         sharded, parts = shard(rule, mapping, config.num_layers), numbered(rule)
         ranks = placed(sharded, parts)
         joined = [torch.zeros(len(part), prod(part.shape[1:]), dtype=torch.int64) for part in parts]
-        for number, place in join_places(sharded):
+        for number, place in distinct_regions(sharded):
             matrix = ranks[place.rank].reshape(-1, len(place.columns))
             area = joined[number][place.rows.start : place.rows.stop, place.columns.start : place.columns.stop]
             assert not area.any()

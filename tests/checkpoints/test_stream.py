@@ -73,14 +73,14 @@ def test_scales_of_rows_are_written_once_a_tensor(
 ) -> None:
     """Writing them once per chunk took thousands of writes and pieces to hash."""
     puts: list[tuple[int, int]] = []
-    put = stream.Worker.put
+    put = stream.TransferWorker.put
 
-    def count(worker: stream.Worker, rank: int, offset: int, values: Any) -> None:
+    def count(worker: stream.TransferWorker, rank: int, offset: int, values: Any) -> None:
         if values.dtype == np.float32:
             puts.append((rank, offset))
         put(worker, rank, offset, values)
 
-    monkeypatch.setattr(stream.Worker, "put", count)
+    monkeypatch.setattr(stream.TransferWorker, "put", count)
     monkeypatch.setattr(stream, "CHUNK_BYTES", 1000)
     out = convert(source, tmp_path / "out", mapping=ParallelMapping(2), scheme=Scheme("fp8_rowwise"))
     files = [load_file(out / f"rank{rank}.safetensors") for rank in (0, 1)]
@@ -148,7 +148,9 @@ def test_what_is_done_is_not_read_again(source: Path, tmp_path: Path, monkeypatc
     out, notes = tmp_path / "c", tmp_path / "notes"
     convert(source, out, journal=notes)
     expected, reads = digests(out), []
-    monkeypatch.setattr(stream.Worker, "chunks", lambda self, tensor, **_: iter(reads.append(tensor.name) or ()))
+    monkeypatch.setattr(
+        stream.TransferWorker, "chunks", lambda self, tensor, **_: iter(reads.append(tensor.name) or ())
+    )
     convert(source, out, journal=notes)
     assert (digests(out), reads) == (expected, [])
     notes.write_text("".join(line for line in notes.open() if "layers.1.mlp.proj" not in line))

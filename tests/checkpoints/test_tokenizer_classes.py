@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints.tokenizer_kinds import CHATS, TEMPLATES, TEXTS, kinds, write
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.prompts.chat import ChatTemplate
 from trtspec.engine.prompts.prompt import Prompt
@@ -38,7 +38,7 @@ def test_texts_have_the_ids_of_auto_tokenizer(kind: str, tmp_path: Path) -> None
         for special in (True, False):
             assert ours.encode(text, special) == theirs.encode(text, add_special_tokens=special), (text, special)
     ids = theirs.encode("Hello world </s> naïve", add_special_tokens=False)
-    assert ours.decode_whole(ids) == theirs.decode(ids, skip_special_tokens=False)
+    assert ours.decode_with_specials(ids) == theirs.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.slow
@@ -65,28 +65,33 @@ def served(tmp_path: Path, *, begins: bool) -> Tokenizer:
 
 def test_a_rendered_chat_gets_no_special_tokens(tmp_path: Path) -> None:
     tokenizer = served(tmp_path, begins=True)
-    assert tokenizer.encode(Rendered("Hi")) == tokenizer.encode("Hi")[1:] == tokenizer.encode("Hi", False)
-    assert tokenizer.encode(replace(Prompt("", "1", ""), text=Rendered("Hi")).text)[0] != tokenizer.adds[0]
+    assert tokenizer.encode(RenderedText("Hi")) == tokenizer.encode("Hi")[1:] == tokenizer.encode("Hi", False)
+    assert tokenizer.encode(replace(Prompt("", "1", ""), text=RenderedText("Hi")).text)[0] != tokenizer.adds[0]
 
 
 def test_a_chat_for_an_engine_that_adds_special_tokens_has_them_once_or_is_none(tmp_path: Path) -> None:
     tokenizer = served(tmp_path / "begins", begins=True)
     for text, plain in (("<s>[user] Hi", "[user] Hi"), ("[user] Hi", None), ("</s>Hi", None)):
-        assert tokenizer.as_plain(Rendered(text)) == plain
+        assert tokenizer.as_plain(RenderedText(text)) == plain
     other = served(tmp_path / "other", begins=False)
     for text in ("<s>[user] Hi", "[user] Hi"):
-        assert other.as_plain(Rendered(text)) == text
-        assert not isinstance(other.as_plain(Rendered(text)), Rendered)
+        assert other.as_plain(RenderedText(text)) == text
+        assert not isinstance(other.as_plain(RenderedText(text)), RenderedText)
 
 
 def test_requests_say_of_a_rendered_chat_that_it_has_its_special_tokens() -> None:
-    from trtspec.bench.load.api import Wanted, find_api
-    from trtspec.serving.triton.client import asked_text
+    from trtspec.bench.load.api import SamplingParams, find_api
+    from trtspec.serving.triton.client import with_special_tokens_flag
 
-    assert asked_text({"text_input": "a"}) == {"text_input": "a"}
-    assert asked_text({"text_input": Rendered("a")}) == {"text_input": "a", "add_special_tokens": False}
+    assert with_special_tokens_flag({"text_input": "a"}) == {"text_input": "a"}
+    assert with_special_tokens_flag({"text_input": RenderedText("a")}) == {
+        "text_input": "a",
+        "add_special_tokens": False,
+    }
     for name in ("triton", "completions"):
-        bodies = [find_api(name).body("m", Prompt(text, "1", ""), Wanted(3)) for text in ("a", Rendered("a"))]
+        bodies = [
+            find_api(name).body("m", Prompt(text, "1", ""), SamplingParams(3)) for text in ("a", RenderedText("a"))
+        ]
         assert [body.get("add_special_tokens") for body in bodies] == [None, False]
 
 
@@ -100,9 +105,9 @@ def test_the_served_tokenizer_takes_a_rendered_chat_as_it_is(tmp_path: Path) -> 
 
 def test_the_entry_makes_the_same_prompt_of_a_chat(tmp_path: Path) -> None:
     """A chat, its rendered text with the flag, and a text for engines that add special tokens."""
-    from trtspec.serving.gateway.config import EntryConfig
+    from trtspec.serving.gateway.config import GatewayConfig
     from trtspec.serving.gateway.errors import ApiError
-    from trtspec.serving.gateway.prompts import Prompts
+    from trtspec.serving.gateway.prompts import PromptReader
 
     chat = [{"role": "user", "content": "Hello"}]
     for name, source in (
@@ -111,9 +116,9 @@ def test_the_entry_makes_the_same_prompt_of_a_chat(tmp_path: Path) -> None:
     ):
         tokenizer = served(tmp_path / name, begins=True)
         (tmp_path / name / "chat_template.jinja").write_text(source)
-        config = EntryConfig("", 0, "m", "t", str(tmp_path / name), 64, 32)
+        config = GatewayConfig("", 0, "m", "t", str(tmp_path / name), 64, 32)
         for text_level in (False, True):
-            prompts = Prompts(replace(config, text_level=text_level))
+            prompts = PromptReader(replace(config, text_level=text_level))
             [made] = asyncio.run(prompts.read({"messages": chat}, 1, chat=True))
             text = "<s>Hello" if name == "begins" else "Hello"
             body = {"prompt": text, "add_special_tokens": False}
@@ -121,7 +126,7 @@ def test_the_entry_makes_the_same_prompt_of_a_chat(tmp_path: Path) -> None:
             if not text_level:
                 assert list(made) == tokenizer.encode(text, False)
                 continue
-            assert isinstance(made, Rendered)
+            assert isinstance(made, RenderedText)
             assert prompts.as_sent(made, takes_flag=True) is made
             if name == "begins":
                 assert prompts.as_sent(made, takes_flag=False) == "Hello"

@@ -14,7 +14,7 @@ from tests._support.tiny import make_tokenizer
 from trtspec.checkpoints.safetensors import lay_out
 from trtspec.checkpoints.token_bytes import token_ids
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.checkpoints.translation import LONGEST, TRANSLATION, Translation, read_translation
+from trtspec.checkpoints.translation import MAX_SPELLING, TRANSLATION, VocabMapping, read_vocab_mapping
 from trtspec.core.errors import CheckpointError
 from trtspec.core.paths import recipes_dir
 
@@ -96,7 +96,7 @@ def test_another_alphabet_is_refused(tmp_path: Path) -> None:
 
 
 def test_shared_tokens_and_spellings_by_hand(byte_level: Tokenizer, pieces: Tokenizer) -> None:
-    made = Translation.between(byte_level, pieces, byte_level.vocab_size + 2, pieces.vocab_size)
+    made = VocabMapping.between(byte_level, pieces, byte_level.vocab_size + 2, pieces.vocab_size)
     theirs, ours = token_ids(pieces), byte_level.vocabulary
     shared = dict(zip(made.target_ids, made.draft_ids, strict=True))
     assert shared[ours["the"]] == theirs[False, b"the"]
@@ -107,7 +107,7 @@ def test_shared_tokens_and_spellings_by_hand(byte_level: Tokenizer, pieces: Toke
     assert made.spellings[ours["the"]] == [theirs[False, b"the"]]
     assert made.spellings[ours["<end>"]] == [0]
     assert made.spellings[-1] == [0], "a row of no token"
-    back = Translation.between(pieces, byte_level, pieces.vocab_size, 4)
+    back = VocabMapping.between(pieces, byte_level, pieces.vocab_size, 4)
     assert set(back.draft_ids) <= {0, 1, 2, 3}, "rows that the draft does not have are not drafted"
 
 
@@ -115,40 +115,40 @@ def test_the_longest_words_spell_and_of_many_the_last(tmp_path: Path) -> None:
     words = ["t", "h", "n", "th", "tht", "thth", "ththn"]
     target = save_pieces(tmp_path / "target", words + ["e" * n for n in range(1, 13)])
     draft = save_pieces(tmp_path / "draft", ["t", "h", "th", "tht", "e"])
-    made = Translation.between(target, draft, target.vocab_size, draft.vocab_size)
+    made = VocabMapping.between(target, draft, target.vocab_size, draft.vocab_size)
     ids = target.vocabulary
     spelled = {text: [draft.decode([token]) for token in made.spellings[ids[text]]] for text in ("thth", "ththn")}
     assert spelled == {"thth": ["tht", "h"], "ththn": ["tht", "h", "n"]}
-    assert made.spellings[ids["e" * 12]] == [draft.vocabulary["e"]] * LONGEST
+    assert made.spellings[ids["e" * 12]] == [draft.vocabulary["e"]] * MAX_SPELLING
 
 
 def test_what_is_written_is_read(tmp_path: Path, byte_level: Tokenizer, pieces: Tokenizer) -> None:
-    assert read_translation(tmp_path, 262, 266) is None
-    made = Translation.between(byte_level, pieces, byte_level.vocab_size, pieces.vocab_size)
+    assert read_vocab_mapping(tmp_path, 262, 266) is None
+    made = VocabMapping.between(byte_level, pieces, byte_level.vocab_size, pieces.vocab_size)
     made.write(tmp_path)
-    assert read_translation(tmp_path, byte_level.vocab_size, pieces.vocab_size) == made
+    assert read_vocab_mapping(tmp_path, byte_level.vocab_size, pieces.vocab_size) == made
     for sizes in ((byte_level.vocab_size + 1, pieces.vocab_size), (byte_level.vocab_size, 200)):
         with pytest.raises(CheckpointError, match="does not match this target and draft"):
-            read_translation(tmp_path, *sizes)
+            read_vocab_mapping(tmp_path, *sizes)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        Translation([0], [0, 1], [[0]]),
-        Translation([], [], [[0]]),
-        Translation([0], [0], [[]]),
-        Translation([-1], [0], [[0]]),
-        Translation([0], [0], [[7]]),
+        VocabMapping([0], [0, 1], [[0]]),
+        VocabMapping([], [], [[0]]),
+        VocabMapping([0], [0], [[]]),
+        VocabMapping([-1], [0], [[0]]),
+        VocabMapping([0], [0], [[7]]),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, wrong: Translation) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path, wrong: VocabMapping) -> None:
     wrong.write(tmp_path)
     with pytest.raises(CheckpointError, match="does not match this target and draft"):
-        read_translation(tmp_path, 1, 2)
+        read_vocab_mapping(tmp_path, 1, 2)
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / TRANSLATION).write_bytes(lay_out([("target_ids", "I64", (0,))]).header)
     with pytest.raises(CheckpointError, match="lacks target_ids with dtype I32"):
-        read_translation(tmp_path, 1, 1)
+        read_vocab_mapping(tmp_path, 1, 1)

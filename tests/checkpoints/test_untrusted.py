@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.checkpoints.safe_json import MAX_DEPTH, parse_object, shown
+from trtspec.checkpoints.safe_json import MAX_DEPTH, parse_object, repr_short
 
 NESTED = '{"a":' * (MAX_DEPTH - 1) + "1" + "}" * (MAX_DEPTH - 1)
 
@@ -49,5 +49,5 @@ def test_a_negative_zero_is_no_integer() -> None:
 
 
 def test_what_a_message_shows() -> None:
-    assert shown("a\nb") == r"'a\nb'"
-    assert shown("x" * 201) == f"'{'x' * 200}...'"
+    assert repr_short("a\nb") == r"'a\nb'"
+    assert repr_short("x" * 201) == f"'{'x' * 200}...'"

@@ -13,7 +13,7 @@ import yaml
 from tests.conftest import Run
 from tests.report.monitoring.prometheus import promtool
 from trtspec.core.processes import start_time
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.report.monitoring.dashboard import dashboard
 from trtspec.report.monitoring.rules import RULES, rules
 
@@ -22,7 +22,7 @@ def deployed(name: str, metrics: int, pid: int = 0) -> None:
     journal = DeploymentJournal(name)
     journal.root.mkdir(parents=True)
     started = start_time(pid) if pid else 1
-    journal.write(Record(name, "live", "build", pid or 2**22, started, 1, 2, metrics, "shm", True))
+    journal.write(DeploymentRecord(name, "live", "build", pid or 2**22, started, 1, 2, metrics, "shm", True))
 
 
 def test_the_dashboard_is_json_that_grafana_imports(trtspec: Run) -> None:

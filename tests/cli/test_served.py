@@ -49,7 +49,7 @@ def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
     monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
     target = Target(LIVE | changes)
     monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: target)
-    monkeypatch.setattr("trtspec.deployment.base.target_of", lambda name: target)
+    monkeypatch.setattr("trtspec.deployment.base.deployment_target", lambda name: target)
     return target
 
 

@@ -15,9 +15,9 @@ from trtspec.core.diagnostics import (
     Diagnostic,
     Mark,
     RecipeError,
-    in_order,
-    plain_words,
     render_diagnostic,
+    simplify_pydantic_message,
+    sort_diagnostics,
 )
 from trtspec.core.errors import TrtspecError
 
@@ -91,9 +91,9 @@ def test_problems_come_by_position_once_a_place_and_not_without_end() -> None:
     def at(line: int, path: str, code: str = "c") -> Diagnostic:
         return Diagnostic(path, code, "m").at(Mark("r.yaml", line, 1))
 
-    assert [p.path for p in in_order([at(3, "z"), at(1, "b"), at(1, "a")])] == ["b", "a", "z"]
-    assert [p.code for p in in_order([at(1, "a", "first"), at(1, "a", "second")])] == ["first"]
-    many = in_order([at(line, "a") for line in range(1, 1000)])
+    assert [p.path for p in sort_diagnostics([at(3, "z"), at(1, "b"), at(1, "a")])] == ["b", "a", "z"]
+    assert [p.code for p in sort_diagnostics([at(1, "a", "first"), at(1, "a", "second")])] == ["first"]
+    many = sort_diagnostics([at(line, "a") for line in range(1, 1000)])
     assert len(many) == MAX_DIAGNOSTICS + 1
     assert (many[-1].message, many[-1].line) == ("more problems follow", 101)
 
@@ -156,4 +156,4 @@ def test_words_of_pydantic_become_plain_ones(values: dict[str, object], said: st
     with pytest.raises(ValidationError) as caught:
         _Form.model_validate(values)
     [found] = caught.value.errors()
-    assert plain_words(found["msg"]) == said
+    assert simplify_pydantic_message(found["msg"]) == said

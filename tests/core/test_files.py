@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from trtspec.core.file_records import FileRecord
 from trtspec.core.files import (
-    UnfitFile,
+    UnreadableFile,
     copy_tree,
     create_file,
     open_regular,
     read_bounded,
     replace_file,
-    reserve,
+    reserve_space,
     sync_directories,
     write_all,
 )
@@ -45,7 +45,7 @@ def test_room_is_reserved_or_the_size_alone_is_set(
     if code:
         monkeypatch.setattr(os, "posix_fallocate", refuse)
     with (tmp_path / "file").open("wb") as file:
-        reserve(file.fileno(), 100_000)
+        reserve_space(file.fileno(), 100_000)
     assert (tmp_path / "file").read_bytes() == bytes(100_000)
 
 
@@ -55,7 +55,7 @@ def test_a_full_disk_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="full"):
-        reserve(file.fileno(), 100_000)
+        reserve_space(file.fileno(), 100_000)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_read_bounded_refuses_what_is_no_bounded_regular_file(tmp_path: Path, ki
         (tmp_path / "target").write_bytes(b"theirs")
         path.symlink_to(tmp_path / "target")
         said = "a symbolic link"
-    with pytest.raises(UnfitFile, match=said):
+    with pytest.raises(UnreadableFile, match=said):
         read_bounded(path, 100, follow=False)
 
 
@@ -234,7 +234,7 @@ def test_read_bounded_refuses_a_file_that_grows_while_it_is_read(
         return read(descriptor, nbytes)
 
     monkeypatch.setattr(os, "read", growing)
-    with pytest.raises(UnfitFile, match="grew while"):
+    with pytest.raises(UnreadableFile, match="grew while"):
         read_bounded(path, 100)
 
 
@@ -251,5 +251,5 @@ def test_open_regular_follows_a_link_unless_it_must_not(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("target")
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"data"
-    with pytest.raises(UnfitFile, match="not followed"):
+    with pytest.raises(UnreadableFile, match="not followed"):
         open_regular(tmp_path / "link", follow=False)

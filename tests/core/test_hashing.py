@@ -15,12 +15,12 @@ import pytest
 
 from trtspec.core import hashing
 from trtspec.core.errors import TrtspecError
-from trtspec.core.hashing import FilesBeside, Hashlib, grow, hash_with
+from trtspec.core.hashing import HashlibBackend, ParallelFileHasher, set_hash_backend, update_digests
 
 LONG = hashing.MIN_SHARED_BYTES
 
 
-class Several(Hashlib):
+class Several(HashlibBackend):
     """A hashlib wrapper that claims to hash three digests together; counts them, and can wait or fail on request."""
 
     most = 3
@@ -37,9 +37,9 @@ class Several(Hashlib):
 
 @pytest.fixture
 def code() -> Iterator[Several]:
-    hash_with(several := Several())
+    set_hash_backend(several := Several())
     yield several
-    hash_with(Hashlib())
+    set_hash_backend(HashlibBackend())
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ class Holding:
     """Files whose background thread keeps the ones it took first until it is released."""
 
     def __init__(self, code: Several, paths: list[Path], on_bytes: Callable[[int], None] | None = None) -> None:
-        self.files = FilesBeside(paths, on_bytes)
+        self.files = ParallelFileHasher(paths, on_bytes)
         self.digests: list[str] = []
         self.raised: BaseException | None = None
         self._begun, self._goes_on = threading.Event(), threading.Event()
@@ -95,14 +95,14 @@ def take_along(code: Several, turns: int, most: int = 3) -> None:
     """Hash other data for some rounds and compare the digest with hashlib's."""
     digest, data = code.begin(), os.urandom(LONG)
     for _ in range(turns):
-        grow(code, [(digest, memoryview(data))], most)
+        update_digests(code, [(digest, memoryview(data))], most)
     assert digest.hexdigest() == hashlib.sha256(data * turns).hexdigest()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_each_file_has_its_digest(code: Several, paths: list[Path], threads: int) -> None:
     counted: list[int] = []
-    assert FilesBeside(paths, counted.append).digests(threads) == [sha256_of(path) for path in paths]
+    assert ParallelFileHasher(paths, counted.append).digests(threads) == [sha256_of(path) for path in paths]
     assert sum(counted) == sum(path.stat().st_size for path in paths)
 
 
@@ -130,7 +130,7 @@ def test_other_code_takes_nothing_along(code: Several, paths: list[Path]) -> Non
 
 def test_nothing_is_read_without_room(code: Several, paths: list[Path]) -> None:
     room = threading.Event()
-    files, digests = FilesBeside(paths, None, room.is_set), list[list[str]]()
+    files, digests = ParallelFileHasher(paths, None, room.is_set), list[list[str]]()
     thread = threading.Thread(target=lambda: digests.append(files.digests(2)), daemon=True)
     thread.start()
     take_along(code, 3)
@@ -186,7 +186,7 @@ def test_a_file_that_ends_before_its_size_has_no_digest(
 
     monkeypatch.setattr(os, "preadv", ends_early)
     with pytest.raises(TrtspecError) as caught:
-        FilesBeside(paths[:3]).digests(1)
+        ParallelFileHasher(paths[:3]).digests(1)
     first = str(caught.value)
     assert (
         f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read; the file changed while it was being read"
@@ -195,7 +195,7 @@ def test_a_file_that_ends_before_its_size_has_no_digest(
 
 
 def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several, paths: list[Path]) -> None:
-    class Interrupted(FilesBeside):
+    class Interrupted(ParallelFileHasher):
         def _take(self, *arguments: Any) -> Any:
             super()._take(*arguments)
             raise KeyboardInterrupt
@@ -216,7 +216,7 @@ def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several,
 
 def test_small_pieces_go_alone(code: Several, paths: list[Path]) -> None:
     holding = Holding(code, paths)
-    grow(code, [(code.begin(), memoryview(b"x" * (LONG - 1)))], 3)
+    update_digests(code, [(code.begin(), memoryview(b"x" * (LONG - 1)))], 3)
     assert code.given == [1]
     holding.release()
 
@@ -225,12 +225,15 @@ def test_small_pieces_go_alone(code: Several, paths: list[Path]) -> None:
 def test_a_file_that_is_not_there_ends_it(code: Several, paths: list[Path], threads: int) -> None:
     paths[3].unlink()
     with pytest.raises(FileNotFoundError):
-        FilesBeside(paths).digests(threads)
+        ParallelFileHasher(paths).digests(threads)
 
 
 @pytest.mark.parametrize("work", [lambda code, files: take_along(code, 5), lambda code, files: files.join_in()])
 def test_a_disk_that_fails_whoever_helps_fails_the_files_alone(
-    code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch, work: Callable[[Several, FilesBeside], None]
+    code: Several,
+    paths: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[Several, ParallelFileHasher], None],
 ) -> None:
     """Borrowed pieces fail, the borrowing thread's digest succeeds, and no digest is empty."""
     preadv = os.preadv
@@ -262,13 +265,13 @@ def test_counting_may_end_it(code: Several, paths: list[Path]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        FilesBeside(paths, stop).digests(2)
+        ParallelFileHasher(paths, stop).digests(2)
 
 
 def test_it_can_be_stopped(code: Several, paths: list[Path]) -> None:
-    files = FilesBeside(paths, lambda count: files.stop())
+    files = ParallelFileHasher(paths, lambda count: files.stop())
     assert "" in files.digests(2)
 
 
 def test_files_of_nothing(code: Several) -> None:
-    assert FilesBeside([]).digests(4) == []
+    assert ParallelFileHasher([]).digests(4) == []

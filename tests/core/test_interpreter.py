@@ -26,7 +26,7 @@ def test_this_python_has_what_it_must() -> None:
 @pytest.mark.parametrize("version", [(3, 9, 18), LATER])
 def test_a_python_that_is_too_old_or_too_new(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", version)
-    [(fault, remedy)] = interpreter.faults()
+    [(fault, remedy)] = interpreter.interpreter_problems()
     assert "3.10 to 3.1" in fault
     assert remedy == "use another Python: make setup PYTHON=python3.12"
 
@@ -34,7 +34,7 @@ def test_a_python_that_is_too_old_or_too_new(version: tuple[int, ...], monkeypat
 def test_what_is_missing_is_said_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "libpython", lambda: None)
     monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: None)
-    assert [fault.partition(":")[0] for fault, _ in interpreter.faults()] == [
+    assert [fault.partition(":")[0] for fault, _ in interpreter.interpreter_problems()] == [
         "no ensurepip, which virtual environments require",
         f"no {interpreter.libpython_name()}",
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import did_you_mean, discover, discover_all, find
+from trtspec.core.registry import did_you_mean, discover, discover_all, find_extension
 
 PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
@@ -34,14 +34,14 @@ def install(site: Path, entry: str) -> None:
 
 def refused(*expected: str) -> None:
     with pytest.raises(TrtspecError) as caught:
-        find(PACKAGE, ATTRIBUTE, "extra", "speculation method")
+        find_extension(PACKAGE, ATTRIBUTE, "extra", "speculation method")
     for text in expected:
         assert text in str(caught.value)
 
 
 def test_an_entry_point_is_found_behind_our_own(site: Path) -> None:
     install(site, "extra = extra:METHOD")
-    assert find(PACKAGE, ATTRIBUTE, "extra", "speculation method") == "brought"
+    assert find_extension(PACKAGE, ATTRIBUTE, "extra", "speculation method") == "brought"
     assert [*discover_all(PACKAGE, ATTRIBUTE)] == [*discover(PACKAGE, ATTRIBUTE), "extra"]
 
 
@@ -71,11 +71,11 @@ def test_an_entry_point_that_cannot_be_loaded_is_named(entry: str, reason: str, 
 def test_installed_packages_are_not_asked_for_what_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: asked.append(group) or ())
-    assert find(PACKAGE, ATTRIBUTE, "none", "speculation method").summary == "the target alone"
+    assert find_extension(PACKAGE, ATTRIBUTE, "none", "speculation method").summary == "the target alone"
     assert asked == []
     discover_all.cache_clear()
     with pytest.raises(TrtspecError, match="unknown speculation method 'nine'"):
-        find(PACKAGE, ATTRIBUTE, "nine", "speculation method")
+        find_extension(PACKAGE, ATTRIBUTE, "nine", "speculation method")
     assert asked == [PACKAGE]
     discover_all.cache_clear()
 

@@ -18,20 +18,20 @@ from trtspec.core.sandbox import (
     MEMORY,
     OUTPUT,
     TIME,
-    Child,
-    ChildPool,
-    Limits,
+    SandboxChild,
     SandboxError,
+    SandboxLimits,
+    SandboxPool,
     run_in_child,
 )
 
 RENDER, PREPARE = "trtspec.engine.prompts.rendering:render", "trtspec.engine.prompts.rendering:prepare"
-LIMITS = Limits(memory_bytes=256 << 20, cpu_s=0.5, wall_s=20, output_bytes=100_000)
+LIMITS = SandboxLimits(memory_bytes=256 << 20, cpu_s=0.5, wall_s=20, output_bytes=100_000)
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-def rendered(source: str, limits: Limits = LIMITS) -> object:
-    child = Child(limits, (PREPARE, {"source": source, "tokens": {}}))
+def rendered(source: str, limits: SandboxLimits = LIMITS) -> object:
+    child = SandboxChild(limits, (PREPARE, {"source": source, "tokens": {}}))
     try:
         return child.ask(RENDER, {"messages": [], "max_bytes": 10_000_000})
     finally:
@@ -55,7 +55,7 @@ def test_a_broken_limit_has_a_cause(source: str, cause: str) -> None:
 
 
 def test_a_child_that_is_killed_is_a_crash() -> None:
-    child = Child(LIMITS, (PREPARE, {"source": "{{ messages }}", "tokens": {}}))
+    child = SandboxChild(LIMITS, (PREPARE, {"source": "{{ messages }}", "tokens": {}}))
     asked = {"messages": [], "max_bytes": 100}
     assert child.ask(RENDER, asked) == {"text": "[]"}
     assert child._process is not None
@@ -68,7 +68,7 @@ def test_a_child_that_is_killed_is_a_crash() -> None:
 
 
 def test_a_child_that_stops_answers_in_time() -> None:
-    child = Child(Limits(wall_s=0.5), (PREPARE, {"source": "x", "tokens": {}}))
+    child = SandboxChild(SandboxLimits(wall_s=0.5), (PREPARE, {"source": "x", "tokens": {}}))
     asked = {"messages": [], "max_bytes": 100}
     child.ask(RENDER, asked)
     assert child._process is not None
@@ -114,7 +114,7 @@ def _lives(pid: int) -> bool:
 
 
 def test_a_pool_ends_its_children() -> None:
-    pool = ChildPool(2, LIMITS, (PREPARE, {"source": "x", "tokens": {}}))
+    pool = SandboxPool(2, LIMITS, (PREPARE, {"source": "x", "tokens": {}}))
     assert pool.ask(RENDER, {"messages": [], "max_bytes": 9}) == {"text": "x"}
     pids = [child._process.pid for child in pool._idle.queue if child._process]
     assert len(pids) == 1

@@ -67,10 +67,10 @@ def test_what_ended_is_known_by_its_program_while_nobody_has_waited_for_it() -> 
     with subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, text=True) as leader:
         assert leader.stdout is not None
         child = int(leader.stdout.readline())
-        assert processes.wait_until(lambda: processes.dead_of_group(leader.pid, "sleep") == [child], 10)
-        assert processes.dead_of_group(leader.pid, "sleepless") == []
-        assert processes.dead_of_group(leader.pid, "python") == []
-        assert processes.dead_of_group(os.getpid(), "sleep") == []
+        assert processes.wait_until(lambda: processes.group_zombies(leader.pid, "sleep") == [child], 10)
+        assert processes.group_zombies(leader.pid, "sleepless") == []
+        assert processes.group_zombies(leader.pid, "python") == []
+        assert processes.group_zombies(os.getpid(), "sleep") == []
         leader.kill()
 
 
@@ -108,7 +108,7 @@ def test_stop_session_ends_orphans_of_a_dead_leader() -> None:
     started = processes.start_time(leader.pid)
     leader.kill()
     leader.wait(30)
-    assert processes.session_of(leader.pid, started) == [orphan]
+    assert processes.session_processes(leader.pid, started) == [orphan]
     processes.stop_session(leader.pid, started, timeout_s=5)
     assert processes.start_time(orphan) is None
 

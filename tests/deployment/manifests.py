@@ -23,7 +23,7 @@ def manifest_of(build: Build) -> Manifest:
     steps = build.artifact.steps.items()
     sizes = {f"{directory}/weights": step.output_bytes for directory, step in steps if directory}
     return Manifest(
-        recipe=build.recipe.without_places(),
+        recipe=build.recipe.without_directories(),
         steps=(),
         files=tuple(FileRecord(path=path, size=size, sha256=DIGEST) for path, size in sizes.items()),
         tools={},

@@ -15,18 +15,20 @@ import pytest
 
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import process_state, wait_until
-from trtspec.deployment.journal import Record
-from trtspec.deployment.process_group import Running
-from trtspec.deployment.process_specs import Child
-from trtspec.deployment.sidecar import Beside
+from trtspec.deployment.journal import DeploymentRecord
+from trtspec.deployment.process_group import ProcessGroup
+from trtspec.deployment.process_specs import ProcessSpec
+from trtspec.deployment.sidecar import Sidecar
 from trtspec.deployment.targets import local
 
 STAYS = "import time; time.sleep(600)"
 WAIT_S = 30
 
 
-def started(program: str) -> Beside:
-    return Beside(Running.start(Child("entry", (sys.executable, "-S", "-c", program), "http://127.0.0.1:1")))
+def started(program: str) -> Sidecar:
+    return Sidecar(
+        ProcessGroup.start(ProcessSpec("entry", (sys.executable, "-S", "-c", program), "http://127.0.0.1:1"))
+    )
 
 
 @pytest.mark.slow
@@ -72,7 +74,7 @@ def test_status_is_unhealthy_while_the_gateway_does_not_answer(monkeypatch: pyte
     monkeypatch.setattr(local, "_probe", lambda record, timeout_s: None)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        record = Record("x", "live", "x", 1, None, 1, 2, 3, "x_", True, openai=port)
+        record = DeploymentRecord("x", "live", "x", 1, None, 1, 2, 3, "x_", True, openai=port)
         found = local._probe_result(record)
         assert found["error"] == f"the OpenAI gateway did not answer at http://127.0.0.1:{port}/health"
         assert not found["ok"]
@@ -94,12 +96,12 @@ while True: EXEC
 """
 
 
-def answering(status: int, seconds: float, then: str) -> Beside:
+def answering(status: int, seconds: float, then: str) -> Sidecar:
     """Return a process that answers with a status for some seconds and then executes `then` forever."""
     [port] = free_ports(1)
     program = ANSWERS.replace("EXEC", then)
     argv = (sys.executable, "-S", "-c", program, str(port), str(status), str(seconds))
-    return Beside.start(Child("entry", argv, f"http://127.0.0.1:{port}/health"))
+    return Sidecar.start(ProcessSpec("entry", argv, f"http://127.0.0.1:{port}/health"))
 
 
 @pytest.mark.slow

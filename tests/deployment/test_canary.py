@@ -7,60 +7,91 @@ import random
 
 import pytest
 
-from trtspec.deployment.rollout.analysis import Pair, Seen, may_go_on, objection, ratio_of
-from trtspec.deployment.rollout.mirroring import summary
-from trtspec.deployment.rollout.state import Limits
-from trtspec.serving.gateway.routing_state import EntryConfig, Observed, Route, Shadowed, next_of
+from trtspec.deployment.rollout.analysis import (
+    CanaryStats,
+    ProbePair,
+    has_enough_samples,
+    latency_ratio_interval,
+    rejection_reason,
+)
+from trtspec.deployment.rollout.mirroring import mirroring_summary
+from trtspec.deployment.rollout.state import RolloutPolicy
+from trtspec.serving.gateway.routing_state import BackendStats, EntryConfig, MirrorStats, Route, next_route
 
-LIMITS = Limits(hold_s=5, min_requests=20, max_latency_ratio=1.5, min_acceptance=0.5)
+LIMITS = RolloutPolicy(hold_s=5, min_requests=20, max_latency_ratio=1.5, min_acceptance=0.5)
 
 
-def pairs(ratio: float, count: int = 20, text: str = "same") -> list[Pair]:
+def pairs(ratio: float, count: int = 20, text: str = "same") -> list[ProbePair]:
     """Return pairs in which the new revision takes `ratio` times as long, with 10 % noise."""
     noise = random.Random(0)
-    return [Pair(noise.gauss(1, 0.1), ratio * noise.gauss(1, 0.1), "same", text) for _ in range(count)]
+    return [ProbePair(noise.gauss(1, 0.1), ratio * noise.gauss(1, 0.1), "same", text) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        (Seen(9), ""),
-        (Seen(9, pairs=pairs(1.0)), ""),
-        (Seen(9, pairs=pairs(1.5)), ""),  # undecided: within noise
-        (Seen(9, pairs=pairs(9.0, 19)), ""),  # too few samples
-        (Seen(9, pairs=pairs(2.0)), "a synthetic request takes "),
-        (Seen(9, new=Observed(requests=7, failed=1, said="broken")), "1 of 7 requests failed, most recently: broken"),
-        (Seen(9, pairs=pairs(1.0, text="other")), ""),
-        (Seen(9, pairs=pairs(1.0, text="other"), comparable=True), "20 of 20 texts differ from the previous revision"),
-        (Seen(9, new=Observed(drafted=199)), ""),
-        (Seen(9, new=Observed(drafted=200, accepted=99)), "acceptance rate 0.495 is below 0.5"),
-        (Seen(9, new=Observed(drafted=200, accepted=100)), ""),
-        (Seen(9, Observed(first_token=(1.0,) * 20), Observed(first_token=(2.0,) * 20)), "the first token takes 2.00"),
-        (Seen(9, Observed(per_token=(1.0,) * 20), Observed(per_token=(2.0,) * 20)), "a token takes 2.00 times"),
-        (Seen(9, Observed(per_token=(1.0,) * 19), Observed(per_token=(2.0,) * 20)), ""),
-        (Seen(9, shadow=Shadowed(sent=9, failed=1, said="no")), "1 of 9 mirrored requests failed, most recently: no"),
-        (Seen(9, shadow=Shadowed(compared=9, different=1)), ""),
-        (Seen(9, shadow=Shadowed(compared=9, different=1), comparable=True), "1 of 9 mirrored texts differ from those"),
-        (Seen(9, shadow=Shadowed(new_drafted=200, new_accepted=99)), "acceptance rate 0.495 is below 0.5"),
-        (Seen(9, shadow=Shadowed(old_s=(1.0,) * 20, new_s=(2.0,) * 20)), "a mirrored request takes 2.00 times"),
+        (CanaryStats(9), ""),
+        (CanaryStats(9, pairs=pairs(1.0)), ""),
+        (CanaryStats(9, pairs=pairs(1.5)), ""),  # undecided: within noise
+        (CanaryStats(9, pairs=pairs(9.0, 19)), ""),  # too few samples
+        (CanaryStats(9, pairs=pairs(2.0)), "a synthetic request takes "),
+        (
+            CanaryStats(9, new=BackendStats(requests=7, failed=1, said="broken")),
+            "1 of 7 requests failed, most recently: broken",
+        ),
+        (CanaryStats(9, pairs=pairs(1.0, text="other")), ""),
+        (
+            CanaryStats(9, pairs=pairs(1.0, text="other"), comparable=True),
+            "20 of 20 texts differ from the previous revision",
+        ),
+        (CanaryStats(9, new=BackendStats(drafted=199)), ""),
+        (CanaryStats(9, new=BackendStats(drafted=200, accepted=99)), "acceptance rate 0.495 is below 0.5"),
+        (CanaryStats(9, new=BackendStats(drafted=200, accepted=100)), ""),
+        (
+            CanaryStats(9, BackendStats(first_token=(1.0,) * 20), BackendStats(first_token=(2.0,) * 20)),
+            "the first token takes 2.00",
+        ),
+        (
+            CanaryStats(9, BackendStats(per_token=(1.0,) * 20), BackendStats(per_token=(2.0,) * 20)),
+            "a token takes 2.00 times",
+        ),
+        (CanaryStats(9, BackendStats(per_token=(1.0,) * 19), BackendStats(per_token=(2.0,) * 20)), ""),
+        (
+            CanaryStats(9, shadow=MirrorStats(sent=9, failed=1, said="no")),
+            "1 of 9 mirrored requests failed, most recently: no",
+        ),
+        (CanaryStats(9, shadow=MirrorStats(compared=9, different=1)), ""),
+        (
+            CanaryStats(9, shadow=MirrorStats(compared=9, different=1), comparable=True),
+            "1 of 9 mirrored texts differ from those",
+        ),
+        (CanaryStats(9, shadow=MirrorStats(new_drafted=200, new_accepted=99)), "acceptance rate 0.495 is below 0.5"),
+        (
+            CanaryStats(9, shadow=MirrorStats(old_s=(1.0,) * 20, new_s=(2.0,) * 20)),
+            "a mirrored request takes 2.00 times",
+        ),
     ],
 )
-def test_an_objection_is_sure_or_none(seen: Seen, said: str) -> None:
-    found = objection(LIMITS, seen)
+def test_an_objection_is_sure_or_none(seen: CanaryStats, said: str) -> None:
+    found = rejection_reason(LIMITS, seen)
     assert found.startswith(said)
     assert bool(found) == bool(said)
 
 
 def test_a_slow_tail_is_seen_where_there_are_enough_samples() -> None:
     old, new = (1.0,) * 200, (1.0,) * 160 + (9.0,) * 40
-    assert "percentile 95" in objection(LIMITS, Seen(9, Observed(per_token=old), Observed(per_token=new)))
-    assert not objection(LIMITS, Seen(9, Observed(per_token=old[:50]), Observed(per_token=new[80:])))
+    assert "percentile 95" in rejection_reason(
+        LIMITS, CanaryStats(9, BackendStats(per_token=old), BackendStats(per_token=new))
+    )
+    assert not rejection_reason(
+        LIMITS, CanaryStats(9, BackendStats(per_token=old[:50]), BackendStats(per_token=new[80:]))
+    )
 
 
 def test_it_goes_on_when_enough_is_known() -> None:
-    assert may_go_on(LIMITS, Seen(5, pairs=pairs(1.0)))
-    assert not may_go_on(LIMITS, Seen(4.9, pairs=pairs(1.0)))
-    assert not may_go_on(LIMITS, Seen(50, pairs=pairs(1.0, 19)))
+    assert has_enough_samples(LIMITS, CanaryStats(5, pairs=pairs(1.0)))
+    assert not has_enough_samples(LIMITS, CanaryStats(4.9, pairs=pairs(1.0)))
+    assert not has_enough_samples(LIMITS, CanaryStats(50, pairs=pairs(1.0, 19)))
 
 
 @pytest.mark.slow
@@ -70,7 +101,7 @@ def test_the_interval_of_a_ratio_holds_it() -> None:
     for seed in range(200):
         noise = random.Random(seed)
         old, new = ([noise.expovariate(1.0) for _ in range(30)] for _ in range(2))
-        wrong += ratio_of(old, new, 50)[0] > 1
+        wrong += latency_ratio_interval(old, new, 50)[0] > 1
     assert wrong <= 12
 
 
@@ -79,21 +110,21 @@ def test_a_share_is_kept_at_every_moment(share: int) -> None:
     config = EntryConfig("", 0, "m", "t", "", 1, 1)
     routes, served = (Route(1, 100 - share, config), Route(2, share, config)), {1: 0, 2: 0}
     for asked in range(1, 1001):
-        served[next_of(routes, served).revision] += 1
+        served[next_route(routes, served).revision] += 1
         assert abs(served[2] - asked * share / 100) <= 1
     assert served[2] == 10 * share
 
 
 def test_what_shadows_came_to_is_said_in_numbers_and_in_a_sentence() -> None:
     """Without samples there is no rate."""
-    assert summary(Shadowed(), 50) == {
+    assert mirroring_summary(MirrorStats(), 50) == {
         "share": 50,
         **dict.fromkeys(("sent", "failed", "compared", "different", "dropped"), 0),
         **dict.fromkeys(("latency_ratio", "acceptance_rate", "acceptance_rate_before")),
         "verdict": "0 requests, 0 failed, 0 of 0 greedy texts differ, 0 dropped because of load",
     }
     tokens = {"drafted": 10, "accepted": 6, "new_drafted": 10, "new_accepted": 7}
-    found = summary(Shadowed(4, 1, 3, 2, 5, (1.0, 2.0, 1.0), (1.0, 4.0, 3.0), **tokens), 50)
+    found = mirroring_summary(MirrorStats(4, 1, 3, 2, 5, (1.0, 2.0, 1.0), (1.0, 4.0, 3.0), **tokens), 50)
     assert (found["latency_ratio"], found["acceptance_rate"], found["acceptance_rate_before"]) == (2.0, 0.7, 0.6)
     assert found["verdict"] == (
         "4 requests, 1 failed, 2 of 3 greedy texts differ, 2.00 times the latency, "

@@ -20,7 +20,7 @@ import pytest
 
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import session_of, wait_until
+from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.revision import server_url
@@ -80,7 +80,7 @@ def asked(deployment: LocalDeployment, method: str, path: str, body: Any = None,
 
 
 def stubs(deployment: LocalDeployment) -> list[int]:
-    return session_of(deployment.record.pid, deployment.record.started)
+    return session_processes(deployment.record.pid, deployment.record.started)
 
 
 @pytest.mark.parametrize(

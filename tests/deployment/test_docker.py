@@ -15,13 +15,13 @@ from tests.deployment.manifests import IMAGE, manifest
 from tests.doubles.fixtures import Installation
 from trtspec.core.errors import DeployError
 from trtspec.deployment.base import find_target
-from trtspec.deployment.containers import PORTS, dockerfile, label_of, workload_of
+from trtspec.deployment.containers import PORTS, dns_label, dockerfile, make_workload
 
 
 def rendered(host: str = "127.0.0.1", ports: dict[str, int] | None = None, **recipe: Any) -> dict[str, str]:
     render = find_target("docker").render
     assert render
-    return render(workload_of(manifest(**recipe)), Path(), host, ports or {}, {"image": IMAGE})
+    return render(make_workload(manifest(**recipe)), Path(), host, ports or {}, {"image": IMAGE})
 
 
 def service(**options: Any) -> dict[str, Any]:
@@ -106,21 +106,21 @@ def test_the_command_is_one_that_deploy_takes(trtspec: Run) -> None:
 
 
 def test_the_dockerfile_names_tags_and_wants_a_digest() -> None:
-    text = dockerfile(workload_of(manifest(backend="llmapi", engine={"gpu": "h200"})))
+    text = dockerfile(make_workload(manifest(backend="llmapi", engine={"gpu": "h200"})))
     assert "\nARG BASE\nFROM ${BASE}\n" in text
     assert "sha256:..." in text
     assert "USER 1000:1000" in text
     assert "trtspec-" in text
-    assert "[embedded]" in dockerfile(workload_of(manifest()))
+    assert "[embedded]" in dockerfile(make_workload(manifest()))
 
 
 @pytest.mark.parametrize("name", ["a", "llama-3.1-8b", "UPPER_case", "...", "x" * 63, "-a-"])
 def test_names_become_labels_that_differ(name: str) -> None:
     from tests.deployment.accepted import LABEL
 
-    label = label_of(name)
+    label = dns_label(name)
     assert LABEL.fullmatch(f"{label}-epp")
-    assert label_of(name + "b") != label
+    assert dns_label(name + "b") != label
 
 
 def test_files_are_rendered_without_docker(artifact: Path, trtspec: Run, workplace: Path) -> None:

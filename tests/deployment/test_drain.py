@@ -16,11 +16,11 @@ import pytest
 import requests
 
 from tests._support.manifests import resolved
-from tests.serving.triton.artifact import ENGINE, make_artifact, vouch
-from tests.serving.triton.exposed import exported
+from tests.serving.triton.artifact import ENGINE, make_artifact, rewrite_manifest
+from tests.serving.triton.exposed import exported_metrics
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.processes import wait_until
-from trtspec.deployment.journal import Record
+from trtspec.deployment.journal import DeploymentRecord
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets.local import deploy_local, stop
 from trtspec.serving.triton.client import Client
@@ -67,11 +67,11 @@ def make_long_artifact(root: Path) -> Path:
     recipe = resolved("tiny", serving={"openai": True}, engine={"max_seq_len": LONGEST, "max_input_len": 64})
     manifest = load_manifest(artifact).model_copy(update={"recipe": recipe})
     (artifact / "manifest.json").write_bytes(manifest.render())
-    vouch(artifact)
+    rewrite_manifest(artifact)
     return artifact
 
 
-def drained(record: Record) -> dict[str, Any]:
+def drained(record: DeploymentRecord) -> dict[str, Any]:
     begun: Queue[str] = Queue()
     asks = {
         "stream": lambda: triton_stream(record, begun),
@@ -92,13 +92,13 @@ def drained(record: Record) -> dict[str, Any]:
         return {name: each.result(MARGIN_S) for name, each in asked.items()} | {"took": took}
 
 
-def is_full(record: Record) -> bool:
+def is_full(record: DeploymentRecord) -> bool:
     """Return whether all slots are busy, including the ensemble's, so that the supervisor's probe must wait."""
-    now = exported(SimpleNamespace(metrics=record.metrics), "tensorrt_llm")
+    now = exported_metrics(SimpleNamespace(metrics=record.metrics), "tensorrt_llm")
     return now["trtspec_requests_running"] == PLACES and now["trtspec_requests_waiting"] > 0
 
 
-def triton_stream(record: Record, begun: Queue[str]) -> tuple[int, str]:
+def triton_stream(record: DeploymentRecord, begun: Queue[str]) -> tuple[int, str]:
     """Return the number of received chunks and the error after them."""
     pieces = 0
     try:
@@ -111,7 +111,7 @@ def triton_stream(record: Record, begun: Queue[str]) -> tuple[int, str]:
     return pieces, ""
 
 
-def triton_whole(record: Record, begun: Queue[str]) -> str:
+def triton_whole(record: DeploymentRecord, begun: Queue[str]) -> str:
     begun.put("whole")
     try:
         Client.at(record.endpoints["http"], 120).generate(ENDLESS)
@@ -120,7 +120,7 @@ def triton_whole(record: Record, begun: Queue[str]) -> str:
     return ""
 
 
-def openai_stream(record: Record, begun: Queue[str], **asked: Any) -> list[str]:
+def openai_stream(record: DeploymentRecord, begun: Queue[str], **asked: Any) -> list[str]:
     """Return the data of all events; raises if the connection ends within the response."""
     url = f"{record.endpoints['openai']}/completions"
     said: list[str] = []

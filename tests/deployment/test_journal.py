@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
-RECORD = Record("n", "live", "/artifacts/é", 1, 2, 8000, 8001, 8002, "shm", True, manifest="m", revision=1)
+RECORD = DeploymentRecord("n", "live", "/artifacts/é", 1, 2, 8000, 8001, 8002, "shm", True, manifest="m", revision=1)
 
 
 @pytest.fixture

@@ -5,16 +5,24 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.deployment.health.policy import BUSY_S, SILENT_S, STOPPED_S, Judge, Look, Restarts, Waiting
+from trtspec.deployment.health.policy import (
+    BUSY_S,
+    SILENT_S,
+    STOPPED_S,
+    FailureDetector,
+    HealthSample,
+    PendingProbe,
+    RestartPolicy,
+)
 
 STEP = 0.25
 
 
 def verdicts(seconds: float, **seen: object) -> list[tuple[float, str]]:
     """Return the failure, and the time until it is detected, for constant samples."""
-    judge = Judge()
+    judge = FailureDetector()
     times = [100 + STEP * number for number in range(int(seconds / STEP) + 1)]
-    return [(time - 100, fault) for time in times if (fault := judge.fault(Look(time, **seen)))]
+    return [(time - 100, fault) for time in times if (fault := judge.fault(HealthSample(time, **seen)))]
 
 
 def test_a_server_that_answers_is_well() -> None:
@@ -49,7 +57,7 @@ def test_a_server_with_much_to_do_may_answer_late_but_not_never() -> None:
 
 def full_since(progress: list[int | None]) -> list[float | None]:
     """Return the start of the unanswered period after each probe (one per second, all rejected with a full queue)."""
-    waiting, found = Waiting(), []
+    waiting, found = PendingProbe(), []
     for second, done in enumerate(progress):
         waiting.record_request(100.0 + second)
         waiting.refused_as_full(100.5 + second, done)
@@ -68,14 +76,14 @@ def test_a_full_server_that_gets_on_is_waited_for_anew() -> None:
 
 @pytest.mark.parametrize(("computes", "after"), [(False, SILENT_S), (True, BUSY_S)])
 def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> None:
-    judge, waiting = Judge(), Waiting()
+    judge, waiting = FailureDetector(), PendingProbe()
     found = []
     for number in range(int((BUSY_S + 10) / STEP)):
         now = 100 + number * STEP
         if number % 4 == 0:
             waiting.record_request(now)
             waiting.refused_as_full(now, 7)
-        found.append((now - 100, judge.fault(Look(now, None, (), (), waiting.since, computes, is_full=True))))
+        found.append((now - 100, judge.fault(HealthSample(now, None, (), (), waiting.since, computes, is_full=True))))
     first, said = next(each for each in found if each[1])
     assert first == after
     assert said == (
@@ -85,7 +93,7 @@ def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> 
 
 
 def test_an_answer_ends_the_waiting() -> None:
-    waiting = Waiting()
+    waiting = PendingProbe()
     waiting.record_request(1.0)
     waiting.refused_as_full(1.0, 7)
     assert waiting.is_full
@@ -97,14 +105,14 @@ def test_an_answer_ends_the_waiting() -> None:
 
 
 def test_a_process_that_was_only_looked_at_by_a_debugger_goes_on() -> None:
-    judge = Judge()
+    judge = FailureDetector()
     for number in range(40):
-        assert not judge.fault(Look(number * STEP, stopped=["tensorrt_llm"] if number % 4 else []))
+        assert not judge.fault(HealthSample(number * STEP, stopped=["tensorrt_llm"] if number % 4 else []))
 
 
 def test_one_that_nobody_depends_on_may_be_stopped_for_less() -> None:
-    judge = Judge(stopped_s=1.0)
-    looks = [judge.fault(Look(number * STEP, stopped=["tensorrt_llm"])) for number in range(5)]
+    judge = FailureDetector(stopped_s=1.0)
+    looks = [judge.fault(HealthSample(number * STEP, stopped=["tensorrt_llm"])) for number in range(5)]
     assert looks == ["", "", "", "", "the process of tensorrt_llm is stopped"]
 
 
@@ -113,23 +121,23 @@ def test_two_refusals_are_no_fault() -> None:
 
 
 def test_a_server_is_started_again_later_each_time_and_in_the_end_no_more() -> None:
-    restarts = Restarts()
+    restarts = RestartPolicy()
     assert [restarts.delay(now) for now in range(7)] == [0.0, 1.0, 2.0, 4.0, 8.0, None, None]
 
 
 def test_restarts_after_a_successful_start_never_end() -> None:
-    restarts = Restarts(came_up=True)
+    restarts = RestartPolicy(came_up=True)
     delays = [restarts.delay(now) for now in range(2000)]
     assert delays[:8] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert set(delays[8:]) == {30.0}
 
 
 def test_what_failed_long_ago_is_forgotten() -> None:
-    restarts = Restarts(within_s=100)
+    restarts = RestartPolicy(within_s=100)
     assert [restarts.delay(now) for now in range(0, 2000, 200)] == [0.0] * 10
     assert [restarts.delay(3000.0 + now) for now in range(3)] == [0.0, 1.0, 2.0]
 
 
 def test_no_delay_is_longer_than_the_longest() -> None:
-    restarts = Restarts(at_most=9, longest_s=5)
+    restarts = RestartPolicy(at_most=9, longest_s=5)
     assert [restarts.delay(now) for now in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]

@@ -18,8 +18,8 @@ from tests.deployment.manifests import IMAGE, manifest
 from tests.doubles.fixtures import Installation
 from trtspec.core.errors import DeployError
 from trtspec.deployment.base import find_target
-from trtspec.deployment.containers import workload_of
-from trtspec.deployment.targets.kubernetes.kubectl import _state_of
+from trtspec.deployment.containers import make_workload
+from trtspec.deployment.targets.kubernetes.kubectl import _parse_state
 from trtspec.store.manifest import Manifest
 
 PVC = "pvc:models/tiny"
@@ -30,7 +30,7 @@ def rendered(found: Manifest | None = None, repository: Path = Path(), name: str
     words = {"image": IMAGE, "artifact": PVC} | {key.replace("_", "-"): value for key, value in settings.items()}
     render = find_target("kubernetes").render
     assert render
-    return render(workload_of(found or manifest(), name), repository, "127.0.0.1", {}, words)
+    return render(make_workload(found or manifest(), name), repository, "127.0.0.1", {}, words)
 
 
 def document(files: dict[str, str], kind: str) -> dict[str, Any]:
@@ -481,4 +481,4 @@ def test_what_cannot_be_deployed_is_said(
     ],
 )
 def test_what_is_ready_is_said_by_each_kind_in_its_own_way(kind: str, status: dict[str, Any], state: str) -> None:
-    assert _state_of({"kind": kind, "spec": {"replicas": 2}, "status": status}) == state
+    assert _parse_state({"kind": kind, "spec": {"replicas": 2}, "status": status}) == state

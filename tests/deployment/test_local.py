@@ -17,7 +17,7 @@ import pytest
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, GateNotMet, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.core.ports import LOOPBACK
-from trtspec.core.processes import is_alive, session_of, wait_until
+from trtspec.core.processes import is_alive, session_processes, wait_until
 from trtspec.deployment.base import find_target
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
@@ -89,7 +89,7 @@ def states(name: str = "echo") -> list[str]:
 
 
 def leftovers(record) -> list[object]:
-    return [*session_of(record.pid, record.started), *SHARED_MEMORY.glob(f"{record.shm_prefix}*")]
+    return [*session_processes(record.pid, record.started), *SHARED_MEMORY.glob(f"{record.shm_prefix}*")]
 
 
 @pytest.mark.triton
@@ -146,7 +146,7 @@ def test_a_killed_supervisor_is_dead_with_its_last_words_and_can_be_deployed_aga
 def test_nothing_outlives_a_killed_supervisor(deploy) -> None:
     server = deploy(detach=True)
     os.kill(server.process.pid, signal.SIGKILL)
-    assert wait_until(lambda: not session_of(server.record.pid, server.record.started), 15)
+    assert wait_until(lambda: not session_processes(server.record.pid, server.record.started), 15)
 
 
 @pytest.mark.triton
@@ -204,7 +204,7 @@ def test_without_detach_a_killed_owner_takes_the_server_along(tritonserver, tmp_
     assert is_alive(pid, started)
     owner.kill()
     owner.communicate(timeout=30)
-    assert wait_until(lambda: not session_of(pid, started), 10)
+    assert wait_until(lambda: not session_processes(pid, started), 10)
     assert status("echo")["state"] == "dead"
 
 

@@ -13,38 +13,40 @@ import pytest
 
 from trtspec.core.processes import wait_until
 from trtspec.deployment.health import probe
-from trtspec.deployment.health.policy import Judge
-from trtspec.deployment.health.probe import Prober, StartLook, progress_of
+from trtspec.deployment.health.policy import FailureDetector
+from trtspec.deployment.health.probe import RequestProbe, StartupProbe, count_progress
 
 TARGET, DRAFT = {(2, 20): "target"}, {(3, 30): "draft"}
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> probe.Stubs:
+def running(monkeypatch: pytest.MonkeyPatch) -> probe.ModelProcesses:
     """Return the processes that run models; the test may change them."""
-    found: probe.Stubs = {}
+    found: probe.ModelProcesses = {}
     monkeypatch.setattr(probe, "group_of", lambda pid: [pid, *(pid for pid, _ in found)])
-    monkeypatch.setattr(probe, "stubs_of", lambda pids: {**found})
+    monkeypatch.setattr(probe, "model_processes", lambda pids: {**found})
     monkeypatch.setattr(probe, "process_state", lambda pid: "S")
     monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: [])
     return found
 
 
 def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_server_is_ready(
-    running: probe.Stubs,
+    running: probe.ModelProcesses,
 ) -> None:
-    eyes = StartLook(1)
+    eyes = StartupProbe(1)
     running |= DRAFT
     assert not eyes.look(is_ready=False).died
     del running[3, 30]
     running |= TARGET
     assert not eyes.look(is_ready=False).died
-    assert Judge().fault(eyes.look(is_ready=True)) == "the process of draft died"
+    assert FailureDetector().fault(eyes.look(is_ready=True)) == "the process of draft died"
 
 
-def test_a_model_that_nobody_loads_any_more_died(running: probe.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_nobody_loads_any_more_died(
+    running: probe.ModelProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server does not report a process that was killed while loading."""
-    judge, eyes = Judge(), StartLook(1)
+    judge, eyes = FailureDetector(), StartupProbe(1)
     running |= TARGET | DRAFT
     assert not judge.fault(eyes.look(is_ready=False))
     del running[3, 30]
@@ -53,8 +55,8 @@ def test_a_model_that_nobody_loads_any_more_died(running: probe.Stubs, monkeypat
     assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
 
 
-def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: probe.Stubs) -> None:
-    eyes = StartLook(1)
+def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: probe.ModelProcesses) -> None:
+    eyes = StartupProbe(1)
     running |= {(9, 90): "draft"}
     eyes.look(is_ready=False)
     del running[9, 90]
@@ -64,9 +66,9 @@ def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: 
 
 
 def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_for_it(
-    running: probe.Stubs, monkeypatch: pytest.MonkeyPatch
+    running: probe.ModelProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge, eyes = Judge(), StartLook(1)
+    judge, eyes = FailureDetector(), StartupProbe(1)
     running |= TARGET
     dead = [2, 3]  # the target's process is known
     monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: dead)
@@ -78,11 +80,13 @@ def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_fo
     assert not judge.fault(eyes.look(is_ready=False))
 
 
-def test_what_is_stopped_while_it_starts_is_seen(running: probe.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stopped_while_it_starts_is_seen(
+    running: probe.ModelProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running |= TARGET
     monkeypatch.setattr(probe, "process_state", lambda pid: "T")
-    monkeypatch.setattr(probe, "model_of", lambda pid: "target" if pid == 2 else "")
-    judge, eyes = Judge(stopped_s=0.0), StartLook(1)
+    monkeypatch.setattr(probe, "process_model", lambda pid: "target" if pid == 2 else "")
+    judge, eyes = FailureDetector(stopped_s=0.0), StartupProbe(1)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of target, tritonserver is stopped"
 
 
@@ -132,7 +136,7 @@ def test_a_full_server_is_waited_for_until_it_gets_on_or_answers(
 ) -> None:
     monkeypatch.setattr(probe, "ASK_EVERY_S", 0.01)
     server, url = full
-    prober = Prober(url)
+    prober = RequestProbe(url)
     try:
         assert wait_until(lambda: server.questions > 2, 20)
         since = prober.waiting.since
@@ -149,10 +153,10 @@ def test_a_full_server_is_waited_for_until_it_gets_on_or_answers(
 
 
 def test_progress_is_what_was_taken_up_and_answered() -> None:
-    assert progress_of(statistics(5)) == 7
+    assert count_progress(statistics(5)) == 7
     document = statistics(5)
     sent = {"success": {"count": 4, "ns": 1}, "fail": {"count": 3, "ns": 1}}
     document["model_stats"][0]["response_stats"] = {"0": sent, "1": sent}
-    assert progress_of(document) == 15
+    assert count_progress(document) == 15
     for wrong in ({}, {"model_stats": None}, {"model_stats": [1]}, {"model_stats": [{"execution_count": "x"}]}):
-        assert progress_of(wrong) is None
+        assert count_progress(wrong) is None

@@ -16,11 +16,11 @@ import pytest
 
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, TrtspecError
-from trtspec.core.processes import session_of
+from trtspec.core.processes import session_processes
 from trtspec.deployment.base import deployments, history, status, stop
-from trtspec.deployment.journal import DeploymentJournal, Record, deployment_names
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.rollout.state import FILE, Limits, Rollout, keep_rollout, read_rollout
+from trtspec.deployment.rollout.state import FILE, RolloutPolicy, RolloutRecord, read_rollout, save_rollout
 from trtspec.deployment.targets.local import deploy_local
 from trtspec.serving.triton.server import find_server
 
@@ -28,7 +28,7 @@ GARBAGE = [b"", b"null", b"{", b"[]", b"{}", b"1", b'"x"', b"\xff\xfe", b"[" * 1
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeploymentRecord]:
     """The record of a running deployment."""
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
     try:
@@ -37,7 +37,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
         pytest.skip(str(error))
     deployed = deploy_local(make_echo_artifact(tmp_path / "echo"), DeployOptions(detach=True, timeout_s=60)).record
     yield deployed
-    for pid in session_of(deployed.pid, deployed.started):
+    for pid in session_processes(deployed.pid, deployed.started):
         os.kill(pid, 9)
 
 
@@ -61,7 +61,7 @@ def lose_everything(root: Path) -> None:
 @pytest.mark.triton
 @pytest.mark.slow
 @pytest.mark.parametrize("lose", [lose_state, damage_state, lose_all_records, lose_everything])
-def test_deployment_that_lost_its_state_is_listed_shown_and_stopped(record: Record, lose) -> None:
+def test_deployment_that_lost_its_state_is_listed_shown_and_stopped(record: DeploymentRecord, lose) -> None:
     lose(DeploymentJournal("echo").root)
     assert [each["name"] for each in deployments()] == ["echo"]
     assert deployments()[0]["state"] == "live"
@@ -73,19 +73,19 @@ def test_deployment_that_lost_its_state_is_listed_shown_and_stopped(record: Reco
     ended = stop("echo")
     assert ended["was_running"]
     assert ended["state"] == "stopped"
-    assert not session_of(record.pid, record.started)
+    assert not session_processes(record.pid, record.started)
 
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_deploy_finds_a_deployment_that_lost_its_state(record: Record, tmp_path: Path) -> None:
+def test_deploy_finds_a_deployment_that_lost_its_state(record: DeploymentRecord, tmp_path: Path) -> None:
     lose_state(DeploymentJournal("echo").root)
     again = deploy_local(tmp_path / "echo", DeployOptions(detach=True, timeout_s=60))
     assert (again.record.pid, again.record.state) == (record.pid, "live")
 
 
-def a_record(**values: object) -> Record:
-    return Record("fake", "live", "x", os.getpid(), None, 1, 2, 3, "trtspec_none_", True, **values)  # type: ignore[arg-type]
+def a_record(**values: object) -> DeploymentRecord:
+    return DeploymentRecord("fake", "live", "x", os.getpid(), None, 1, 2, 3, "trtspec_none_", True, **values)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_damaged_rollout_is_an_error_in_words(journal: DeploymentJournal, conten
 @pytest.mark.parametrize("name", ["state.json", FILE, "journal.jsonl"])
 def test_no_change_of_a_state_file_is_a_bug(journal: DeploymentJournal, name: str) -> None:
     """With replaced values, missing keys and changed bytes, commands fail with an error message."""
-    keep_rollout(journal, Rollout(a_record(), Limits(), ("lossless",), shadow={"verdict": "x"}))
+    save_rollout(journal, RolloutRecord(a_record(), RolloutPolicy(), ("lossless",), shadow={"verdict": "x"}))
     path, chance = journal.root / name, random.Random(0)
     values = [None, True, -1, 1e300, "", "x", [], [None], {}, {"a": None}, "\ud800", 10**30]
     original = path.read_bytes()

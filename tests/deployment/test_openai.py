@@ -18,10 +18,10 @@ from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_artifact, write_manifest
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import free_ports
-from trtspec.core.processes import session_of, wait_until
+from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment import gateway
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.process_specs import read_children
+from trtspec.deployment.process_specs import read_process_specs
 from trtspec.deployment.targets.local import LocalDeployment, deploy_local, stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
@@ -71,7 +71,7 @@ def ask(deployment: LocalDeployment, path: str, body: dict[str, Any] | None = No
 
 
 def entry_process(deployment: LocalDeployment) -> int:
-    pids = session_of(deployment.record.pid, deployment.record.started)
+    pids = session_processes(deployment.record.pid, deployment.record.started)
     return next((pid for pid in pids if "-m\0trtspec.serving.gateway\0" in words_of(pid)), 0)
 
 
@@ -93,7 +93,7 @@ def test_only_its_keys_open_it_and_nothing_else_holds_them(deployment: LocalDepl
     with pytest.raises(HTTPError) as refused:
         ask(deployment, "/models", key="another one")
     assert refused.value.code == 401
-    for pid in session_of(deployment.record.pid, deployment.record.started):
+    for pid in session_processes(deployment.record.pid, deployment.record.started):
         assert KEY not in Path(f"/proc/{pid}/environ").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
     holders = [path for path in deployment.journal.root.iterdir() if path.is_file() and KEY in path.read_text()]
     assert [(path.name, path.stat().st_mode & 0o777) for path in holders] == [("openai.keys", 0o600)]
@@ -105,8 +105,8 @@ def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> 
     process, restarts = entry_process(deployment), deployment.journal.known().restarts
     assert process
     os.kill(process, number)
-    url = read_children(deployment.journal.children)[0].url
-    assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.answers(url), BACK_S)
+    url = read_process_specs(deployment.journal.children)[0].url
+    assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.returns_ok(url), BACK_S)
     assert ask(deployment, "/models")["data"]
     assert deployment.journal.known().restarts == restarts, "the server keeps running"
 
@@ -114,5 +114,5 @@ def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> 
 def test_without_what_it_needs_that_is_said(deployment: LocalDeployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeployError, match="uvicorn, which is not installed") as caught:
-        gateway.openai_entry(deployment.journal, deployment.record)
+        gateway.gateway_process(deployment.journal, deployment.record)
     assert caught.value.hint == "pip install 'trtspec[triton]', or build with serving.openai: false"

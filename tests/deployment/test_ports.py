@@ -17,21 +17,21 @@ from tests.conftest import Run
 from tests.deployment.test_local import STARTER
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError
-from trtspec.core.ports import LOOPBACK, refused_bind
-from trtspec.core.processes import group_of, start_time, wait_until
+from trtspec.core.ports import LOOPBACK, bind_refusal
+from trtspec.core.processes import group_processes, start_time, wait_until
 from trtspec.deployment.base import deployments, stop
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions
 from trtspec.deployment.ports import (
-    PortTaken,
+    PortInUse,
     choose_ports,
+    foreign_port,
     former_ports,
     reserved_elsewhere,
     reserved_ports,
-    taken_port,
 )
-from trtspec.deployment.process_specs import Child, read_children
-from trtspec.deployment.revision import place_of
+from trtspec.deployment.process_specs import ProcessSpec, read_process_specs
+from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.targets import local
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
@@ -47,17 +47,19 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def taken(port: int) -> socket.socket:
     """Take a port; skip the test if another program of this machine has it."""
-    if refused := refused_bind(port):
+    if refused := bind_refusal(port):
         pytest.skip(f"port {port} {refused}")
     return socket.create_server((LOOPBACK, port))
 
 
-def record(name: str, **fields: object) -> Record:
-    base = Record(name, "live", "/a", os.getpid(), start_time(os.getpid()), 8000, 8001, 8002, "x", True, openai=9000)
+def record(name: str, **fields: object) -> DeploymentRecord:
+    base = DeploymentRecord(
+        name, "live", "/a", os.getpid(), start_time(os.getpid()), 8000, 8001, 8002, "x", True, openai=9000
+    )
     return replace(base, **fields)
 
 
-def recorded(name: str, **fields: object) -> Record:
+def recorded(name: str, **fields: object) -> DeploymentRecord:
     journal = DeploymentJournal(name)
     journal.root.mkdir(parents=True)
     return journal.write(record(name, **fields))
@@ -137,20 +139,20 @@ def directories(state: Path) -> None:
 
 def test_listener_of_another_process_is_found_and_an_own_one_is_not() -> None:
     with socket.create_server((LOOPBACK, 0)) as holder:
-        child = Child("server", (), "", listens={"metrics": holder.getsockname()[1]})
-        found = taken_port([child], ())
+        child = ProcessSpec("server", (), "", listens={"metrics": holder.getsockname()[1]})
+        found = foreign_port([child], ())
         assert found is not None
         assert (found.which, f"process {os.getpid()}" in found.message) == ("metrics", True)
-        assert taken_port([child], [os.getpid()]) is None
-    assert taken_port([child], (), ended=True) is None
+        assert foreign_port([child], [os.getpid()]) is None
+    assert foreign_port([child], (), ended=True) is None
 
 
 def test_bound_port_that_does_not_listen_counts_once_the_server_has_ended() -> None:
     with socket.socket() as bound:
         bound.bind((LOOPBACK, 0))
-        child = Child("server", (), "", listens={"http": bound.getsockname()[1]})
-        assert taken_port([child], ()) is None
-        assert taken_port([child], (), ended=True) is not None
+        child = ProcessSpec("server", (), "", listens={"http": bound.getsockname()[1]})
+        assert foreign_port([child], ()) is None
+        assert foreign_port([child], (), ended=True) is not None
 
 
 @pytest.fixture
@@ -197,7 +199,7 @@ def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str,
 def test_requested_port_that_is_taken_while_models_load_ends_the_deployment(echo: Path) -> None:
     port = choose_ports(DeployOptions())[0].http
     thief = Thief("http")
-    with pytest.raises(PortTaken, match=f"http port {port} is in use by"):
+    with pytest.raises(PortInUse, match=f"http port {port} is in use by"):
         local.deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief, ports={"http": port}))
     assert thief.held is not None
     thief.held.close()
@@ -219,7 +221,7 @@ def test_two_deployments_at_once_get_different_ports(echo: Path, workplace: Path
 
 @pytest.mark.triton
 def test_name_that_is_stopped_and_deployed_again_has_its_ports(echo: Path) -> None:
-    port = next(port for port in range(18200, 18300) if not refused_bind(port))
+    port = next(port for port in range(18200, 18300) if not bind_refusal(port))
     first = local.deploy_local(echo, DeployOptions(timeout_s=60, ports={"http": port})).record
     stop("echo")
     again = local.deploy_local(echo, DeployOptions(timeout_s=60)).record
@@ -239,7 +241,7 @@ def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path
 
     def steal() -> bool:
         nonlocal stolen
-        if not refused_bind(served.grpc):
+        if not bind_refusal(served.grpc):
             stolen = socket.create_server((LOOPBACK, served.grpc))
         return stolen is not None
 
@@ -254,12 +256,12 @@ def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path
     assert wait_until(lambda: journal.known().state == "live", 60)
 
 
-def group_of_server(served: Record) -> list[int]:
-    children = read_children(place_of(DeploymentJournal(served.name), served.revision) / "server.json")
+def group_of_server(served: DeploymentRecord) -> list[int]:
+    children = read_process_specs(revision_dir(DeploymentJournal(served.name), served.revision) / "server.json")
     assert {name for child in children for name in child.listens} == {*PORTS[:3]}
-    from trtspec.core.processes import session_of
+    from trtspec.core.processes import session_processes
 
-    return [pid for pid in session_of(served.pid, served.started) if group_of(pid)]
+    return [pid for pid in session_processes(served.pid, served.started) if group_processes(pid)]
 
 
 @pytest.mark.triton

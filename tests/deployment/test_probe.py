@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from trtspec.deployment.health import request
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.serving.front.command import DOWN
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.serving.front.command import UNAVAILABLE_MESSAGE
 
 ANSWERS = {
     "text": (200, {"text_output": "x"}),
     "full": (503, {"error": "the queue is full"}),
     "broken": (500, {"error": "the stub is dead"}),
     "odd": (200, {"other": "x"}),
-    "down": (503, {"error": DOWN}),
+    "down": (503, {"error": UNAVAILABLE_MESSAGE}),
 }
 
 
@@ -57,7 +57,7 @@ def note(server: ThreadingHTTPServer, state: str = "live") -> None:
     journal = DeploymentJournal("tiny")
     journal.root.mkdir(parents=True, exist_ok=True)
     port = server.server_address[1]
-    journal.write(Record("tiny", state, "", 0, None, port, port, port, "", detached=False))
+    journal.write(DeploymentRecord("tiny", state, "", 0, None, port, port, port, "", detached=False))
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from trtspec.core.paths import state_dir
 from trtspec.core.processes import wait_until
 from trtspec.deployment import exit_cause
 from trtspec.deployment.base import deployments, stop
-from trtspec.deployment.exit_cause import cause_of_death, note_of_signal, telling_lines
+from trtspec.deployment.exit_cause import cause_of_death, problem_lines, signal_log_line
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets import local
@@ -126,7 +126,7 @@ def test_cause_of_death_is_the_killed_supervisor(workplace: Path, trtspec: Run) 
 
 def test_cause_of_death_is_the_signal_that_the_supervisor_noted(workplace: Path) -> None:
     journal, record = dead()
-    journal.log.write_bytes(note_of_signal(signal.SIGTERM) + SHUTDOWN.encode())
+    journal.log.write_bytes(signal_log_line(signal.SIGTERM) + SHUTDOWN.encode())
     assert cause_of_death(journal, record).endswith("was stopped by SIGTERM, not by trtspec stop")
     foreground = replace(record, detached=False)
     assert cause_of_death(journal, foreground).startswith("the command that served it in the foreground ended")
@@ -156,11 +156,11 @@ def test_cause_of_death_is_the_kernel_where_its_log_has_the_process(
 
 def test_telling_lines_leave_out_a_shutdown_and_inner_lines_of_tracebacks() -> None:
     text = SHUTDOWN + "Traceback (most recent call last):\n  File x\n    y = z\nNameError: z\nI1 more\n"
-    assert telling_lines(text).splitlines() == [
+    assert problem_lines(text).splitlines() == [
         "E1127 11:00:01.000001 17849 model.cc:12] CUDA error: out of memory",
         "NameError: z",
     ]
-    assert telling_lines("I1 fine\n") == ""
+    assert problem_lines("I1 fine\n") == ""
 
 
 def test_failed_deployment_says_why_in_status(workplace: Path, trtspec: Run) -> None:

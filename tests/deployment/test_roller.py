@@ -14,14 +14,14 @@ import pytest
 
 from tests._support.manifests import resolved
 from trtspec.core.errors import DeployError
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.process_group import Running
-from trtspec.deployment.process_specs import Child
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.process_group import ProcessGroup
+from trtspec.deployment.process_specs import ProcessSpec
 from trtspec.deployment.rollout import controller as roller_module
-from trtspec.deployment.rollout.controller import Roller, Stopped
-from trtspec.deployment.rollout.state import ROLLBACK, Rollout, ask
+from trtspec.deployment.rollout.controller import RolloutAborted, RolloutController
+from trtspec.deployment.rollout.state import ROLLBACK, RolloutRecord, send_command
 
-RECORD = Record("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
+RECORD = DeploymentRecord("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
 
 
 class Asked:
@@ -51,36 +51,38 @@ class Shares:
 
 
 @pytest.fixture
-def roller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Roller:
+def roller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RolloutController:
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path))
     said: list[str] = []
-    return Roller(DeploymentJournal("n"), RECORD, Rollout(RECORD), lambda *_: None, threading.Event(), said.append)  # type: ignore[arg-type,return-value]
+    return RolloutController(
+        DeploymentJournal("n"), RECORD, RolloutRecord(RECORD), lambda *_: None, threading.Event(), said.append
+    )  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.slow
-def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: Roller) -> None:
+def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: RolloutController) -> None:
     pairs = Asked()
     threading.Timer(0.2, lambda: setattr(roller, "_fault", "its server died")).start()
     began = time.monotonic()
-    with pytest.raises(Stopped, match="its server died"):
+    with pytest.raises(RolloutAborted, match="its server died"):
         roller._beside(pairs.ask)
     assert time.monotonic() - began < 5
     pairs.answered.set()
 
 
 @pytest.mark.slow
-def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: Roller) -> None:
+def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: RolloutController) -> None:
     gates = Asked()
     threading.Timer(0.2, lambda: setattr(roller, "_wanted", ROLLBACK)).start()
     began = time.monotonic()
-    with pytest.raises(Stopped, match="requested by command"):
+    with pytest.raises(RolloutAborted, match="requested by command"):
         roller._beside(gates.ask)
     assert time.monotonic() - began < 5
     gates.answered.set()
 
 
 @pytest.mark.slow
-def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) -> None:
+def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: RolloutController) -> None:
     pairs = Asked()
     threading.Timer(0.2, pairs.answered.set).start()
     roller._beside(pairs.ask)
@@ -90,7 +92,7 @@ def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) ->
 
 
 @pytest.mark.parametrize("fails", [0, 1])
-def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int) -> None:
+def test_requests_are_withdrawn_once_whoever_does_it(roller: RolloutController, fails: int) -> None:
     """If the gateway did not apply the split, the next caller retries."""
     roller._shares = shares = Shares(fails)  # type: ignore[assignment]
     for _ in range(3):
@@ -100,7 +102,7 @@ def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int)
 
 @pytest.mark.parametrize(("seen", "reason"), [("its model is stopped", "its model is stopped"), ("", "refused")])
 def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
-    roller: Roller, seen: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    roller: RolloutController, seen: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process failure is often detected a moment after the failed request."""
     ended: list[str] = []
@@ -127,7 +129,9 @@ def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
         ("the process of tensorrt_llm, tensorrt_llm_draft died", None),
     ],
 )
-def test_what_can_still_be_answered_is_waited_for(roller: Roller, fault: str, within_s: float | None) -> None:
+def test_what_can_still_be_answered_is_waited_for(
+    roller: RolloutController, fault: str, within_s: float | None
+) -> None:
     """A target without its drafter finishes its texts; after the target's process ends, nothing is awaited."""
     drained: list[float] = []
     roller._shares = SimpleNamespace(drain=lambda record, within_s: drained.append(within_s))  # type: ignore[assignment]
@@ -137,7 +141,7 @@ def test_what_can_still_be_answered_is_waited_for(roller: Roller, fault: str, wi
 
 
 def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
-    roller: Roller, monkeypatch: pytest.MonkeyPatch
+    roller: RolloutController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a disk with room for a journal line but not for a file."""
     left = [OSError(28, "No space left on device")] * 2
@@ -149,13 +153,13 @@ def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
     monkeypatch.setattr(roller_module, "keep_rollout", keep)
     monkeypatch.setattr(roller_module, "NOTE_EVERY_S", 0.01)
     roller.journal.root.mkdir(parents=True)
-    roller.rollout = Rollout(RECORD, state="rolled-back", reason="it died")
+    roller.rollout = RolloutRecord(RECORD, state="rolled-back", reason="it died")
     roller._note_end()
     assert [(entry["state"], entry["detail"]) for entry in roller.journal.entries()] == [("rolled-back", "it died")]
     assert not left
 
 
-def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: Roller) -> None:
+def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: RolloutController) -> None:
     said: list[str] = []
     roller._say = said.append
     assert roller._reason(OSError(28, "No space left on device", "/x/state.json")) == "no space left on /x/state.json"
@@ -183,15 +187,17 @@ def test_nothing_is_measured_where_no_gate_is_to_be_judged(
     manifest = SimpleNamespace(recipe=resolved(gates=gates, speculation={"method": "ngram"}))
     monkeypatch.setattr(roller_module, "load_manifest", lambda root: manifest)
     monkeypatch.setattr(roller_module, "deploy_load", lambda *asked: measured.append(asked))
-    rollout = Rollout(RECORD, skip_gates=skip)
-    judging = Roller(DeploymentJournal("n"), RECORD, rollout, lambda *_: None, threading.Event(), print)  # type: ignore[arg-type,return-value]
+    rollout = RolloutRecord(RECORD, skip_gates=skip)
+    judging = RolloutController(DeploymentJournal("n"), RECORD, rollout, lambda *_: None, threading.Event(), print)  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(judging, "_keeper", SimpleNamespace(server=SimpleNamespace(url="http://127.0.0.1:1")))
     monkeypatch.setattr(judging, "_beside", lambda measure: None)
     judging._judge_gates()
     assert bool(measured) == measures
 
 
-def test_a_server_that_cannot_be_ended_takes_no_promotion_back(roller: Roller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_ended_takes_no_promotion_back(
+    roller: RolloutController, monkeypatch: pytest.MonkeyPatch
+) -> None:
     thrown: list[set[int]] = []
 
     class Before:
@@ -209,10 +215,10 @@ def test_a_server_that_cannot_be_ended_takes_no_promotion_back(roller: Roller, m
     assert thrown == [{RECORD.revision}]
 
 
-def test_what_is_asked_before_it_begins_is_heard(roller: Roller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_before_it_begins_is_heard(roller: RolloutController, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     roller.journal.root.mkdir(parents=True)
-    ask(roller.journal, ROLLBACK)
+    send_command(roller.journal, ROLLBACK)
     monkeypatch.setattr(roller, "_carry_out", roller._check)
     monkeypatch.setattr(roller, "_roll_back", ended.append)
     roller.run()
@@ -229,4 +235,4 @@ def test_a_process_that_the_kernel_does_not_end_is_left(monkeypatch: pytest.Monk
         def wait(self, timeout_s: float) -> None:
             raise subprocess.TimeoutExpired("tritonserver", timeout_s)
 
-    Running(Child("server", (), ""), Stuck()).end(0.0)  # type: ignore[arg-type]
+    ProcessGroup(ProcessSpec("server", (), ""), Stuck()).end(0.0)  # type: ignore[arg-type]

@@ -19,17 +19,17 @@ import pytest
 from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, RolledBack
-from trtspec.core.processes import session_of, wait_until
+from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.base import history
-from trtspec.deployment.health.probe import model_of
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.health.probe import process_model
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.revision import place_of
+from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout import commands
-from trtspec.deployment.rollout.state import ROLLBACK, Limits, ask, read_rollout, under_way
+from trtspec.deployment.rollout.state import ROLLBACK, RolloutPolicy, active_rollout, read_rollout, send_command
 from trtspec.deployment.targets.local import deploy_local, status, stop
 from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.python_models.metrics import method_of
+from trtspec.serving.triton.python_models.metrics import artifact_method
 from trtspec.serving.triton.server import find_server
 from trtspec.store.manifest import load_manifest
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 STARTS_S = 60.0
 BACK_S = 20.0  # from a fault to the end of a rollout: about 3 s on an idle machine
 # An echo takes a few milliseconds, more on a busy machine; a sleeping one takes a hundred times as long.
-LIMITS = Limits((100,), 0.5, 6, max_latency_ratio=20.0)
+LIMITS = RolloutPolicy((100,), 0.5, 6, max_latency_ratio=20.0)
 
 
 class Live:
@@ -58,7 +58,7 @@ class Live:
         return deploy_local(artifact, DeployOptions(**wanted)).as_dict()
 
     @property
-    def record(self) -> Record:
+    def record(self) -> DeploymentRecord:
         return self.journal.known()
 
     def answers(self) -> bool:
@@ -70,8 +70,8 @@ class Live:
 
     def processes(self, revision: int) -> list[int]:
         """Return the processes of a revision: its server, and the model's."""
-        place = f"{place_of(self.journal, revision)}/"
-        pids = session_of(self.record.pid, self.record.started)
+        place = f"{revision_dir(self.journal, revision)}/"
+        pids = session_processes(self.record.pid, self.record.started)
         return [pid for pid in pids if place in words_of(pid)]
 
 
@@ -84,7 +84,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             find_server()
         except DeployError as error:
             pytest.skip(str(error))
-        patch.setattr(commands, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
+        patch.setattr(
+            commands, "rollout_policy", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,))
+        )
         live = Live(root)
         live.deploy(live.make())
         yield live
@@ -103,10 +105,10 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     record = live.record
     assert (record.artifact, record.pid, record.state_now) == (str(artifact), before.pid, "live")
     assert record.endpoints["http"] != before.endpoints["http"]
-    repository = place_of(live.journal, revision) / "served" / "model_repository"
+    repository = revision_dir(live.journal, revision) / "served" / "model_repository"
     assert any(f"--model-repository={repository}" in words_of(pid) for pid in live.processes(revision))
     method = load_manifest(artifact).recipe.speculation.method
-    assert method_of({"model_repository": str(repository / "ensemble")}) == method, "the label of its metrics"
+    assert artifact_method({"model_repository": str(repository / "ensemble")}) == method, "the label of its metrics"
     assert live.answers()
     assert wait_until(lambda: not live.processes(before.revision), 30), "the old server has ended"
     assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are closed"
@@ -120,7 +122,7 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
 
 
 def test_what_was_asked_of_a_rollout_before_is_not_asked_of_the_next(live: Live) -> None:
-    ask(live.journal, ROLLBACK)
+    send_command(live.journal, ROLLBACK)
     assert live.deploy(live.make())["rollout"]["state"] == "promoted"
 
 
@@ -151,7 +153,7 @@ def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: st
     assert rollout is not None, what
     assert rollout.state == "rolled-back"
     assert not live.processes(rollout.record.revision)
-    assert not place_of(live.journal, rollout.record.revision).exists()
+    assert not revision_dir(live.journal, rollout.record.revision).exists()
 
 
 @pytest.mark.parametrize(
@@ -178,9 +180,9 @@ def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live,
     assert (document["rollout"]["state"], document["rollout"]["share"]) == ("holding", 0)
     assert live.record == before, "no decision yet"
     revision = document["rollout"]["revision"]
-    (pid,) = [pid for pid in live.processes(revision) if bool(model_of(pid)) == (which == "model")]
+    (pid,) = [pid for pid in live.processes(revision) if bool(process_model(pid)) == (which == "model")]
     os.kill(pid, number)
-    assert wait_until(lambda: not under_way(live.journal, live.record), BACK_S)
+    assert wait_until(lambda: not active_rollout(live.journal, live.record), BACK_S)
     rollout = read_rollout(live.journal)
     assert rollout is not None
     assert rollout.state == "rolled-back"
@@ -212,8 +214,8 @@ from trtspec.store.manifest import load_manifest
 from trtspec.deployment.rollout import commands
 from trtspec.deployment.targets.local import deploy_local
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.rollout.state import Limits
-commands.limits_of = lambda recipe, shares: Limits((100,), 0.5, 6, max_latency_ratio=20.0)
+from trtspec.deployment.rollout.state import RolloutPolicy
+commands.limits_of = lambda recipe, shares: RolloutPolicy((100,), 0.5, 6, max_latency_ratio=20.0)
 print(deploy_local(Path(sys.argv[1]), DeployOptions(detach=True, on_event=lambda *_: print("x", flush=True))).as_dict())
 """
 
@@ -234,7 +236,7 @@ def test_a_deployment_that_is_stopped_ends_the_rollout_and_leaves_nothing(live: 
     live.deploy(live.make(), 50)
     record = live.record
     stop("echo", timeout_s=20)
-    assert not session_of(record.pid, record.started)
+    assert not session_processes(record.pid, record.started)
     rollout = read_rollout(live.journal)
     assert rollout is not None
     assert (rollout.state, rollout.reason) == ("rolled-back", "the deployment was stopped")

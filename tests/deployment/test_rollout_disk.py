@@ -20,9 +20,9 @@ from trtspec.bench.gates import GATES
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import wait_until
 from trtspec.deployment.base import promote
-from trtspec.deployment.revision import place_of
+from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout import commands
-from trtspec.deployment.rollout.state import under_way
+from trtspec.deployment.rollout.state import active_rollout
 from trtspec.deployment.targets.local import stop
 from trtspec.serving.triton.server import find_server
 
@@ -46,7 +46,9 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def live(disk: Path) -> Iterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(disk / "state"))
-        patch.setattr(commands, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
+        patch.setattr(
+            commands, "rollout_policy", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,))
+        )
         try:
             find_server()
         except DeployError as error:
@@ -109,8 +111,8 @@ def test_a_trial_that_ends_on_a_full_disk_is_over_once_there_is_room(live: Live,
         assert live.answers()
         with pytest.raises(DeployError, match="no space left"):
             promote("echo")
-    assert wait_until(lambda: not under_way(live.journal, live.record), BACK_S)
+    assert wait_until(lambda: not active_rollout(live.journal, live.record), BACK_S)
     assert live.states(held)[-1] == "rolled-back"
     assert live.record == before
-    assert not place_of(live.journal, held).exists()
+    assert not revision_dir(live.journal, held).exists()
     assert live.deploy(live.make())["rollout"]["state"] == "promoted"

@@ -21,16 +21,16 @@ import pytest
 
 from tests.serving.triton.artifact import make_artifact, write_manifest
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import session_of, wait_until
+from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment import gateway as entry
 from trtspec.deployment.base import history
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.revision import place_of
+from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout import commands
-from trtspec.deployment.rollout.state import Limits, read_rollout, under_way
+from trtspec.deployment.rollout.state import RolloutPolicy, active_rollout, read_rollout
 from trtspec.deployment.targets.local import deploy_local, stop
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.triton.server import find_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -106,10 +106,10 @@ def load(url: str, clients: int = CLIENTS) -> Iterator[Load]:
     assert not any(" and " in revision for revision in found.answers)
 
 
-def patient(configured: Callable[..., EntryConfig]) -> Callable[..., EntryConfig]:
+def patient(configured: Callable[..., GatewayConfig]) -> Callable[..., GatewayConfig]:
     """Let interrupted texts wait as long as a server may take to start on a busy machine."""
 
-    def config(*args: Any) -> EntryConfig:
+    def config(*args: Any) -> GatewayConfig:
         found = configured(*args)
         return replace(found, limits=replace(found.limits, resume_s=90.0, stall_s=120.0))
 
@@ -126,7 +126,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
         write_manifest(artifact, "tiny", openai=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(root / "state"))
-        patch.setattr(commands, "limits_of", lambda recipe, shares: Limits(tuple(shares), 1.0, 6, max_latency_ratio=20))
+        patch.setattr(
+            commands,
+            "rollout_policy",
+            lambda recipe, shares: RolloutPolicy(tuple(shares), 1.0, 6, max_latency_ratio=20),
+        )
         patch.setattr(entry, "revision_config", patient(entry.revision_config))
         try:
             find_server()
@@ -152,11 +156,11 @@ def test_a_revision_that_dies_with_half_of_the_requests_costs_none(live: tuple[s
     with load(url) as found:
         revision = roll(artifact, 50)["rollout"]["revision"]
         assert wait_until(lambda: len(found.answers) == 2, 30), "both revisions answer"
-        place = str(place_of(journal, revision)).encode()
-        pids = session_of(before.pid, before.started)
+        place = str(revision_dir(journal, revision)).encode()
+        pids = session_processes(before.pid, before.started)
         (server,) = [pid for pid in pids if is_server(pid, place)]
         os.kill(server, number)
-        assert wait_until(lambda: not under_way(journal, journal.known()), BACK_S)
+        assert wait_until(lambda: not active_rollout(journal, journal.known()), BACK_S)
         answered = found.answers.total()
         assert wait_until(lambda: found.answers.total() > answered + CLIENTS, 60)
     rollout = read_rollout(journal)
@@ -174,13 +178,13 @@ def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path])
     url, _ = live
     journal = DeploymentJournal("tiny")
     record = journal.known()
-    place = str(place_of(journal, record.revision)).encode()
+    place = str(revision_dir(journal, record.revision)).encode()
     wanted, _ = Load(url).ask(PROMPTS[0], True)
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": TOKENS, "temperature": 0, "stream": True}
     asked = json.dumps(body | {"ignore_eos": True}).encode()
     with urlopen(Request(f"{url}/completions", asked, {"Content-Type": "application/json"}), timeout=150) as answer:
         first = answer.readline()
-        (server,) = [pid for pid in session_of(record.pid, record.started) if is_server(pid, place)]
+        (server,) = [pid for pid in session_processes(record.pid, record.started) if is_server(pid, place)]
         os.kill(server, signal.SIGKILL)
         rest = events((first + answer.read()).decode())
     assert "".join(each["choices"][0]["text"] for each in rest) == wanted

@@ -19,13 +19,13 @@ from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.ports import free_ports
-from trtspec.core.processes import group_of, process_state, session_of, start_time, wait_until
-from trtspec.deployment.health.probe import model_of, progress_of
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.core.processes import group_processes, process_state, session_processes, start_time, wait_until
+from trtspec.deployment.health.probe import count_progress, process_model
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.process_specs import Child, read_children, write_children
-from trtspec.deployment.revision import place_of
-from trtspec.deployment.server_process import Keeper
+from trtspec.deployment.process_specs import ProcessSpec, read_process_specs, write_process_specs
+from trtspec.deployment.revision import revision_dir
+from trtspec.deployment.server_process import ManagedServer
 from trtspec.deployment.supervisor import Supervisor
 from trtspec.deployment.targets.local import deploy_local, status, stop
 from trtspec.deployment.token import new_token
@@ -45,7 +45,7 @@ FIRST = """
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory) -> Iterator[Callable[[], Record]]:
+def live(tmp_path_factory) -> Iterator[Callable[[], DeploymentRecord]]:
     """Return the deployment's record; every test leaves the deployment live."""
     root = tmp_path_factory.mktemp("supervised")
     with pytest.MonkeyPatch.context() as patch:
@@ -59,10 +59,10 @@ def live(tmp_path_factory) -> Iterator[Callable[[], Record]]:
         stop("echo", timeout_s=0)
 
 
-def of(record: Record, wanted: str) -> int:
+def of(record: DeploymentRecord, wanted: str) -> int:
     """Return the process of the server or of a model."""
-    pids = session_of(record.pid, record.started)
-    named = {model_of(pid) or words_of(pid).split("\0")[0].rpartition("/")[2]: pid for pid in pids}
+    pids = session_processes(record.pid, record.started)
+    named = {process_model(pid) or words_of(pid).split("\0")[0].rpartition("/")[2]: pid for pid in pids}
     return named[wanted]
 
 
@@ -142,7 +142,7 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(live, fault: signal.Signals) -> None:
     record = live()
-    server, pids = of(record, "tritonserver"), session_of(record.pid, record.started)
+    server, pids = of(record, "tritonserver"), session_processes(record.pid, record.started)
     [front] = [pid for pid in pids if "trtspec.serving.front" in words_of(pid)]
     os.kill(front, fault)
     client = Client.at(record.endpoints["http"], timeout_s=2.0)
@@ -157,10 +157,10 @@ def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(l
 @pytest.mark.slow
 def test_a_server_says_what_it_has_done(live) -> None:
     client = Client.at(live().endpoints["http"], timeout_s=BACK_S)
-    before = progress_of(client.statistics())
+    before = count_progress(client.statistics())
     client.generate({"text_input": "x", "max_tokens": 1})
     assert before is not None
-    assert wait_until(lambda: (progress_of(client.statistics()) or 0) > before, SLACK_S)
+    assert wait_until(lambda: (count_progress(client.statistics()) or 0) > before, SLACK_S)
 
 
 def is_refused(client: Client) -> bool:
@@ -202,7 +202,7 @@ def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
         assert ends in asked.result(20)
         assert stopping.result(30)["state"] == "stopped"
     assert time.monotonic() - begun < 45
-    assert not session_of(record.pid, record.started)
+    assert not session_processes(record.pid, record.started)
 
 
 FAKE = """
@@ -221,21 +221,21 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 def journal(tmp_path: Path, monkeypatch) -> DeploymentJournal:
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
     journal = DeploymentJournal("fake")
-    place_of(journal, 1).mkdir(parents=True)
+    revision_dir(journal, 1).mkdir(parents=True)
     journal.log.touch()
     new_token(journal.root)
-    journal.write(Record("fake", "live", "x", os.getpid(), None, 1, 2, 3, "trtspec_none_", True, drain_s=1))
+    journal.write(DeploymentRecord("fake", "live", "x", os.getpid(), None, 1, 2, 3, "trtspec_none_", True, drain_s=1))
     return journal
 
 
-def fake(name: str = "server", *more: str) -> Child:
+def fake(name: str = "server", *more: str) -> ProcessSpec:
     [port] = free_ports(1)
-    return Child(name, (sys.executable, "-c", FAKE, str(port), *more), f"http://127.0.0.1:{port}", start_s=20)
+    return ProcessSpec(name, (sys.executable, "-c", FAKE, str(port), *more), f"http://127.0.0.1:{port}", start_s=20)
 
 
-def kept(journal: DeploymentJournal, server: Child) -> Keeper:
-    write_children(place_of(journal, 1) / "server.json", [server])
-    return Keeper(journal.root, place_of(journal, 1), "trtspec_none_")
+def kept(journal: DeploymentJournal, server: ProcessSpec) -> ManagedServer:
+    write_process_specs(revision_dir(journal, 1) / "server.json", [server])
+    return ManagedServer(journal.root, revision_dir(journal, 1), "trtspec_none_")
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
         assert running.result(20) == 0
     assert supervisor.keeper.running
     pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
-    assert not any(group_of(pid) for pid in pids)
+    assert not any(group_processes(pid) for pid in pids)
     assert (journal.known().restarts, journal.known().since) == (0, since)
     assert journal.known().beside == "entry exited with status -9; restarting now"
     assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
@@ -302,7 +302,10 @@ def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal
 
 
 def test_how_children_are_started_is_a_file_of_the_user_alone(tmp_path: Path) -> None:
-    children = [Child("server", ["a", "b"], "http://x:1", {"K": "V"}, 3.0), Child("entry", ["c"], "http://x:2")]
-    write_children(tmp_path / "children.json", children)
+    children = [
+        ProcessSpec("server", ["a", "b"], "http://x:1", {"K": "V"}, 3.0),
+        ProcessSpec("entry", ["c"], "http://x:2"),
+    ]
+    write_process_specs(tmp_path / "children.json", children)
     assert (tmp_path / "children.json").stat().st_mode & 0o777 == 0o600
-    assert read_children(tmp_path / "children.json") == children
+    assert read_process_specs(tmp_path / "children.json") == children

@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.core.errors import SmokeTestFailed, StepTimeout
-from trtspec.deployment.journal import Record
-from trtspec.deployment.warmup import await_first_texts
+from trtspec.deployment.journal import DeploymentRecord
+from trtspec.deployment.warmup import wait_for_first_response
 
 TRITON, OPENAI = b'{"text_output": "x"}', b'{"choices": [{"text": "x"}]}'
 
@@ -48,8 +48,8 @@ def answering(status: int, body: bytes, after_s: float = 0.0) -> Iterator[tuple[
 
 
 def wait(root: Path, triton: int, openai: int, seconds: float = 10.0) -> list[str]:
-    record = Record("tiny", "smoke", "/made", 1, 1, triton, 0, 0, "", detached=False, openai=openai)
-    return await_first_texts(record, root, time.monotonic() + seconds, lambda: "the log")
+    record = DeploymentRecord("tiny", "smoke", "/made", 1, 1, triton, 0, 0, "", detached=False, openai=openai)
+    return wait_for_first_response(record, root, time.monotonic() + seconds, lambda: "the log")
 
 
 @pytest.mark.slow

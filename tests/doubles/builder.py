@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.doubles.required import FP8, FP8_ROWWISE, required_tensors
 from tests.doubles.trouble import make_trouble
-from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of
+from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec
 
 NEWEST, HOPPER = "1.2.1", 90
 ARCHITECTURES = {
@@ -64,7 +64,7 @@ class Build:
     """One run: the settings, upstream's build_config and plugin_config, and the resulting engine configuration."""
 
     def __init__(self, args: argparse.Namespace, version: str) -> None:
-        contract = version_spec_of(version)
+        contract = find_version_spec(version)
         self.args = args
         self.version = version
         self.minor = contract.minor
@@ -308,7 +308,7 @@ def main(argv: list[str]) -> None:
     """Build a fake engine."""
     version = os.environ.get("TRTLLM_DOUBLE_VERSION", NEWEST)
     print(f"[TensorRT-LLM] TensorRT LLM version: {version}", flush=True)
-    build = Build(parse(version_spec_of(version), argv), version)
+    build = Build(parse(find_version_spec(version), argv), version)
     log("I", f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}")
     build.check_options()
     build.check_model()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests._support import forked
-from trtspec.backends.common.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions import find_version_spec
 
 DOUBLES = Path(__file__).parent
 BUILDER = "trtllm-build"
@@ -27,7 +27,7 @@ class Installation:
     def install(self, version: str = "1.2.1", tensorrt: str | None = None, **variables: str) -> None:
         """Install TensorRT-LLM in a version, replacing another."""
         self.add_package("tensorrt_llm", version)
-        self.add_package("tensorrt", tensorrt or version_spec_of(version).release(version).tensorrt)
+        self.add_package("tensorrt", tensorrt or find_version_spec(version).release(version).tensorrt)
         self.add_program(BUILDER, TRTLLM_DOUBLE_VERSION=version, **variables)
 
     def show_gpus(self, *lines: str) -> None:

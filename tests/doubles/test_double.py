@@ -18,7 +18,7 @@ from tests.doubles.builder import main, parse
 from tests.doubles.checkpoints import activations_of, change_config, change_tensors, convert_fp8
 from tests.doubles.fixtures import DOUBLES
 from tests.methods import eagle_heads, heads, recurrent
-from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
+from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.engine_dir import parse_arguments
 from trtspec.checkpoints.quant.scheme import Scheme
@@ -344,5 +344,5 @@ def test_takes_the_arguments_of_every_method(method: str, version: str) -> None:
     )
     for role in ("target", "draft") if method == DRAFTED else ("target",):
         argv = build_arguments(role, case)
-        assert vars(parse(version_spec_of(version), argv))["max_batch_size"] == 4
+        assert vars(parse(find_version_spec(version), argv))["max_batch_size"] == 4
         assert parse_arguments(argv)["kv_cache_type"] == "paged"

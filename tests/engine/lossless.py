@@ -21,7 +21,7 @@ from torch import Tensor
 from tests._support.tiny import SHAPE
 from trtspec.engine.drafting.base import DraftSampling
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions, Stats
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
 from trtspec.kernels import reference, reference_block
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree
@@ -61,7 +61,7 @@ def assert_greedy_text(engine: Engine, model: Any, new_tokens: int = NEW_TOKENS)
     """Compare the engine's text of 8 prompts with transformers', alone and in a batch of different progress."""
     prompts = random_prompts(8)
     lengths = [new_tokens + 3 * number for number in range(8)]  # rows leave the batch one by one
-    requests = [Request(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+    requests = [EngineRequest(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
     alone = [engine.generate([request])[0] for request in requests]
     together = engine.generate(requests)
     assert together == alone
@@ -117,7 +117,7 @@ class Fork:
             self._taken[-1] += 1
 
 
-def engine_distribution(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> np.ndarray:
+def engine_distribution(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: EngineRequest) -> np.ndarray:
     """Return the distribution [vocab] * max_new_tokens of the engine's output for a request, over all seeds."""
     distribution = np.zeros((engine.vocab_size,) * request.max_new_tokens)
     for ids, weight in engine_texts(engine, monkeypatch, request).items():
@@ -126,7 +126,9 @@ def engine_distribution(engine: Engine, monkeypatch: pytest.MonkeyPatch, request
     return distribution
 
 
-def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> dict[tuple[int, ...], float]:
+def engine_texts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, request: EngineRequest
+) -> dict[tuple[int, ...], float]:
     """Return the probability of every possible output of the engine for a request, over all seeds."""
     fork = Fork()
     used: list[float] = []
@@ -306,7 +308,7 @@ def target_distribution(model: Any, prompt: tuple[int, ...], sampling: SamplingO
             return
         with torch.inference_mode():
             logits = model(torch.tensor([[*prompt, *text]])).logits[0, -1].double().numpy()
-        row = reference.probs_of(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+        row = reference.sampling_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p)
         for token in range(vocab):
             if row[token] > 0:
                 add((*text, token), weight * float(row[token]))
@@ -320,7 +322,7 @@ def assert_targets_distribution(
 ) -> None:
     """Compare the engine's distribution after a prompt with transformers'."""
     prompt = (1, 2, 0)
-    ours = engine_distribution(engine, monkeypatch, Request(prompt, new_tokens, sampling))
+    ours = engine_distribution(engine, monkeypatch, EngineRequest(prompt, new_tokens, sampling))
     np.testing.assert_allclose(ours, target_distribution(model, prompt, sampling, new_tokens), atol=2e-5)
 
 

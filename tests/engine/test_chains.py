@@ -13,7 +13,7 @@ from tests._support.tiny import convert, make_model, reference_model
 from tests.engine.lossless import DISTRIBUTION_SHAPE, assert_targets_distribution, assert_wrong_rule_is_seen
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -77,7 +77,7 @@ def test_the_setting_chooses_the_rule(models: Models, monkeypatch: pytest.Monkey
         rules = engine.speculator.verifier
         spies = {name: spy(asked, name, getattr(rules, name)) for name in ("chain", "block", "tree")}
         engine.speculator.verifier = SimpleNamespace(**spies)
-        engine.generate([Request((1, 2), 6, SamplingOptions(1.0))])
+        engine.generate([EngineRequest((1, 2), 6, SamplingOptions(1.0))])
         engine.close()
         assert set(asked[1:]) == {wanted}, "the first is the prompt's own, which has nothing drafted"
 
@@ -94,6 +94,6 @@ def test_confidence_shortens_drafts(models: Models) -> None:
     drafted = []
     for confidence in (0.0, 0.4, 0.9):
         engine = models.engine("draft_target", 4, confidence=confidence)
-        drafted.append(sum(engine.generate([Request((1, token), 24)])[0].stats.drafted for token in range(3)))
+        drafted.append(sum(engine.generate([EngineRequest((1, token), 24)])[0].stats.drafted for token in range(3)))
         engine.close()
     assert drafted[0] > drafted[1] > drafted[2]

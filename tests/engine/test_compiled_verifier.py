@@ -17,7 +17,7 @@ from tests.engine.lossless import (
 )
 from tests.methods.eagle_heads import convert_with, random_head, save_head
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, Result, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier
 
@@ -48,10 +48,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
-def texts(engine: Engine) -> list[Result]:
+def texts(engine: Engine) -> list[EngineResult]:
     """Return the engine's output for a batch of requests with different sampling options; close the engine."""
     hows = [SAMPLINGS[number % len(SAMPLINGS)] for number in range(8)]
-    requests = [Request(prompt, 60, how) for prompt, how in zip(random_prompts(8), hows, strict=True)]
+    requests = [EngineRequest(prompt, 60, how) for prompt, how in zip(random_prompts(8), hows, strict=True)]
     results = engine.generate(requests)
     engine.close()
     return results

@@ -20,7 +20,7 @@ from tests.engine.lossless import (
 )
 from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions, Update
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Update
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -63,8 +63,8 @@ def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Pa
     texts = []
     for drafts_with in (None, draft, target):
         engine = make_engine(target, drafts_with)
-        alone = [engine.generate([Request(prompt, LEN)])[0] for prompt in prompts]
-        together = engine.generate([Request(prompt, LEN) for prompt in prompts])
+        alone = [engine.generate([EngineRequest(prompt, LEN)])[0] for prompt in prompts]
+        together = engine.generate([EngineRequest(prompt, LEN) for prompt in prompts])
         engine.close()
         assert together == alone
         texts.append([list(result.ids) for result in alone])
@@ -94,7 +94,7 @@ def engine(pair: tuple[Path, Path]) -> Iterator[Engine]:
 class TestRequestsOfABatch:
     def test_each_draft_length_of_a_request_gives_the_same_text(self, engine: Engine) -> None:
         prompt = random_prompts(1)[0]
-        results = engine.generate([Request(prompt, LEN, draft_len=length) for length in (None, 0, 1, 2, 99)])
+        results = engine.generate([EngineRequest(prompt, LEN, draft_len=length) for length in (None, 0, 1, 2, 99)])
         assert len({result.ids for result in results}) == 1
         assert results[1].stats.drafted == 0
         assert results[1].stats.steps == LEN - 1
@@ -103,22 +103,24 @@ class TestRequestsOfABatch:
     def test_sampled_text_depends_on_the_seed_and_not_on_neighbours(self, engine: Engine) -> None:
         prompts = random_prompts(9)
         sampling = [SamplingOptions(1.0, seed=s) if s % 3 else SamplingOptions() for s in range(9)]
-        requests = [Request(prompt, 10 + 3 * s.seed, s) for prompt, s in zip(prompts, sampling, strict=True)]
+        requests = [EngineRequest(prompt, 10 + 3 * s.seed, s) for prompt, s in zip(prompts, sampling, strict=True)]
         together = engine.generate(requests)
         alone = [engine.generate([request])[0] for request in requests]
         assert [result.ids for result in together] == [result.ids for result in alone]
-        other_seed = Request(prompts[1], 13, SamplingOptions(1.0, seed=99))
+        other_seed = EngineRequest(prompts[1], 13, SamplingOptions(1.0, seed=99))
         assert engine.generate([other_seed])[0].ids != alone[1].ids
 
     def test_top_k_one_is_greedy(self, engine: Engine) -> None:
         prompt = random_prompts(1)[0]
-        one, two = engine.generate([Request(prompt, LEN), Request(prompt, LEN, SamplingOptions(0.9, top_k=1, seed=5))])
+        one, two = engine.generate(
+            [EngineRequest(prompt, LEN), EngineRequest(prompt, LEN, SamplingOptions(0.9, top_k=1, seed=5))]
+        )
         assert one.ids == two.ids
 
     def test_a_prompt_longer_than_a_step_is_prefilled_in_chunks(self, pair: tuple[Path, Path]) -> None:
         prompts = [tuple(range(n)) for n in (50, 3, 41)]
         whole, chunked = make_engine(*pair), make_engine(*pair, max_num_tokens=16)
-        requests = [Request(prompt, LEN) for prompt in prompts]
+        requests = [EngineRequest(prompt, LEN) for prompt in prompts]
         assert [r.ids for r in whole.generate(requests)] == [r.ids for r in chunked.generate(requests)]
         whole.close()
         chunked.close()
@@ -127,20 +129,20 @@ class TestRequestsOfABatch:
 class TestEndOfARequest:
     def test_it_ends_before_an_end_id(self, engine: Engine) -> None:
         prompt = random_prompts(1)[0]
-        whole = engine.generate([Request(prompt, LEN)])[0].ids
+        whole = engine.generate([EngineRequest(prompt, LEN)])[0].ids
         end = whole[7]
-        result = engine.generate([Request(prompt, LEN, end_ids=(end, 1000))])[0]
+        result = engine.generate([EngineRequest(prompt, LEN, end_ids=(end, 1000))])[0]
         assert result.ids == whole[: whole.index(end)]
         assert result.finish_reason == "end_id"
 
     def test_it_ends_after_max_new_tokens(self, engine: Engine) -> None:
         for length in (1, 2, 3):
-            result = engine.generate([Request((1, 2, 3), length)])[0]
+            result = engine.generate([EngineRequest((1, 2, 3), length)])[0]
             assert (len(result.ids), result.finish_reason) == (length, "length")
 
     def test_cancelling_frees_its_place_and_leaves_the_others_alone(self, engine: Engine) -> None:
         prompts = random_prompts(3)
-        expected = [result.ids for result in engine.generate([Request(prompt, 90) for prompt in prompts])]
+        expected = [result.ids for result in engine.generate([EngineRequest(prompt, 90) for prompt in prompts])]
         texts: list[list[int]] = [[], [], []]
         reasons: list[str | None] = [None] * 3
         done = threading.Barrier(4)
@@ -159,7 +161,7 @@ class TestEndOfARequest:
 
             return on_update
 
-        handles += [engine.submit(Request(prompt, 90), collect(n)) for n, prompt in enumerate(prompts)]
+        handles += [engine.submit(EngineRequest(prompt, 90), collect(n)) for n, prompt in enumerate(prompts)]
         ready.set()
         done.wait(timeout=30)
         assert reasons == ["length", "cancelled", "length"]
@@ -171,8 +173,8 @@ class TestEndOfARequest:
         def fail(update: Update) -> None:
             raise RuntimeError("the caller's bug")
 
-        engine.submit(Request((1, 2), 50), fail)
-        assert len(engine.generate([Request((1, 2, 3), 20)])[0].ids) == 20
+        engine.submit(EngineRequest((1, 2), 50), fail)
+        assert len(engine.generate([EngineRequest((1, 2, 3), 20)])[0].ids) == 20
 
     def test_closing_cancels_what_runs(self, pair: tuple[Path, Path]) -> None:
         engine = make_engine(*pair)
@@ -183,31 +185,31 @@ class TestEndOfARequest:
             reasons.append(update.finish_reason)
             begun.set()
 
-        engine.submit(Request((1, 2), 100), on_update)
+        engine.submit(EngineRequest((1, 2), 100), on_update)
         begun.wait(timeout=10)
         engine.close()
         assert reasons[-1] in ("cancelled", "length")
         with pytest.raises(TrtspecError, match="the engine was closed"):
-            engine.submit(Request((1, 2), 10), on_update)
+            engine.submit(EngineRequest((1, 2), 10), on_update)
 
 
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request((), 5), "the prompt is empty"),
-        (Request((1,), 0), "max_tokens is 0, expected at least 1"),
-        (Request((64,), 5), "the prompt has a token id outside 0..63"),
-        (Request((1,) * 100, 50), "prompt and max_tokens are 150 tokens together, at most 128 fit"),
-        (Request((1,), 5, SamplingOptions(-1.0)), "temperature is -1.0, expected 0 or more"),
-        (Request((1,), 5, SamplingOptions(float("nan"))), "temperature is nan"),
-        (Request((1,), 5, SamplingOptions(1.0, top_k=-2)), "top_k is -2"),
-        (Request((1,), 5, SamplingOptions(1.0, top_p=0.0)), "top_p is 0.0, expected more than 0"),
-        (Request((1,), 5, SamplingOptions(1.0, seed=-1)), "seed is -1"),
-        (Request((1,), 5, draft_len=-1), "the draft length is -1"),
-        (Request((1,), 5, stop=("x",)), "stop texts need the engine to have a tokenizer"),
+        (EngineRequest((), 5), "the prompt is empty"),
+        (EngineRequest((1,), 0), "max_tokens is 0, expected at least 1"),
+        (EngineRequest((64,), 5), "the prompt has a token id outside 0..63"),
+        (EngineRequest((1,) * 100, 50), "prompt and max_tokens are 150 tokens together, at most 128 fit"),
+        (EngineRequest((1,), 5, SamplingOptions(-1.0)), "temperature is -1.0, expected 0 or more"),
+        (EngineRequest((1,), 5, SamplingOptions(float("nan"))), "temperature is nan"),
+        (EngineRequest((1,), 5, SamplingOptions(1.0, top_k=-2)), "top_k is -2"),
+        (EngineRequest((1,), 5, SamplingOptions(1.0, top_p=0.0)), "top_p is 0.0, expected more than 0"),
+        (EngineRequest((1,), 5, SamplingOptions(1.0, seed=-1)), "seed is -1"),
+        (EngineRequest((1,), 5, draft_len=-1), "the draft length is -1"),
+        (EngineRequest((1,), 5, stop=("x",)), "stop texts need the engine to have a tokenizer"),
     ],
 )
-def test_a_request_that_cannot_be_served_says_why(engine: Engine, request_: Request, message: str) -> None:
+def test_a_request_that_cannot_be_served_says_why(engine: Engine, request_: EngineRequest, message: str) -> None:
     with pytest.raises(TrtspecError, match=message.replace("(", r"\(")):
         engine.submit(request_, lambda update: None)
 
@@ -215,11 +217,11 @@ def test_a_request_that_cannot_be_served_says_why(engine: Engine, request_: Requ
 def test_a_full_queue_refuses(pair: tuple[Path, Path]) -> None:
     engine = make_engine(*pair, max_batch_size=1, max_queue_size=2)
     hold = threading.Event()
-    engine.submit(Request((1, 2), 3), lambda update: hold.wait(30))
+    engine.submit(EngineRequest((1, 2), 3), lambda update: hold.wait(30))
     for _ in range(2):
-        engine.submit(Request((1, 2), 3), lambda update: None)
+        engine.submit(EngineRequest((1, 2), 3), lambda update: None)
     with pytest.raises(Overloaded, match="the queue is full: 2 requests wait"):
-        engine.submit(Request((1, 2), 3), lambda update: None)
+        engine.submit(EngineRequest((1, 2), 3), lambda update: None)
     hold.set()
     engine.close()
 
@@ -272,8 +274,8 @@ def test_an_engine_says_how_long_a_request_waited_and_how_many_there_are(pair: t
         if update.finish_reason:
             ended.set()
 
-    engine.submit(Request((1, 2), LEN), lambda update: seen.append(engine.occupancy))
-    engine.submit(Request((3, 4), LEN), second)
+    engine.submit(EngineRequest((1, 2), LEN), lambda update: seen.append(engine.occupancy))
+    engine.submit(EngineRequest((3, 4), LEN), second)
     assert ended.wait(60)
     engine.close()
     assert (1, 1) in seen

@@ -24,11 +24,11 @@ from tests.engine.lossless import (
 )
 from tests.methods import eagle3_heads, heads, recurrent
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.drafting.base import Draft
+from trtspec.engine.drafting.base import DraftTokens
 from trtspec.engine.engine import Engine
 from trtspec.engine.external_drafts import ExternalDrafts
-from trtspec.engine.generation.request import Request, SamplingOptions
-from trtspec.engine.generation.request_state import Running
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
+from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.settings import EngineSettings
 from trtspec.kernels import reference
 
@@ -56,7 +56,7 @@ def texts(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Tokens
     """Return the target's continuations of the prompts, longer than the tests need."""
     settings = EngineSettings(max_seq_len=128, device="cpu")
     engine = Engine.load(convert(source, tmp_path_factory.mktemp("texts")), None, settings)
-    results = engine.generate([Request(prompt, LEN + 8) for prompt in PROMPTS])
+    results = engine.generate([EngineRequest(prompt, LEN + 8) for prompt in PROMPTS])
     engine.close()
     return [result.ids for result in results]
 
@@ -115,7 +115,7 @@ def called(engine: Engine, prompt: Tokens, expected: Tokens, drafting: Drafting)
     made: Tokens = ()
     while len(made) < LEN:
         draft = drafting(expected[len(made) :])
-        (result,) = engine.generate([Request(prompt + made, LEN - len(made), draft_ids=draft)])
+        (result,) = engine.generate([EngineRequest(prompt + made, LEN - len(made), draft_ids=draft)])
         made += result.ids
     return made
 
@@ -131,7 +131,7 @@ class TestGreedyText:
         draftings = [right(5), wrong_from(0), right(0), wrong_from(3), right(1), right(9)]
         lens = [6, 1, LEN, 4, 2, 10]
         requests = [
-            Request(prompt, LEN, draft_ids=drafting(text))
+            EngineRequest(prompt, LEN, draft_ids=drafting(text))
             for prompt, text, drafting in zip(PROMPTS, texts, draftings, strict=True)
         ]
         together = engine.generate(requests)
@@ -142,17 +142,17 @@ class TestGreedyText:
     def test_what_drafts_for_a_neighbour_sees_its_own_prompt_alone(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        alone = Request(PROMPTS[1], LEN)
-        guided = [Request(prompt, LEN, draft_ids=(1,) * 9) for prompt in PROMPTS[2:4]]
+        alone = EngineRequest(PROMPTS[1], LEN)
+        guided = [EngineRequest(prompt, LEN, draft_ids=(1,) * 9) for prompt in PROMPTS[2:4]]
         assert drafts(engine, [guided[0], alone, guided[1]], monkeypatch) == drafts(engine, [alone], monkeypatch)
 
 
-def drafts(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def drafts(engine: Engine, requests: list[EngineRequest], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return all prefixes of texts with their drafts."""
     noted: list[Any] = []
     propose = engine.speculator.drafter.propose
 
-    def noting(texts: Sequence[Sequence[int]], *how: Any) -> Draft:
+    def noting(texts: Sequence[Sequence[int]], *how: Any) -> DraftTokens:
         draft = propose(texts, *how)
         noted.append(([list(text) for text in texts], draft.tokens.tolist()))
         return draft
@@ -178,21 +178,21 @@ class TestStats:
     def test_count_the_draft_as_a_step(
         self, plain: Engine, texts: list[Tokens], place: int, counts: tuple[int, int]
     ) -> None:
-        (result,) = plain.generate([Request(PROMPTS[0], LEN, draft_ids=wrong_from(place)(texts[0]))])
+        (result,) = plain.generate([EngineRequest(PROMPTS[0], LEN, draft_ids=wrong_from(place)(texts[0]))])
         stats = result.stats
         assert (stats.drafted, stats.accepted) == counts
         assert (stats.steps, stats.new_tokens) == (1, counts[1] + 1)
 
     def test_count_only_what_there_was_room_for(self, plain: Engine, texts: list[Tokens]) -> None:
-        (result,) = plain.generate([Request(PROMPTS[0], 3, draft_ids=texts[0][:9])])
+        (result,) = plain.generate([EngineRequest(PROMPTS[0], 3, draft_ids=texts[0][:9])])
         assert (result.ids, result.finish_reason) == (texts[0][:3], "length")
         assert (result.stats.drafted, result.stats.accepted, result.stats.steps) == (2, 2, 1)
-        (result,) = plain.generate([Request(PROMPTS[0], 1, draft_ids=texts[0][:9])])
+        (result,) = plain.generate([EngineRequest(PROMPTS[0], 1, draft_ids=texts[0][:9])])
         assert (result.ids, result.stats.drafted, result.stats.steps) == (texts[0][:1], 0, 0)
 
     def test_a_draft_up_to_the_last_position_fits(self, plain: Engine, texts: list[Tokens]) -> None:
         room = MAX_LEN - len(PROMPTS[0])
-        (result,) = plain.generate([Request(PROMPTS[0], room, draft_ids=texts[0][: room - 1])])
+        (result,) = plain.generate([EngineRequest(PROMPTS[0], room, draft_ids=texts[0][: room - 1])])
         assert result.ids == texts[0][:room]
         assert result.stats.accepted == room - 1
 
@@ -201,7 +201,7 @@ class TestTheEnd:
     def test_an_end_id_in_the_draft_ends_the_text(self, plain: Engine, texts: list[Tokens]) -> None:
         end = texts[0][3]
         until = texts[0].index(end)
-        (result,) = plain.generate([Request(PROMPTS[0], LEN, end_ids=(end,), draft_ids=texts[0][:8])])
+        (result,) = plain.generate([EngineRequest(PROMPTS[0], LEN, end_ids=(end,), draft_ids=texts[0][:8])])
         assert (result.ids, result.finish_reason) == (texts[0][:until], "end_id")
 
 
@@ -215,13 +215,14 @@ class TestNeighbours:
             draft = tuple(rng.integers(0, 64, length).tolist())
             logits = rng.normal(size=(length, 64)).astype(np.float32) if seed % 2 else None
             how = SamplingOptions(0.0 if seed == 5 else 0.9, top_k=20 * (seed == 3), seed=seed)
-            requests.append(Request(PROMPTS[seed % 6], 8, how, draft_ids=draft, draft_logits=logits))
+            requests.append(EngineRequest(PROMPTS[seed % 6], 8, how, draft_ids=draft, draft_logits=logits))
         assert plain.generate(requests) == [plain.generate([request])[0] for request in requests]
 
     def test_each_draws_for_its_own_tokens(self) -> None:
         """The first numbers of the seed's stream are for the draft's tokens, the following one for the next token."""
         batch = [
-            Running(Request((1,), 9, SamplingOptions(1.0, seed=7), draft_ids=(2,) * n), print, None) for n in (2, 0, 3)
+            RunningRequest(EngineRequest((1,), 9, SamplingOptions(1.0, seed=7), draft_ids=(2,) * n), print, None)
+            for n in (2, 0, 3)
         ]
         stream = np.random.Generator(np.random.Philox(7)).integers(0, 1 << 32, 4) / 2.0**32
         a, b, c, d = stream.tolist()
@@ -232,9 +233,11 @@ class TestNeighbours:
     def test_what_tokens_are_from_is_said_by_their_logits_whatever_the_sampling(self) -> None:
         """Tokens without logits count as deterministic."""
         logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
-        asked = [Request((1,), 9, SamplingOptions(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
-                 Request((1,), 9, SamplingOptions(1.0), draft_ids=(1,))]  # fmt: skip
-        probs = ExternalDrafts.of([Running(request, print, None) for request in asked], torch.device("cpu")).probs()
+        asked = [EngineRequest((1,), 9, SamplingOptions(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
+                 EngineRequest((1,), 9, SamplingOptions(1.0), draft_ids=(1,))]  # fmt: skip
+        probs = ExternalDrafts.of(
+            [RunningRequest(request, print, None) for request in asked], torch.device("cpu")
+        ).probs()
         assert probs is not None
         np.testing.assert_allclose(probs[0], [[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], rtol=1e-6)
         assert probs[1, 0].tolist() == [0.0, 1.0, 0.0]
@@ -270,7 +273,7 @@ class Distributions:
     monkeypatch: pytest.MonkeyPatch
     wanted: np.ndarray
 
-    def with_draft(self, asked: Request) -> np.ndarray:
+    def with_draft(self, asked: EngineRequest) -> np.ndarray:
         """Return the distribution of the engine's output for a request, continued by the target."""
         distribution = np.zeros_like(self.wanted)
         for ids, weight in engine_texts(self.engine, self.monkeypatch, asked).items():
@@ -284,13 +287,13 @@ class Distributions:
             rows = np.stack([draft_logits((9, *tokens[:place])) for place in range(2)])
             weight = np.prod([probs_for(row, drawn_by)[token] for row, token in zip(rows, tokens, strict=True)])
             if weight > 0:
-                asked = Request(PROMPT, NEW, sampling, draft_ids=tokens, draft_logits=rows)
+                asked = EngineRequest(PROMPT, NEW, sampling, draft_ids=tokens, draft_logits=rows)
                 distribution += float(weight) * self.with_draft(asked)
         return distribution
 
 
 def probs_for(row: np.ndarray, sampling: SamplingOptions) -> np.ndarray:
-    return reference.probs_of(row.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p)
+    return reference.sampling_probs(row.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p)
 
 
 class TestTheDistribution:
@@ -309,7 +312,7 @@ class TestTheDistribution:
     def test_stays_whatever_was_chosen(
         self, distributions: Distributions, sampling: SamplingOptions, tokens: tuple[int, ...]
     ) -> None:
-        distribution = distributions.with_draft(Request(PROMPT, NEW, sampling, draft_ids=tokens))
+        distribution = distributions.with_draft(EngineRequest(PROMPT, NEW, sampling, draft_ids=tokens))
         np.testing.assert_allclose(distribution, distributions.wanted, atol=2e-5)
 
     def test_stays_with_tokens_drawn_from_their_logits(
@@ -331,7 +334,7 @@ class TestTheDistribution:
         self, distributions: Distributions, sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         let_rules_go_wrong(distributions.engine, monkeypatch)
-        chosen = distributions.with_draft(Request(PROMPT, NEW, sampling, draft_ids=(2, 1)))
+        chosen = distributions.with_draft(EngineRequest(PROMPT, NEW, sampling, draft_ids=(2, 1)))
         drawn = distributions.with_drawn_draft(sampling, drawn_by=sampling)
         assert np.abs(chosen - distributions.wanted).sum() > 0.01
         assert np.abs(drawn - distributions.wanted).sum() > 0.01
@@ -342,9 +345,9 @@ class TestTheDistribution:
         rows = logits[:1].repeat(3, 0)  # only the first row is used, from which the first token is sampled
         accepted = {True: 0, False: 0}
         for seed, says in product(range(40), (True, False)):
-            probs = reference.probs_of(rows[0].astype(np.float64), 1.0, 0, 1.0)
+            probs = reference.sampling_probs(rows[0].astype(np.float64), 1.0, 0, 1.0)
             token = int(np.random.default_rng(seed).choice(64, p=probs))
-            asked = Request(PROMPTS[0], 2, SamplingOptions(1.0, seed=seed), draft_ids=(token,),
+            asked = EngineRequest(PROMPTS[0], 2, SamplingOptions(1.0, seed=seed), draft_ids=(token,),
                             draft_logits=rows[:1] if says else None)  # fmt: skip
             accepted[says] += plain.generate([asked])[0].stats.accepted
         assert accepted[True] == 40
@@ -361,9 +364,9 @@ class TestGenerationLogits:
     def test_are_those_of_transformers(self, engine: Engine, model: Any, how: SamplingOptions) -> None:
         """With drafts and without, in a batch with a request that does not want logits."""
         requests = [
-            Request(PROMPTS[0], LEN, how, return_logits=True),
-            Request(PROMPTS[1], LEN, how, return_logits=True, draft_ids=(1, 2, 3)),
-            Request(PROMPTS[2], LEN, how),
+            EngineRequest(PROMPTS[0], LEN, how, return_logits=True),
+            EngineRequest(PROMPTS[1], LEN, how, return_logits=True, draft_ids=(1, 2, 3)),
+            EngineRequest(PROMPTS[2], LEN, how),
         ]
         *asked, silent = engine.generate(requests)
         assert silent.scores is None
@@ -374,7 +377,7 @@ class TestGenerationLogits:
             np.testing.assert_allclose(result.scores.logits, expected, atol=1e-4)
 
     def test_of_accepted_drafts_are_theirs(self, plain: Engine, model: Any, texts: list[Tokens]) -> None:
-        asked = Request(PROMPTS[0], LEN, return_logits=True, draft_ids=texts[0][:5])
+        asked = EngineRequest(PROMPTS[0], LEN, return_logits=True, draft_ids=texts[0][:5])
         (result,) = plain.generate([asked])
         assert result.stats.accepted == 5
         np.testing.assert_allclose(
@@ -398,4 +401,4 @@ class TestGenerationLogits:
 )
 def test_a_bad_draft_is_that_requests_error(plain: Engine, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(TrtspecError, match=message):
-        plain.submit(Request(PROMPTS[0], 4, **asked), print)
+        plain.submit(EngineRequest(PROMPTS[0], 4, **asked), print)

@@ -11,7 +11,7 @@ import torch
 
 from tests._support.tiny import FAMILY_SHAPES, convert, make_llama, make_model
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.settings import EngineSettings
 
@@ -29,7 +29,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, convert(make_llama(root / "hf-draft", seed=1, num_hidden_layers=1), root / "draft")
 
 
-def texts(pair: tuple[Path, Path], device: str, dtype: str, requests: list[Request]) -> list[tuple[int, ...]]:
+def texts(pair: tuple[Path, Path], device: str, dtype: str, requests: list[EngineRequest]) -> list[tuple[int, ...]]:
     settings = EngineSettings("draft_target", 4, max_batch_size=4, max_seq_len=128, device=device, dtype=dtype)
     engine = Engine.load(*pair, settings)
     try:
@@ -38,10 +38,10 @@ def texts(pair: tuple[Path, Path], device: str, dtype: str, requests: list[Reque
         engine.close()
 
 
-def requests_of(count: int, **options: object) -> list[Request]:
+def requests_of(count: int, **options: object) -> list[EngineRequest]:
     rng = np.random.default_rng(3)
     prompts = [tuple(rng.integers(0, 64, rng.integers(1, 30)).tolist()) for _ in range(count)]
-    return [Request(prompt, LEN, **options) for prompt in prompts]  # type: ignore[arg-type]
+    return [EngineRequest(prompt, LEN, **options) for prompt in prompts]  # type: ignore[arg-type]
 
 
 def test_greedy_text_in_float32_is_that_of_the_cpu(pair: tuple[Path, Path]) -> None:

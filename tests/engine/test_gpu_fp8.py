@@ -17,9 +17,9 @@ from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.source_model import load_model
 from trtspec.engine.calibration.measure import measure
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.fp8 import rows_through_e4m3, through_e4m3
+from trtspec.engine.model.fp8 import round_rows_to_e4m3, round_to_e4m3
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = [
@@ -80,7 +80,7 @@ def test_the_checkpoints_own_dtype_runs(name: str, tmp_path: Path) -> None:
     engine = Engine.load(quantized(tmp_path, "llama", name), None, EngineSettings("ngram", 4, **settings))
     try:
         assert engine.speculator.target.dtype == (torch.bfloat16 if DEVICE == "cuda" else torch.float64)
-        results = engine.generate([Request(tuple(text), 20) for text in TEXTS[:3]])
+        results = engine.generate([EngineRequest(tuple(text), 20) for text in TEXTS[:3]])
         assert [len(result.ids) for result in results] == [20] * 3
     finally:
         engine.close()
@@ -96,5 +96,5 @@ def test_values_are_rounded_as_on_the_cpu(dtype: torch.dtype) -> None:
         values = values[values.isfinite()]
     values = values[: len(values) // 64 * 64].view(-1, 64)
     scale = torch.tensor(0.37)
-    assert torch.equal(through_e4m3(values.to(DEVICE), scale.to(DEVICE)).cpu(), through_e4m3(values, scale))
-    assert torch.equal(rows_through_e4m3(values.to(DEVICE)).cpu(), rows_through_e4m3(values))
+    assert torch.equal(round_to_e4m3(values.to(DEVICE), scale.to(DEVICE)).cpu(), round_to_e4m3(values, scale))
+    assert torch.equal(round_rows_to_e4m3(values.to(DEVICE)).cpu(), round_rows_to_e4m3(values))

@@ -14,7 +14,7 @@ from tests._support.tiny import reference_model
 from tests.engine.every_method import METHODS, Models
 from tests.engine.lossless import assert_greedy_text, random_prompts
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, Result, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions
 from trtspec.kernels.verifier import CompiledVerifier
 
 pytestmark = [
@@ -31,11 +31,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
 
 
-def texts(engine: Engine) -> list[Result]:
+def texts(engine: Engine) -> list[EngineResult]:
     """Return an engine's output for a batch of requests with different sampling options; close the engine."""
     hows = [SAMPLINGS[number % len(SAMPLINGS)] for number in range(8)]
     try:
-        return engine.generate([Request(prompt, 24, how) for prompt, how in zip(random_prompts(8), hows, strict=True)])
+        return engine.generate(
+            [EngineRequest(prompt, 24, how) for prompt, how in zip(random_prompts(8), hows, strict=True)]
+        )
     finally:
         engine.close()
 

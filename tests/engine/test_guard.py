@@ -14,11 +14,11 @@ import torch
 from tests.engine.every_method import Models
 from tests.engine.lossless import random_prompts
 from tests.engine.test_joining import Joining, alone
-from trtspec.engine.drafting.base import Draft
-from trtspec.engine.drafting.fault_isolation import Guard
+from trtspec.engine.drafting.base import DraftTokens
+from trtspec.engine.drafting.fault_isolation import IsolatedDrafter
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.circuit_breaker import FAILURES, Breaker
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.circuit_breaker import FAILURES, CircuitBreaker
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 
 LEN = 6
 AT = 3  # which call fails
@@ -40,10 +40,10 @@ def loaded(models: Models, kind: str) -> Iterator[Engine]:
         engine.close()
 
 
-def asked(temperature: float, count: int = 6) -> list[Request]:
+def asked(temperature: float, count: int = 6) -> list[EngineRequest]:
     """Return requests with increasing length, so that they end in another order; every second one is sampled."""
     return [
-        Request(tuple(prompt), LEN + 11 * number, SamplingOptions(temperature * (number % 2), seed=number))
+        EngineRequest(tuple(prompt), LEN + 11 * number, SamplingOptions(temperature * (number % 2), seed=number))
         for number, prompt in enumerate(random_prompts(count))
     ]
 
@@ -70,10 +70,12 @@ def stop(engine: Engine, stops: Callable[[int], bool]) -> None:
     drafter = engine.speculator.drafter
     propose, observe, calls = drafter.propose, drafter.observe, 0
 
-    def stopping(texts: Any, *arguments: Any) -> Draft:
+    def stopping(texts: Any, *arguments: Any) -> DraftTokens:
         nonlocal calls
         calls += 1
-        return Draft(torch.zeros((len(texts), 0), dtype=torch.int64)) if stops(calls) else propose(texts, *arguments)
+        return (
+            DraftTokens(torch.zeros((len(texts), 0), dtype=torch.int64)) if stops(calls) else propose(texts, *arguments)
+        )
 
     drafter.propose = stopping  # type: ignore[method-assign]
     drafter.observe = lambda outcome: None if stops(calls) else observe(outcome)  # type: ignore[method-assign]
@@ -100,7 +102,7 @@ def test_what_runs_goes_on_as_if_nothing_were_proposed_any_more(
     assert [ids for number, (ids, _) in enumerate(expected) if number % 2 == 0 or not temperature] == greedy
 
 
-def alike(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], Any]]:
+def alike(engine: Engine, requests: list[EngineRequest]) -> list[tuple[tuple[int, ...], Any]]:
     """Return the results of requests that run together."""
     return [(result.ids, result.stats.accepted) for result in engine.generate(requests)]
 
@@ -139,7 +141,7 @@ def test_one_that_fails_again_and_again_is_left_alone_and_logged_once(
     request = asked(0.0, 1)
     with loaded(models, "draft_target") as engine, caplog.at_level(logging.ERROR):
         [expected] = alone(engine, request)
-        engine.speculator.guard.breaker = Breaker(now=lambda: now[0])
+        engine.speculator.guard.breaker = CircuitBreaker(now=lambda: now[0])
         engine.speculator.guard.tell(reasons.append, changes.append)
         broken = [True]
         fail(engine, "propose", lambda call: broken[0])
@@ -169,7 +171,7 @@ def test_an_error_of_the_target_is_none_of_the_drafter(models: Models, monkeypat
 def test_rows_that_are_begun_anew_are_given_up(models: Models) -> None:
     """Step timing begins rows again without ending the previous ones."""
     with loaded(models, "ngram") as engine:
-        guard = Guard(engine.speculator.drafter)
+        guard = IsolatedDrafter(engine.speculator.drafter)
         for prompts in ([[1, 2, 3]] * 3, [[4, 5]] * 2, [[6]] * 4):
             guard.begin(prompts, 0, 99)
             assert guard.drafted == [*range(len(prompts))]

@@ -13,7 +13,7 @@ from tests._support.tiny import convert, make_model
 from tests.engine.every_method import METHODS, Models
 from tests.engine.lossless import random_prompts
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, Result, SamplingOptions, Stats, Update
+from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions, Stats, Update
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -23,7 +23,7 @@ LEN = 20
 class Joining:
     """Submits requests one after another, each at the first tokens of the previous one."""
 
-    def __init__(self, engine: Engine, asked: list[Request]) -> None:
+    def __init__(self, engine: Engine, asked: list[EngineRequest]) -> None:
         self._engine, self._left = engine, [*asked]
         self._told: list[list[Update]] = []
         self._over = threading.Semaphore(0)
@@ -51,8 +51,8 @@ class Joining:
         return listen
 
 
-def alone(engine: Engine, asked: list[Request]) -> list[tuple[list[int], Stats]]:
-    found: list[Result] = [engine.generate([request])[0] for request in asked]
+def alone(engine: Engine, asked: list[EngineRequest]) -> list[tuple[list[int], Stats]]:
+    found: list[EngineResult] = [engine.generate([request])[0] for request in asked]
     return [([*result.ids], result.stats) for result in found]
 
 
@@ -66,7 +66,7 @@ def test_everything_is_as_alone(method: str, models: Models) -> None:
     """Texts and counts are compared: a drafter with the wrong features would be right less often."""
     samples = method != "suffix"  # whose drafts, and so its samples, depend on texts that ended
     asked = [
-        Request(tuple(prompt), LEN + 3 * number, SamplingOptions(0.8 * samples * (number % 2), seed=number))
+        EngineRequest(tuple(prompt), LEN + 3 * number, SamplingOptions(0.8 * samples * (number % 2), seed=number))
         for number, prompt in enumerate(random_prompts(6))
     ]
     engine = models.engine(method, "cpu")
@@ -89,8 +89,8 @@ def plain(request, tmp_path_factory) -> Iterator[Engine]:
     engine.close()
 
 
-def requests(count: int) -> list[Request]:
-    return [Request(tuple(prompt), LEN) for prompt in random_prompts(count)]
+def requests(count: int) -> list[EngineRequest]:
+    return [EngineRequest(tuple(prompt), LEN) for prompt in random_prompts(count)]
 
 
 def test_external_drafts_join_too(plain: Engine) -> None:

@@ -13,7 +13,7 @@ from tests._support.tiny import convert, make_model, reference_model
 from tests.backends.contexts import make_context
 from trtspec.backends.embedded.check import check
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.settings import EngineSettings
 
 ORIGINAL = 48
@@ -26,7 +26,7 @@ LONGROPE: dict[str, Any] = {
 def logits_of(target: Path, max_seq_len: int, prompt: tuple[int, ...]) -> torch.Tensor:
     """Return the logits after a prompt of an engine for texts of this length."""
     engine = Engine.load(target, None, EngineSettings("none", max_seq_len=max_seq_len, device="cpu"))
-    (result,) = engine.generate([Request(prompt, 1, return_logits=True)])
+    (result,) = engine.generate([EngineRequest(prompt, 1, return_logits=True)])
     engine.close()
     assert result.scores is not None
     assert result.scores.logits is not None

@@ -14,7 +14,7 @@ from tests._support.tiny import convert, make_llama
 from tests.engine.lossless import random_prompts
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.model_defaults import load_model_defaults
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -81,7 +81,7 @@ def test_the_text_is_that_of_transformers_with_and_without_drafts(
             del theirs[-1]
         for draft_len in (None, 0):
             edits = defaults.edits_for(len(prompt))
-            asked = Request(prompt, LEN, SamplingOptions(), ends, edits=edits, draft_len=draft_len)
+            asked = EngineRequest(prompt, LEN, SamplingOptions(), ends, edits=edits, draft_len=draft_len)
             assert list(engine.generate([asked])[0].ids) == theirs
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtspec.engine.drafting.base import Outcome
+from trtspec.engine.drafting.base import VerifyOutcome
 from trtspec.kernels.verify_result import VerifyResult
 
 
@@ -15,7 +15,7 @@ def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
     """They equal rows selected one by one, in separate memory."""
     width = 2 if paths[0] == [1] else 1 if not any(paths) else 4
     features = torch.randn(3, width, 5)
-    outcome = Outcome([VerifyResult(path, 7) for path in paths], torch.empty(0), features)
+    outcome = VerifyOutcome([VerifyResult(path, 7) for path in paths], torch.empty(0), features)
     for row, (found, path) in enumerate(zip(outcome.accepted_features(), paths, strict=True)):
         assert torch.equal(found, features[row, [0, *path]])
         assert found.untyped_storage().nbytes() == found.nbytes
@@ -23,4 +23,4 @@ def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
 
 def test_without_features_there_are_none() -> None:
     with pytest.raises(ValueError, match="only available to drafters with aux_layers"):
-        Outcome([], torch.empty(0), None).accepted_features()
+        VerifyOutcome([], torch.empty(0), None).accepted_features()

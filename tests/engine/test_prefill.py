@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests._support.tiny import convert, make_llama
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
-from trtspec.engine.prefill import PASS_TOKENS, alike
+from trtspec.engine.generation.request import EngineRequest
+from trtspec.engine.prefill import PASS_TOKENS, group_by_length
 from trtspec.engine.settings import EngineSettings
 
 
@@ -30,15 +30,15 @@ def ways(count: int) -> list[list[tuple[int, int]]]:
 
 @given(st.lists(st.integers(1, 400), max_size=7).map(sorted))
 def test_no_other_division_costs_less(lens: list[int]) -> None:
-    passes = alike(lens)
+    passes = group_by_length(lens)
     assert [number for first, last in passes for number in range(first, last)] == list(range(len(lens)))
     assert cost(lens, passes) == min(cost(lens, way) for way in ways(len(lens)))
 
 
 def test_like_lengths_share_a_pass_and_a_long_one_has_its_own() -> None:
-    assert alike([20, 21, 22, 23]) == [(0, 4)]
-    assert alike([10, 11, 12, 300]) == [(0, 3), (3, 4)]
-    assert alike([]) == []
+    assert group_by_length([20, 21, 22, 23]) == [(0, 4)]
+    assert group_by_length([10, 11, 12, 300]) == [(0, 3), (3, 4)]
+    assert group_by_length([]) == []
 
 
 @pytest.mark.integration
@@ -51,7 +51,7 @@ def test_an_engine_that_fails_in_one_pass_tells_those_of_the_next(
     told: Queue[str | None] = Queue()
     with engine._changed:  # so that they arrive together
         for length in (2, 3, 200):
-            engine.submit(Request((1,) * length, 4), lambda update: told.put(update.error))
+            engine.submit(EngineRequest((1,) * length, 4), lambda update: told.put(update.error))
     errors = [told.get(timeout=30) for _ in range(3)]
     assert all(error and error.startswith("the engine failed") for error in errors)
     engine.close()

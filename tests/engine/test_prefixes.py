@@ -14,9 +14,9 @@ import torch
 from tests._support.tiny import convert, greedy, make_model, reference_model
 from tests.engine.lossless import random_prompts
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.prefix_cache import PrefixStore
+from trtspec.engine.prefix_cache import PrefixCache
 from trtspec.engine.settings import EngineSettings
 
 LEN = 24
@@ -34,7 +34,7 @@ class OneLayer:
 
 def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
     cache = OneLayer()
-    store = PrefixStore(cache, 100)
+    store = PrefixCache(cache, 100)
     store.keep(0, [1, 2, 3, 4], 3)
     store.keep(1, [1, 2, 9, 9, 9], 4)
     assert store.restore(3, [1, 2, 9, 8, 7]) == 3
@@ -46,7 +46,7 @@ def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
 
 
 def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> None:
-    store = PrefixStore(OneLayer(), 8)
+    store = PrefixCache(OneLayer(), 8)
     store.keep(0, [1, 1, 1, 0], 3)
     store.keep(1, [2, 2, 2, 0], 3)
     assert store.restore(3, [1, 1, 5]) == 2
@@ -58,7 +58,7 @@ def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> N
 
 
 def test_a_text_that_went_on_replaces_its_beginning() -> None:
-    store = PrefixStore(OneLayer(), 9)
+    store = PrefixCache(OneLayer(), 9)
     store.keep(1, [9, 9], 1)
     for length in range(2, 9):
         store.keep(0, [*range(length), 0], length)
@@ -69,7 +69,7 @@ def test_a_text_that_went_on_replaces_its_beginning() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_what_comes_back_is_what_was_kept_however_often_others_were_pushed_out(seed: int) -> None:
     chance, cache = np.random.default_rng(seed), OneLayer()
-    store = PrefixStore(cache, 20)
+    store = PrefixCache(cache, 20)
 
     def values(text: list[int]) -> list[int]:
         """Return a number for each position of a text that depends on all tokens up to it, like a model's output."""
@@ -132,7 +132,7 @@ def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch)
         asked = []
         for number, (prompt, text, whole) in enumerate(zip(prompts, texts, expected, strict=True)):
             draft = [*whole[len(text) : len(text) + 1], 3, 3][: (number + rounds) % 4]
-            asked.append(Request((*prompt, *text), max_new_tokens=len(draft) + 1, draft_ids=tuple(draft)))
+            asked.append(EngineRequest((*prompt, *text), max_new_tokens=len(draft) + 1, draft_ids=tuple(draft)))
         for text, result in zip(texts, engine.generate(asked), strict=True):
             text.extend(result.ids)
         rounds += 1
@@ -146,9 +146,9 @@ def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch)
 def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monkeypatch) -> None:
     engine, _ = pair
     prompt = tuple(random_prompts(1)[0])
-    first = engine.generate([Request(prompt, max_new_tokens=8)])[0]
+    first = engine.generate([EngineRequest(prompt, max_new_tokens=8)])[0]
     passes = computed(engine.speculator.target, monkeypatch)
-    again = engine.generate([Request((*prompt, *first.ids[:4]), max_new_tokens=4)])[0]
+    again = engine.generate([EngineRequest((*prompt, *first.ids[:4]), max_new_tokens=4)])[0]
     assert again.ids == first.ids[4:]
     assert sum(passes) == 4
 
@@ -174,7 +174,7 @@ def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp
         for taken in (0, 0, 5, LEN // 2):
             begun, drafts_begun = len(passes), len(draft_passes)
             asked = [
-                Request((*prompt, *whole[:taken]), max_new_tokens=LEN - taken)
+                EngineRequest((*prompt, *whole[:taken]), max_new_tokens=LEN - taken)
                 for prompt, whole in zip(prompts, expected, strict=True)
             ]
             results = engine.generate(asked)

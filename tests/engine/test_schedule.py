@@ -12,7 +12,7 @@ from tests._support.tiny import convert, greedy, make_llama, make_model, referen
 from tests.conftest import Run
 from tests.engine.lossless import DISTRIBUTION_SHAPE, assert_targets_distribution, random_prompts
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -42,7 +42,7 @@ def test_batches_draft_by_their_size_and_say_the_same(tmp_path: Path) -> None:
     texts = [greedy(model, list(prompt), 20) for prompt in prompts]
 
     def drafted(rows: int) -> list[float]:
-        results = engine.generate([Request(prompt, 20) for prompt in prompts[:rows]])
+        results = engine.generate([EngineRequest(prompt, 20) for prompt in prompts[:rows]])
         assert [list(result.ids) for result in results] == texts[:rows]
         return [result.stats.drafted / result.stats.steps for result in results]
 
@@ -57,7 +57,7 @@ def test_rows_that_end_let_the_others_draft(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     target = convert(source, tmp_path / "target")
     engine = make_engine(target, target, "draft_target", schedule=SCHEDULE)
-    short, long = engine.generate([Request((3, 4), 6), Request((5, 6), 6), Request((7, 8), 40)])[1:]
+    short, long = engine.generate([EngineRequest((3, 4), 6), EngineRequest((5, 6), 6), EngineRequest((7, 8), 40)])[1:]
     engine.close()
     assert short.stats.drafted == 0
     assert long.stats.drafted > 20

@@ -29,7 +29,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine import logits_processor
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.logit_edits import LogitEdits
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 from trtspec.kernels import reference
 
@@ -117,7 +117,7 @@ def test_greedy_text_is_that_of_transformers(name: str, models: Models, texts: T
     """All in one batch, together with requests without edits, which are not affected."""
     asked = [*texts.expected, *(("plain", prompt) for prompt in PROMPTS)]
     edits = texts.edits | {"plain": LogitEdits()}
-    requests = [Request(prompt, LEN, edits=edits[how]) for how, prompt in asked]
+    requests = [EngineRequest(prompt, LEN, edits=edits[how]) for how, prompt in asked]
     engine = models.engine(name, "cpu")
     results = engine.generate(requests)
     engine.close()
@@ -132,7 +132,7 @@ def test_drafts_are_accepted_with_edits(models: Models, texts: Texts) -> None:
     engine = Engine.load(models.target("plain"), models.target("plain"), EngineSettings(
         "draft_target", 4, max_seq_len=128, device="cpu"
     ))  # fmt: skip
-    results = engine.generate([Request(prompt, LEN, edits=texts.edits[how]) for how, prompt in texts.expected])
+    results = engine.generate([EngineRequest(prompt, LEN, edits=texts.edits[how]) for how, prompt in texts.expected])
     engine.close()
     assert [result.ids for result in results] == list(texts.expected.values())
     assert sum(result.stats.accepted for result in results) > 100
@@ -153,14 +153,14 @@ def worded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, A
 @pytest.mark.parametrize("least", [0, 1, 3, 5, 12])
 def test_no_end_id_comes_before_min_tokens(least: int, worded: tuple[Engine, Any]) -> None:
     engine, model = worded
-    (plain,) = engine.generate([Request((1, 2), 20)])
+    (plain,) = engine.generate([EngineRequest((1, 2), 20)])
     ids, end = torch.tensor([[1, 2]]), plain.ids[3]
     expected = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=least or None, do_sample=False,
         eos_token_id=end, pad_token_id=0,
     )[0, 2:].tolist()  # fmt: skip
     edits = LogitEdits(min_tokens=least)
-    (result,) = engine.generate([Request((1, 2), 20, end_ids=(end,), edits=edits)])
+    (result,) = engine.generate([EngineRequest((1, 2), 20, end_ids=(end,), edits=edits)])
     assert list(result.ids) == (expected[:-1] if expected[-1] == end else expected)
 
 
@@ -169,19 +169,19 @@ def test_min_tokens_with_an_end_id_outside_the_vocabulary_masks_nothing(
     end_id: int, worded: tuple[Engine, Any]
 ) -> None:
     engine, _ = worded
-    (plain,) = engine.generate([Request((1, 2), 12)])
-    (result,) = engine.generate([Request((1, 2), 12, end_ids=(end_id,), edits=LogitEdits(min_tokens=12))])
+    (plain,) = engine.generate([EngineRequest((1, 2), 12)])
+    (result,) = engine.generate([EngineRequest((1, 2), 12, end_ids=(end_id,), edits=LogitEdits(min_tokens=12))])
     assert result.ids == plain.ids
 
 
 def test_no_stop_text_is_seen_before_min_tokens(worded: tuple[Engine, Any]) -> None:
     engine = worded[0]
-    (plain,) = engine.generate([Request((1, 2), 20)])
+    (plain,) = engine.generate([EngineRequest((1, 2), 20)])
     assert engine.tokenizer is not None
     stop = engine.tokenizer.decode([plain.ids[2]])
 
     def length(least: int) -> int:
-        (result,) = engine.generate([Request((1, 2), 20, stop=(stop,), edits=LogitEdits(min_tokens=least))])
+        (result,) = engine.generate([EngineRequest((1, 2), 20, stop=(stop,), edits=LogitEdits(min_tokens=least))])
         assert result.ids == plain.ids[: len(result.ids)]
         return len(result.ids)
 
@@ -195,7 +195,7 @@ def test_everything_may_be_forbidden(models: Models) -> None:
     engine = models.engine("draft_target", "cpu")
     everything = LogitEdits(bad_words=tuple((token,) for token in range(64)))
     for sampling in (SamplingOptions(), SamplingOptions(0.7, seed=3)):
-        bad, good = engine.generate([Request((1, 2), 5, sampling, edits=everything), Request((1, 2), 5)])
+        bad, good = engine.generate([EngineRequest((1, 2), 5, sampling, edits=everything), EngineRequest((1, 2), 5)])
         assert len(bad.ids) == len(good.ids) == 5
     engine.close()
 
@@ -218,9 +218,9 @@ def test_everything_may_be_forbidden(models: Models) -> None:
 def test_values_that_cannot_be_used_are_that_requests_error(edits: LogitEdits, message: str, models: Models) -> None:
     engine = models.engine("none", "cpu")
     with pytest.raises(TrtspecError, match=message):
-        engine.submit(Request((1,), 4, edits=edits), print)
+        engine.submit(EngineRequest((1,), 4, edits=edits), print)
     with pytest.raises(TrtspecError, match="num_top_logprobs is 21, expected 0 to 20"):
-        engine.submit(Request((1,), 4, return_log_probs=True, num_top_log_probs=21), print)
+        engine.submit(EngineRequest((1,), 4, return_log_probs=True, num_top_log_probs=21), print)
     engine.close()
 
 
@@ -269,7 +269,7 @@ def edited_distribution(model: Any, edits: LogitEdits, sampling: SamplingOptions
         ids = torch.tensor([[*PROMPT, *text]])
         with torch.inference_mode():
             logits = how(ids, model(ids).logits[:, -1])[0].double().numpy()
-        row = reference.probs_of(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+        row = reference.sampling_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p)
         for token in range(vocab):
             if row[token] > 0:
                 add((*text, token), weight * float(row[token]))
@@ -280,7 +280,7 @@ def edited_distribution(model: Any, edits: LogitEdits, sampling: SamplingOptions
 
 def assert_edited_distribution(engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingOptions(0.8)
-    ours = lossless.engine_distribution(engine, monkeypatch, Request(PROMPT, 4, sampling, edits=SAMPLED))
+    ours = lossless.engine_distribution(engine, monkeypatch, EngineRequest(PROMPT, 4, sampling, edits=SAMPLED))
     np.testing.assert_allclose(ours, edited_distribution(model, SAMPLED, sampling, 4), atol=2e-5)
 
 
@@ -333,10 +333,10 @@ def test_log_probabilities_are_those_of_the_models_own_logits(name: str, models:
     engine = models.engine(name, "cpu")
     hows = [SamplingOptions(), SamplingOptions(0.7, top_k=5, seed=3)]
     asked = [
-        Request(prompt, LEN, how, return_log_probs=True, num_top_log_probs=count, edits=edits)
+        EngineRequest(prompt, LEN, how, return_log_probs=True, num_top_log_probs=count, edits=edits)
         for prompt in PROMPTS[:2] for how in hows for count, edits in ((0, LogitEdits()), (3, EDITS["all"]))
     ]  # fmt: skip
-    *results, silent = engine.generate([*asked, Request(PROMPTS[0], LEN)])
+    *results, silent = engine.generate([*asked, EngineRequest(PROMPTS[0], LEN)])
     engine.close()
     assert silent.scores is None
     for request, result in zip(asked, results, strict=True):
@@ -354,7 +354,7 @@ def test_log_probabilities_are_those_of_the_models_own_logits(name: str, models:
 def test_a_vocabulary_smaller_than_what_is_asked_for(tmp_path: Path) -> None:
     target = convert(make_model(tmp_path / "hf", **DISTRIBUTION_SHAPE), tmp_path / "target")
     engine = Engine.load(target, None, EngineSettings(max_seq_len=32, device="cpu"))
-    (result,) = engine.generate([Request((1,), 2, return_log_probs=True, num_top_log_probs=20)])
+    (result,) = engine.generate([EngineRequest((1,), 2, return_log_probs=True, num_top_log_probs=20)])
     engine.close()
     assert result.scores.top_ids.shape == (2, 3)  # type: ignore[union-attr]
 
@@ -364,7 +364,7 @@ def test_an_external_draft_is_edited_too(models: Models, texts: Texts) -> None:
     engine = models.engine("none", "cpu")
     for how, prompt in texts.expected:
         text = texts.expected[how, prompt]
-        asked = Request(prompt, LEN, edits=texts.edits[how], draft_ids=text[:6])
+        asked = EngineRequest(prompt, LEN, edits=texts.edits[how], draft_ids=text[:6])
         for request in (asked, replace(asked, draft_ids=(*text[:3], (text[3] + 1) % 64))):
             (result,) = engine.generate([request])
             assert result.ids == text[: len(result.ids)]
@@ -378,9 +378,9 @@ def test_nothing_is_computed_where_nobody_asks(models: Models, monkeypatch: pyte
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
     monkeypatch.setattr(
         "trtspec.engine.speculator.edit",
-        lambda logits, *rest: given.append((logits, logits_processor.edit(logits, *rest))) or given[-1][1],
+        lambda logits, *rest: given.append((logits, logits_processor.apply_edits(logits, *rest))) or given[-1][1],
     )
-    engine.generate([Request((1, 2), 6)])
+    engine.generate([EngineRequest((1, 2), 6)])
     engine.close()
     assert given
     assert all(before is after for before, after in given)

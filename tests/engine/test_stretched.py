@@ -12,7 +12,7 @@ from tests._support.tiny import convert, greedy, make_model, reference_model
 from tests.families.sources import edit
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.settings import EngineSettings
 
 POSITIONS, LONGEST = 64, 128
@@ -41,7 +41,7 @@ def test_text_beyond_the_positions_is_that_of_transformers(
     edit(source, rope_parameters=None, rope_theta=10000.0, rope_scaling=scaling)
     prompt = [7 * number % 64 for number in range(60)]
     engine = engine_of(convert(source, tmp_path / "c"))
-    (result,) = engine.generate([Request(tuple(prompt), 40)])
+    (result,) = engine.generate([EngineRequest(tuple(prompt), 40)])
     engine.close()
     assert list(result.ids) == greedy(reference_model(source), prompt, 40)
 

@@ -8,7 +8,7 @@ import pytest
 from tests._support.tiny import convert, make_llama
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.generation.validation import check_request
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.warmup import warm_up, warmup_batches
@@ -35,7 +35,7 @@ def test_requests_keep_to_every_limit(batch: int, input_len: int | None, seq_len
 
 
 def test_a_text_is_the_same_before_and_after_it(engine: Engine) -> None:
-    request = Request((5, 6, 7, 5, 6, 7, 5), 12)
+    request = EngineRequest((5, 6, 7, 5, 6, 7, 5), 12)
     [before] = engine.generate([request])
     warm_up(engine)
     [after] = engine.generate([request])

@@ -18,7 +18,7 @@ from tests.conftest import Run
 from trtspec.cli.quantities import parse_bytes, parse_seconds
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.planning.pipeline import open_store
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 
 DAY = 86400
@@ -36,7 +36,7 @@ class Write(Step):
     def name(self) -> str:
         return f"write-{self.size}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         (out / "file").write_bytes(bytes(self.size))
 
 
@@ -46,7 +46,7 @@ class Stuck(Write):
 
     RESUMABLE = True
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         super().run(out, inputs, progress)
         raise StepError("stuck")
 

@@ -98,7 +98,7 @@ def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, mo
 
 def test_what_is_remembered_is_never_converted(cold: Path, trtspec: Run) -> None:
     build, store = plan_build(load_recipe(cold)), open_store()
-    assert build.is_remembered
+    assert build.weights_absent
     for step in build.plan.steps:
         store.remove(step.key)
     with pytest.raises(StepError, match="the file changed during the build"):

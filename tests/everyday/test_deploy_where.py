@@ -17,12 +17,12 @@ from trtspec.backends.serving import Launch
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import port_in_use
 from trtspec.deployment.base import deployments, stop
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.ports import choose_ports
 from trtspec.deployment.targets import local
 from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.server import Ports, Server, find_server
+from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server
 
 WARNING = (
     "warning: the server has no authentication: any client that can reach {} can send requests and read /metrics; "
@@ -70,7 +70,7 @@ def test_open_gateway_keeps_triton_on_loopback(target: Target, workplace: Path, 
     assert (target.asked["host"], target.asked["openai_host"]) == ("127.0.0.1", "0.0.0.0")
     assert "the OpenAI gateway is open to any client that can reach 0.0.0.0: it has no keys" in done.err
     assert "the server has no authentication" not in done.err
-    record = Record("x", "live", "/a", 1, 1, 2, 3, 4, "p", True, openai=5, openai_host="10.1.2.3")
+    record = DeploymentRecord("x", "live", "/a", 1, 1, 2, 3, 4, "p", True, openai=5, openai_host="10.1.2.3")
     assert (record.endpoints["http"], record.endpoints["openai"]) == ("http://127.0.0.1:2", "http://10.1.2.3:5/v1")
 
 
@@ -122,7 +122,7 @@ def test_ports_are_free_at_the_address() -> None:
 
 
 def test_endpoints_can_be_reached() -> None:
-    record = Record("x", "live", "/a", 1, 1, 2, 3, 4, "p", True, host="10.1.2.3")
+    record = DeploymentRecord("x", "live", "/a", 1, 1, 2, 3, 4, "p", True, host="10.1.2.3")
     assert record.endpoints == {
         "http": "http://10.1.2.3:2",
         "grpc": "10.1.2.3:3",
@@ -135,7 +135,7 @@ def test_only_the_server_that_takes_requests_listens_elsewhere(tmp_path: Path, m
     (tmp_path / "mpirun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     launch = Launch(world_size=2, engines=("tensorrt_llm",))
-    command = launch.command(Server(Path("/s"), "PATH"), tmp_path, Ports(1, 2, 3, "0.0.0.0"), "p_")
+    command = launch.command(TritonServer(Path("/s"), "PATH"), tmp_path, ServerPorts(1, 2, 3, "0.0.0.0"), "p_")
     middle = command.index(":")
     first, second = ([word for word in part if "-address=" in word] for part in (command[:middle], command[middle:]))
     assert first == [f"--{name}-address=0.0.0.0" for name in ("http", "grpc", "metrics")]

@@ -112,7 +112,7 @@ def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
     def serve(artifact: Path) -> Target:
         target = Target(server, artifact)
         monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: target)
-        monkeypatch.setattr("trtspec.deployment.base.target_of", lambda name: target)
+        monkeypatch.setattr("trtspec.deployment.base.deployment_target", lambda name: target)
         return target
 
     return serve

@@ -23,18 +23,18 @@ from tests._support.manifests import read_manifest, write_manifest
 from tests.conftest import Run
 from trtspec.bench.load.schema import read_saved
 from trtspec.bench.records import read_record
-from trtspec.bench.saved_documents import keep_document, kept_documents, read_document
+from trtspec.bench.saved_documents import list_documents, read_document, save_document
 from trtspec.bench.verification_report import (
-    Check,
-    keep_verification,
-    read_copy,
+    VerificationCheck,
+    make_report,
+    read_untrusted_report,
     read_verification,
-    verification_of,
+    save_verification,
     write_report,
 )
 from trtspec.core.errors import TrtspecError
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.rollout.state import FILE, Rollout, keep_rollout, read_rollout
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.rollout.state import FILE, RolloutRecord, read_rollout, save_rollout
 from trtspec.planning.compare.documents import load_document
 from trtspec.report.documents import gather
 from trtspec.store.manifest import load_manifest, manifest_sha256
@@ -78,9 +78,9 @@ def mutated(data: bytes, random: random.Random) -> bytes:
 
 
 def verified(artifact: Path) -> None:
-    checks = [Check("lossless", True, 3, 3, "3 of 3 texts are the same", "lossless", "process")]
-    checks.append(Check("min_speedup", True, 1.25, 1.2e-5, "fast enough", "min_speedup", "process"))
-    keep_verification(artifact, verification_of(artifact, "exact", checks))
+    checks = [VerificationCheck("lossless", True, 3, 3, "3 of 3 texts are the same", "lossless", "process")]
+    checks.append(VerificationCheck("min_speedup", True, 1.25, 1.2e-5, "fast enough", "min_speedup", "process"))
+    save_verification(artifact, make_report(artifact, "exact", checks))
 
 
 @pytest.mark.slow
@@ -97,17 +97,17 @@ def test_no_bit_flip_of_a_manifest_is_accepted(artifact: Path) -> None:
 @pytest.mark.slow
 def test_no_bit_flip_of_a_record_is_accepted(artifact: Path, workplace: Path) -> None:
     verified(artifact)
-    keep_document(artifact, "bench", {"speculative": {"rate": 1e-05}, "name": "tiny"})
+    save_document(artifact, "bench", {"speculative": {"rate": 1e-05}, "name": "tiny"})
     dice = random.Random(41)
     assert read_verification(artifact)
-    (kept,) = kept_documents(artifact, "0" * 64)
+    (kept,) = list_documents(artifact, "0" * 64)
     for path in (*(workplace / "state" / "verified").glob("*.json"), kept):
         data = path.read_bytes()
         for _ in range(EXAMPLES // 2):
             path.write_bytes(flipped(data, dice))
             assert read_record(path) is None
     assert read_verification(artifact) is None
-    assert not kept_documents(artifact, "0" * 64)
+    assert not list_documents(artifact, "0" * 64)
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_mutated_documents_are_refused_in_words(artifact: Path, workplace: Path,
         (artifact / "manifest.json").unlink()
     elif kind == "report":
         verified(artifact)
-        write_report(path, verification_of(artifact, "exact", [Check("lossless", True, 3, 3, "same")]))
+        write_report(path, make_report(artifact, "exact", [VerificationCheck("lossless", True, 3, 3, "same")]))
         data, path = path.read_bytes(), artifact / "reports" / "verify.json"
         path.parent.mkdir()
     else:
@@ -288,7 +288,7 @@ def test_mutated_documents_are_refused_in_words(artifact: Path, workplace: Path,
             continue
         path.write_bytes(changed)
         if kind == "report":
-            _only_in_words(lambda: read_copy(artifact), changed)
+            _only_in_words(lambda: read_untrusted_report(artifact), changed)
         elif kind == "load":
             _only_in_words(lambda: read_saved(path), changed)
         elif kind == "compare":
@@ -301,11 +301,13 @@ def test_mutated_documents_are_refused_in_words(artifact: Path, workplace: Path,
 def test_mutated_state_is_refused_in_words(trtspec: Run, workplace: Path) -> None:
     journal, dice = DeploymentJournal("tiny"), random.Random(41)
     journal.root.mkdir(parents=True)
-    record = Record("tiny", "live", "build/tiny", 1, None, 1, 2, 3, "trtspec_test_", True)
+    record = DeploymentRecord("tiny", "live", "build/tiny", 1, None, 1, 2, 3, "trtspec_test_", True)
     journal.write(record, "begun")
-    keep_rollout(journal, Rollout(record, state="canary", share=5, shadow={"verdict": "well", "sent": 3}))
+    save_rollout(journal, RolloutRecord(record, state="canary", share=5, shadow={"verdict": "well", "sent": 3}))
     assert journal.read()
-    assert read_rollout(journal) == Rollout(record, state="canary", share=5, shadow={"verdict": "well", "sent": 3})
+    assert read_rollout(journal) == RolloutRecord(
+        record, state="canary", share=5, shadow={"verdict": "well", "sent": 3}
+    )
     files = {name: (journal.root / name).read_bytes() for name in ("state.json", FILE, "journal.jsonl")}
     for number in range(max(300, EXAMPLES)):
         name, data = dice.choice([*files.items()])
@@ -401,8 +403,8 @@ def test_an_artifact_with_a_forged_report_is_measured_before_it_is_deployed(
     write_manifest(artifact, document)
     shutil.move(artifact, workplace / "elsewhere")
     (workplace / "elsewhere" / "reports").mkdir()
-    found = verification_of(
-        workplace / "elsewhere", "exact", [Check("min_acceptance", True, 1.0, 0.999, "all of them")]
+    found = make_report(
+        workplace / "elsewhere", "exact", [VerificationCheck("min_acceptance", True, 1.0, 0.999, "all of them")]
     )
     write_report(workplace / "elsewhere" / "reports" / "verify.json", found)
     assert asdict(found)["checks"]

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import Run
 from trtspec.core.processes import start_time
 from trtspec.deployment import log
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
 pytestmark = pytest.mark.slow  # starts interpreters
 
@@ -38,7 +38,7 @@ def path(server: subprocess.Popen[bytes], workplace: Path) -> Path:
     journal = DeploymentJournal("tiny")
     journal.root.mkdir(parents=True)
     started = start_time(server.pid)
-    journal.write(Record("tiny", "live", "/build/tiny", server.pid, started, 1, 2, 3, "x", True))
+    journal.write(DeploymentRecord("tiny", "live", "/build/tiny", server.pid, started, 1, 2, 3, "x", True))
     return journal.log
 
 

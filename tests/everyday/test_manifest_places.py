@@ -14,7 +14,7 @@ from tests.conftest import Run
 from trtspec.bench.source_copies import find_source
 from trtspec.core.errors import TrtspecError
 from trtspec.store.manifest import load_manifest
-from trtspec.store.source_locations import recall_origin, remember_origins
+from trtspec.store.source_locations import find_source_location, record_source_locations
 
 Build = Callable[[Path, str], Path]
 
@@ -80,18 +80,18 @@ def test_a_manifest_that_says_the_place_is_still_read(
 
 
 def test_of_equal_sources_one_that_is_there_is_used(artifact: Path, recipe: Path, workplace: Path) -> None:
-    remember_origins(load_manifest(artifact), {"target": str(workplace / "gone")})
-    assert recall_origin(load_manifest(artifact), "target") == str(recipe.parent / "target")
+    record_source_locations(load_manifest(artifact), {"target": str(workplace / "gone")})
+    assert find_source_location(load_manifest(artifact), "target") == str(recipe.parent / "target")
     shutil.rmtree(recipe.parent / "target")
-    assert recall_origin(load_manifest(artifact), "target") == str(workplace / "gone")
+    assert find_source_location(load_manifest(artifact), "target") == str(workplace / "gone")
 
 
 @pytest.mark.slow
 def test_a_record_that_is_damaged_or_cannot_be_written_is_as_none(artifact: Path, workplace: Path) -> None:
     (record,) = (workplace / "cache" / "origins").iterdir()
     record.write_text("{")
-    assert recall_origin(load_manifest(artifact), "target") is None
+    assert find_source_location(load_manifest(artifact), "target") is None
     shutil.rmtree(record.parent)
     record.parent.write_text("in the way")
-    remember_origins(load_manifest(artifact), {"target": "/anywhere"})
-    assert recall_origin(load_manifest(artifact), "target") is None
+    record_source_locations(load_manifest(artifact), {"target": "/anywhere"})
+    assert find_source_location(load_manifest(artifact), "target") is None

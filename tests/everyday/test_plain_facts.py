@@ -14,8 +14,8 @@ import yaml
 from tests._support.tiny import make_llama
 from tests.conftest import Run
 from trtspec.backends.base import backends
-from trtspec.cli.render import problems_of
-from trtspec.core.diagnostics import Diagnostic, written
+from trtspec.cli.render import count_problems
+from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.planning.init.propose import _numbers
 
 TOO_LONG = ("--set", "engine.max_seq_len=100000")
@@ -33,7 +33,7 @@ TOO_LONG = ("--set", "engine.max_seq_len=100000")
 )
 def test_problems_are_counted_by_severity(severities: list[str], said: str) -> None:
     found = [Diagnostic("a", "b", "c", None, severity) for severity in severities]  # type: ignore[arg-type]
-    assert problems_of(found) == said
+    assert count_problems(found) == said
 
 
 @pytest.mark.parametrize("command", ["check", "build"])
@@ -151,7 +151,7 @@ def test_compare_tells_models_of_one_name_apart_by_their_places(recipe: Path, tr
     ],
 )
 def test_values_in_messages_are_written_as_json(value: object, text: str) -> None:
-    assert written(value) == text
+    assert quote_value(value) == text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from tests.conftest import Run
 from trtspec.cli import progress as module
-from trtspec.cli.progress import PERIOD_S, BuildBars, Counter, build_bars, counter, tell
+from trtspec.cli.progress import PERIOD_S, BuildBars, Counter, build_bars, counter, report_progress
 from trtspec.store.step import Step
 
 
@@ -39,7 +39,7 @@ def progress_lines(
     progress = Progress(disable=True, get_time=clock)
     for what, done, total in work:
         progress.update(progress.add_task(what, total=total), completed=done)
-    tell(progress, clock.wait)
+    report_progress(progress, clock.wait)
     out, err = capfd.readouterr()
     assert out == ""
     return err.splitlines()
@@ -77,7 +77,7 @@ def test_before_the_first_bytes_earlier_builds_tell_the_time(
     step = cast(Step, SimpleNamespace(name="convert-target", key="key"))
     bars.step_started(step, 100)
     bars.step_advanced(step, done)
-    tell(progress, clock.wait)
+    report_progress(progress, clock.wait)
     assert capfd.readouterr().err == f"  convert-target: {said} left\n"
 
 
@@ -87,7 +87,7 @@ def test_what_is_counted_is_what_is_told(capfd: pytest.CaptureFixture[str]) -> N
     count = Counter(progress)
     count("parity", 3, 3)
     count("lossless", 1, 4)
-    tell(progress, clock.wait)
+    report_progress(progress, clock.wait)
     assert capfd.readouterr().err == "  lossless: 25 %, 1 min 30 s left\n"
 
 

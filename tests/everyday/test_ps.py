@@ -11,17 +11,17 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.core.processes import start_time
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
 HTTP = "http://127.0.0.1:18000"
 ADDRESSES = f"{HTTP}; 127.0.0.1:18001; http://127.0.0.1:18002/metrics"
 
 
-def recorded(name: str, state: str, *, runs: bool = True) -> Record:
+def recorded(name: str, state: str, *, runs: bool = True) -> DeploymentRecord:
     """Record a deployment whose process is this one or has ended."""
     journal = DeploymentJournal(name)
     journal.root.mkdir(parents=True)
-    record = Record(
+    record = DeploymentRecord(
         name=name,
         state=state,
         artifact="/build/tiny",

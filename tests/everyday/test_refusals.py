@@ -14,9 +14,9 @@ import pytest
 from tests._support.confined import as_anybody
 from tests.conftest import Run
 from trtspec.cli.app import REFUSED_HINT
-from trtspec.core.errors import TrtspecError, refusal
-from trtspec.deployment.journal import Record
-from trtspec.store.publish_artifact import check_place
+from trtspec.core.errors import TrtspecError, describe_os_error
+from trtspec.deployment.journal import DeploymentRecord
+from trtspec.store.publish_artifact import check_artifact_path
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def live(workplace: Path) -> None:
     """Write the record of a deployment whose process has ended."""
     root = workplace / "state" / "deployments" / "tiny"
     root.mkdir(parents=True)
-    record = Record("tiny", "live", "build/tiny", 1, None, 1, 2, 3, "trtspec_test_", True)
+    record = DeploymentRecord("tiny", "live", "build/tiny", 1, None, 1, 2, 3, "trtspec_test_", True)
     (root / "state.json").write_text(json.dumps(asdict(record)))
 
 
@@ -98,8 +98,8 @@ def test_any_command_says_what_the_machine_refuses(
 
 
 def test_what_the_machine_has_no_part_in_is_a_bug() -> None:
-    assert refusal(OSError(errno.EBADF, "")) is None
-    assert refusal(OSError("no number")) is None
+    assert describe_os_error(OSError(errno.EBADF, "")) is None
+    assert describe_os_error(OSError("no number")) is None
 
 
 def test_the_root_is_no_place_for_an_artifact(recipe: Path, trtspec: Run) -> None:
@@ -112,4 +112,4 @@ def test_the_root_is_no_place_for_an_artifact(recipe: Path, trtspec: Run) -> Non
 def test_a_place_below_a_file(workplace: Path) -> None:
     (workplace / "file").touch()
     with pytest.raises(TrtspecError, match="is a file, not a directory"):
-        check_place(workplace / "file" / "deep" / "artifact")
+        check_artifact_path(workplace / "file" / "deep" / "artifact")

@@ -33,7 +33,7 @@ from tests._support.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, 
 from trtspec.cli.app import command_name
 from trtspec.core.processes import start_time
 from trtspec.core.registry import discover
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
 pytestmark = [
     pytest.mark.slow,
@@ -192,7 +192,9 @@ def make_large_pair(root: Path) -> None:
 
 def record_deployments() -> None:
     """Record one apparently running, one stopped and one dead deployment; no process receives a signal."""
-    record = Record("running", "live", "/build/tiny", 1, start_time(1), 18000, 18001, 18002, "x", detached=True)
+    record = DeploymentRecord(
+        "running", "live", "/build/tiny", 1, start_time(1), 18000, 18001, 18002, "x", detached=True
+    )
     record = replace(record, backend="embedded", method="draft_target")
     gone = replace(record, started=1)  # no process with this id has this start time
     for each in (record, replace(gone, name="ended", state="stopped"), replace(gone, name="killed")):

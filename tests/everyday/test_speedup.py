@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.bench import Comparison, measure_server
-from trtspec.bench.gates import judge_gates, undecided
-from trtspec.bench.speedup import Speedup, speedup_of
+from trtspec.bench.bench import BenchComparison, measure_server
+from trtspec.bench.gates import evaluate_gates, needs_more_runs
+from trtspec.bench.speedup import Speedup, estimate_speedup
 from trtspec.bench.verification_report import undecided_policy
 from trtspec.bench.verify import ensure_gates
 from trtspec.core.errors import GateNotMet
@@ -34,14 +34,14 @@ def test_a_limit_is_held_against_the_interval(limit: float, reached: bool | None
 @pytest.mark.slow
 def test_the_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
     samples = np.random.default_rng(1).lognormal(np.log(2.0), 0.3, (300, 24))
-    found = [speedup_of(list(ratios), 1.0) for ratios in samples]
+    found = [estimate_speedup(list(ratios), 1.0) for ratios in samples]
     assert 0.90 <= np.mean([each.low <= 2.0 <= each.high for each in found]) <= 0.99
     assert all(each.low <= each.median <= each.high for each in found)
-    assert found[0] == speedup_of(list(samples[0]), 1.0), "the interval is deterministic"
+    assert found[0] == estimate_speedup(list(samples[0]), 1.0), "the interval is deterministic"
 
 
 def test_more_ratios_are_surer() -> None:
-    few, many = (speedup_of([1.0, 1.2, 1.4, 1.6, 1.8, 2.0] * times, 1.0) for times in (1, 10))
+    few, many = (estimate_speedup([1.0, 1.2, 1.4, 1.6, 1.8, 2.0] * times, 1.0) for times in (1, 10))
     assert (few.median, many.median) == (1.5, 1.5)
     assert many.high - many.low < (few.high - few.low) / 2
 
@@ -52,7 +52,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
-    def measure(ratios: list[float], *rest: Any) -> Comparison:
+    def measure(ratios: list[float], *rest: Any) -> BenchComparison:
         turn = cycle(ratios)
 
         class Fake:
@@ -82,14 +82,14 @@ def test_runs_are_measured_until_a_limit_is_decided(
     assert trtspec("build", recipe, "--set", f"gates.min_speedup={limit}").code == 0
     resolved = load_manifest(recipe.parent / "build" / "tiny").recipe
     rest = (lambda *progress: None, "exact", None)
-    measured = measure(ratios, *rest, undecided(resolved, (), 5))
-    check = judge_gates(resolved, measured, "server").checks[1]
+    measured = measure(ratios, *rest, needs_more_runs(resolved, (), 5))
+    check = evaluate_gates(resolved, measured, "server").checks[1]
     assert (measured.runs, check.state, check.limit) == (runs, state, limit)
     assert ("; undecided after 5 runs: the interval includes the limit" in check.detail) == (state == "undecided")
     assert check.under("fail").ok == (state == "holds")
     assert check.under("pass").ok == (state != "fails")
-    assert measure(ratios, *rest, undecided(resolved, ["min_speedup"], 5)).runs == 1
-    assert measure(ratios, *rest, undecided(resolved, (), 1)).runs == 1
+    assert measure(ratios, *rest, needs_more_runs(resolved, ["min_speedup"], 5)).runs == 1
+    assert measure(ratios, *rest, needs_more_runs(resolved, (), 1)).runs == 1
 
 
 @pytest.mark.integration
@@ -137,7 +137,7 @@ def test_undecided_policy_follows_the_option_then_ci(environment: dict[str, str]
 @pytest.fixture
 def undecided_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the interval of every measured speed-up include 1.05."""
-    monkeypatch.setattr(Comparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
+    monkeypatch.setattr(BenchComparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TRTSPEC_UNDECIDED", "")  # set by the options, removed by monkeypatch
 

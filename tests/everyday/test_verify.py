@@ -14,7 +14,7 @@ from tests.conftest import Run
 from trtspec.bench import parity
 from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import cache_dir
-from trtspec.engine.generation.request import Result, Stats
+from trtspec.engine.generation.request import EngineResult, Stats
 from trtspec.store.digest import DigestCache
 from trtspec.store.manifest import load_manifest
 from trtspec.store.verified_cache import verify_changed
@@ -26,7 +26,7 @@ def disagreement(lead: float = 1.0) -> Any:
     return parity._Disagreement(0, 1, 2, lead, 0.0)
 
 
-def quantized(limit: float, *answers: tuple[Result, int]) -> Any:
+def quantized(limit: float, *answers: tuple[EngineResult, int]) -> Any:
     compared = [
         parity._Compared(str(number), parity._num_choices(result), [disagreement()] * differing)
         for number, (result, differing) in enumerate(answers)
@@ -34,8 +34,8 @@ def quantized(limit: float, *answers: tuple[Result, int]) -> Any:
     return parity._quantized_parity("FP8", compared, limit)
 
 
-def answer(tokens: int, reason: str) -> Result:
-    return Result((5,) * tokens, reason, Stats())
+def answer(tokens: int, reason: str) -> EngineResult:
+    return EngineResult((5,) * tokens, reason, Stats())
 
 
 def test_quantized_parity_of_nothing_fails() -> None:
@@ -166,7 +166,7 @@ def test_a_bit_that_was_forgotten_is_found_by_reading_all(artifact: Path, trtspe
     with damaged.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
-    DigestCache(cache_dir() / "artifacts.json").learn_own({damaged: recorded})  # pretend that the file is unchanged
+    DigestCache(cache_dir() / "artifacts.json").add_written({damaged: recorded})  # pretend that the file is unchanged
     assert verify_changed(artifact, load_manifest(artifact))[0] == []
     found = trtspec("verify", artifact, "--reread")
     assert found.code == 110

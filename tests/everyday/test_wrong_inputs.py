@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from tests._support.confined import as_anybody, limited, mounted
 from trtspec.cli.app import main
-from trtspec.recipe.hints import SAY_IT_THEMSELVES
+from trtspec.recipe.hints import SELF_EXPLANATORY
 from trtspec.recipe.validate import recipe_keys
 
 pytestmark = pytest.mark.slow  # many complete commands
@@ -80,7 +80,7 @@ def hold(answer: Answer) -> dict[str, Any]:
         assert error["hint"] or "expected" in error["message"], error
     for problem in document.get("problems", []):
         assert problem["message"]
-        assert problem["hint"] or problem["code"] in SAY_IT_THEMSELVES, problem
+        assert problem["hint"] or problem["code"] in SELF_EXPLANATORY, problem
         assert problem["file"], problem
         assert problem["line"] or problem["path"] in ("", "schema", "name", "target"), problem
     return document

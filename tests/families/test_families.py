@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tests._support.tiny import FAMILY_SHAPES, convert, make_model
 from tests.families.sources import edit, refused, rewrite
-from trtspec.checkpoints.family import Family, family_of
+from trtspec.checkpoints.family import Family, find_family
 from trtspec.checkpoints.rules import Matched, match
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.trtllm import load_checkpoint
@@ -41,7 +41,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]
 
 def cover(source: Source) -> Matched:
     """Compare the rules of a source's family with it."""
-    _, family = family_of(source)
+    _, family = find_family(source)
     config = family.read(source.reader, "auto")
     return match(family.rules(config), family.skips(config), source)
 
@@ -67,7 +67,7 @@ class TestCoverage:
     def test_every_tensor_is_used(self, family: str, sources: Callable[[str], Source]) -> None:
         source = sources(family)
         matched = cover(source)
-        assert family_of(source)[0] == family
+        assert find_family(source)[0] == family
         assert {tensor.name for parts in matched.sources.values() for tensor in parts} == source.tensors.keys()
         assert matched.skipped == {}
 

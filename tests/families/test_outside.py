@@ -17,7 +17,7 @@ from tests._support import forked
 from tests._support.tiny import convert, make_llama
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source_model import load_model
-from trtspec.core.errors import UnknownArchitecture
+from trtspec.core.errors import UnsupportedArchitecture
 
 pytestmark = pytest.mark.slow  # starts an interpreter that finds another package
 
@@ -36,7 +36,7 @@ CONVERT = """
 import sys
 from pathlib import Path
 from trtspec.checkpoints.sharding import ParallelMapping
-from trtspec.core.errors import UnknownArchitecture
+from trtspec.core.errors import UnsupportedArchitecture
 from trtspec.checkpoints.source_model import load_model
 from trtspec.backends.steps.convert import convert_checkpoint
 convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), mapping=ParallelMapping(2, 2))
@@ -114,7 +114,9 @@ def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
     argv = [sys.executable, "-m", "trtspec", "inspect", str(toy), "--json"]
     done = forked.run(argv, 300)
     assert (json.loads(done.stdout)["family"], done.returncode) == ("none", 0)
-    with pytest.raises(UnknownArchitecture, match="'ToyForCausalLM' is not supported; supported: Gemma2ForCausalLM, "):
+    with pytest.raises(
+        UnsupportedArchitecture, match="'ToyForCausalLM' is not supported; supported: Gemma2ForCausalLM, "
+    ):
         load_model(toy, "auto")
 
 

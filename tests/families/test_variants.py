@@ -17,7 +17,7 @@ from tests.families.variants import POSITIONS, Variant, variants
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.settings import EngineSettings
 
 COUNT = int(os.environ.get("TRTSPEC_VARIANTS", "40"))
@@ -36,7 +36,7 @@ def text_of(target: Path, prompts: list[tuple[int, ...]], end_ids: tuple[int, ..
     settings = EngineSettings("ngram", draft_len=3, max_seq_len=longest, device="cpu", dtype="float32")
     engine = Engine.load(target, None, settings)
     try:
-        results = engine.generate([Request(prompt, NEW_TOKENS, end_ids=end_ids) for prompt in prompts])
+        results = engine.generate([EngineRequest(prompt, NEW_TOKENS, end_ids=end_ids) for prompt in prompts])
     finally:
         engine.close()
     return [list(result.ids) for result in results]

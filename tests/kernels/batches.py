@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
-from trtspec.kernels.bit_exact.batch import Batch
+from trtspec.kernels.bit_exact.batch import VerifyBatch
 
-AnyBatch = TypeVar("AnyBatch", bound=Batch)
+AnyBatch = TypeVar("AnyBatch", bound=VerifyBatch)
 ChainRule = Callable[[ChainBatch], ExactChainResult]
 TreeRule = Callable[[TreeBatch], ExactTreeResult]
 
@@ -80,7 +80,7 @@ def pick(batch: AnyBatch, requests: object) -> AnyBatch:
     return replace(batch, **{name: value[requests] for name, value in arrays.items() if isinstance(value, np.ndarray)})
 
 
-def outcomes(verify: ChainRule | TreeRule, batch: Batch) -> list[tuple[list[int], int, int]]:
+def outcomes(verify: ChainRule | TreeRule, batch: VerifyBatch) -> list[tuple[list[int], int, int]]:
     """Return for each request its accepted tokens (a chain) or nodes (a tree), the next token, and the status.
 
     Redundant outputs must agree, and unused entries must be -1.

@@ -84,7 +84,7 @@ class Setting:
 
     def distribution_of(self, logits: np.ndarray) -> np.ndarray:
         """Return the distribution that the request samples from, by the reference."""
-        return reference.probs_of(logits.astype(np.float64), self.temperature, self.top_k, self.top_p)
+        return reference.sampling_probs(logits.astype(np.float64), self.temperature, self.top_k, self.top_p)
 
     def logits(self, seed: int) -> Table:
         """Return random logits for every prefix, some of them masked."""

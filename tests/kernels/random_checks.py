@@ -13,7 +13,7 @@ import torch
 from tests.kernels.batches import NAN, ChainRule, TreeRule, outcomes, pick
 from trtspec.kernels import chain, reference, tree
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch, uniform_bits
-from trtspec.kernels.bit_exact.batch import Batch
+from trtspec.kernels.bit_exact.batch import VerifyBatch
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.verify_result import VerifyResult
 
@@ -29,7 +29,7 @@ def random_chains(seed: int, sampled: bool, rows: int = 24, draft_len: int = 4) 
     for row, position in np.ndindex(rows, draft_len):
         settings = (float(how["temperature"][row]), int(how["top_k"][row]), float(how["top_p"][row]))
         tokens[row, position] = rng.choice(
-            vocab, p=reference.probs_of(draft[row, position].astype(np.float64), *settings)
+            vocab, p=reference.sampling_probs(draft[row, position].astype(np.float64), *settings)
         )
     return ChainBatch(
         target=target,
@@ -51,7 +51,7 @@ def sampling(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def params_of(batch: Batch) -> SamplingParams:
+def params_of(batch: VerifyBatch) -> SamplingParams:
     """Return the torch sampling parameters of a batch."""
     return SamplingParams(
         *(torch.from_numpy(values) for values in (batch.temperature, batch.top_k, batch.top_p)), truncates=True
@@ -69,7 +69,9 @@ def chains_by_torch(rule: TorchRule, batch: ChainBatch, uniforms: torch.Tensor) 
     return rule(torch.from_numpy(batch.target), tokens, lens, params, draft, uniforms)
 
 
-def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch: Batch) -> list[VerifyResult | None]:
+def away_from_edges(
+    results: Callable[[torch.Tensor], list[VerifyResult]], batch: VerifyBatch
+) -> list[VerifyResult | None]:
     """Return the results of a rule at a batch's uniforms, or None for those that depend on float32 rounding.
 
     All decisions are monotone in their uniform, so equal results on both sides imply the same result between.
@@ -93,7 +95,9 @@ def check_torch_says_the_same_of_chains(sampled: bool, verify: ChainRule, rule: 
     assert lengths == {0, 1, 2, 3, 4}
 
 
-def check_a_request_says_the_same_in_every_batch(random: Callable[[int], Batch], verify: ChainRule | TreeRule) -> None:
+def check_a_request_says_the_same_in_every_batch(
+    random: Callable[[int], VerifyBatch], verify: ChainRule | TreeRule
+) -> None:
     """A request alone, in another order, and with other requests."""
     batch = random(11)
     together, rows = outcomes(verify, batch), len(batch.tokens)
@@ -113,7 +117,7 @@ def check_whole_vocabularies(vocab: int, verify: ChainRule, samples: int = 64) -
     rng = np.random.default_rng(vocab)
     target = (rng.normal(size=vocab) * 2).astype(np.float32)
     draft = (target + rng.normal(size=vocab)).astype(np.float32)
-    distribution, proposal = (reference.probs_of(row.astype(np.float64), 1.0, 0, 1.0) for row in (target, draft))
+    distribution, proposal = (reference.sampling_probs(row.astype(np.float64), 1.0, 0, 1.0) for row in (target, draft))
     upto = np.cumsum(distribution)
     uniforms = rng.integers(0, 2**32, (samples, 2), dtype=np.uint64).astype(np.uint32)
     check_inverse_distribution(verify, target, upto, uniforms[:16, 1])
@@ -186,7 +190,9 @@ def random_trees(seed: int, mode: Mode, rows: int = 16, nodes: int = 12) -> Tree
     parents = np.array([[random_parent(rng, node) for node in range(nodes)] for _ in range(rows)], dtype=np.int32)
     target = (rng.normal(size=(rows, nodes, vocab)) * 2).astype(np.float32)
     near = target + rng.normal(size=(rows, nodes, vocab)) * 0.5
-    distribution = np.array([[reference.probs_of(row, 1.0, 0, 1.0) for row in of] for of in near]).astype(np.float32)
+    distribution = np.array([[reference.sampling_probs(row, 1.0, 0, 1.0) for row in of] for of in near]).astype(
+        np.float32
+    )
     tokens = np.zeros((rows, nodes), dtype=np.int32)
     for row, node in np.ndindex(rows, nodes):
         children = np.flatnonzero(parents[row] == node)
@@ -215,7 +221,7 @@ def trees_by_torch(batch: TreeBatch, uniforms: torch.Tensor) -> list[VerifyResul
     shape = tree.Tree(batch.parents.astype(np.int64))
     tokens, sampled = torch.from_numpy(batch.tokens).long(), batch.mode == Mode.SAMPLED
     draft = torch.from_numpy(batch.draft.astype(np.float64)) if sampled else None
-    typical = tree.Typical(batch.threshold, batch.alpha) if batch.mode == Mode.TYPICAL else None
+    typical = tree.TypicalAcceptance(batch.threshold, batch.alpha) if batch.mode == Mode.TYPICAL else None
     logits = torch.from_numpy(batch.target)
     return tree.verify_tree(logits, tokens, shape, batch.limits.tolist(), params_of(batch), draft, uniforms, typical)
 

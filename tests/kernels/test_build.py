@@ -27,7 +27,7 @@ from trtspec.kernels.build import (
     list_libraries,
     plan_library,
 )
-from trtspec.kernels.toolchain import Toolchain, architecture_of, code_flags, probe_toolchain
+from trtspec.kernels.toolchain import Toolchain, code_flags, gpu_architecture, probe_toolchain
 
 MANIFEST = (
     "name: {name}\nsummary: Says a number\nsources: {{host: [cpu.cpp], cuda: [kernel.cu]}}\narchitectures: [sm_80]\n"
@@ -261,7 +261,7 @@ def test_unknown_architectures(tmp_path: Path) -> None:
 
 
 def test_code_for_gpus() -> None:
-    assert [architecture_of(sm) for sm in (80, 89, 90, 100, 120)] == ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"]
+    assert [gpu_architecture(sm) for sm in (80, 89, 90, 100, 120)] == ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"]
     assert code_flags(("sm_80", "sm_90a")) == (
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90a,code=sm_90a",

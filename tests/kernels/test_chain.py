@@ -39,7 +39,9 @@ class Batch:
         self.how = [(0.0 if row % 3 == 0 else 0.5 + row / 10, row % 4, 1.0 - row % 2 * 0.2) for row in range(rows)]
         self.uniforms = torch.from_numpy(rng.random((rows, draft_len + 1)))
         near = self.logits[:, :-1].double().numpy() + rng.normal(size=(rows, draft_len, vocab))
-        probs = np.array([[reference.probs_of(x, *how) for x in row] for row, how in zip(near, self.how, strict=True)])
+        probs = np.array(
+            [[reference.sampling_probs(x, *how) for x in row] for row, how in zip(near, self.how, strict=True)]
+        )
         self.tokens = torch.from_numpy(np.array([[rng.choice(vocab, p=x) for x in row] for row in probs]))
         self.draft_probs = torch.from_numpy(probs).to(dtype) if sampled else None
 
@@ -55,7 +57,7 @@ class Batch:
 
     def expected(self, row: int) -> VerifyResult:
         length = self.lens[row]
-        target = np.array([reference.probs_of(x, *self.how[row]) for x in self.logits[row].double().numpy()])
+        target = np.array([reference.sampling_probs(x, *self.how[row]) for x in self.logits[row].double().numpy()])
         draft = None if self.draft_probs is None else self.draft_probs[row, :length].double().numpy()
         uniforms = self.uniforms[row].numpy()
         tokens = self.tokens[row, :length].numpy()

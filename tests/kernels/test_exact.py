@@ -17,7 +17,15 @@ from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from trtspec.kernels import bit_exact
 from trtspec.kernels.bit_exact import ChainBatch, ExactChainResult, chain, compact_kv, fixed_point, kv_moves, tree
 from trtspec.kernels.bit_exact.batch import DraftRow
-from trtspec.kernels.bit_exact.fixed_point import EXP2_COEFFICIENTS, ONE, Row, RowSampling, fma32, read_row, weights_of
+from trtspec.kernels.bit_exact.fixed_point import (
+    EXP2_COEFFICIENTS,
+    ONE,
+    RowSampling,
+    WeightRow,
+    exp2_weights,
+    fma32,
+    read_row,
+)
 
 HEADER = Path(__file__).parents[2] / "plugins/common/exp2_coefficients.h"
 
@@ -25,9 +33,9 @@ HEADER = Path(__file__).parents[2] / "plugins/common/exp2_coefficients.h"
 @pytest.fixture(autouse=True)
 def remembered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cache equal rows: the distributions read a few of them ten thousand times."""
-    known: dict[tuple[bytes, np.dtype, RowSampling], Row] = {}
+    known: dict[tuple[bytes, np.dtype, RowSampling], WeightRow] = {}
 
-    def read(logits: np.ndarray, sampling: RowSampling) -> Row:
+    def read(logits: np.ndarray, sampling: RowSampling) -> WeightRow:
         key = (logits.tobytes(), logits.dtype, sampling)
         if key not in known:
             known[key] = read_row(logits, sampling)
@@ -62,16 +70,16 @@ def test_a_tree_of_one_branch_is_a_chain() -> None:
 # -- wrong implementations fail the checks -----------------------------------------------------------------------------
 
 
-def without_residual(row: Row, draft: DraftRow, token: int, uniform: int) -> tuple[np.ndarray | None, int]:
+def without_residual(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple[np.ndarray | None, int]:
     rest, status = RIGHT_TEST(row, draft, token, uniform)
     return (None if rest is None else row.weights), status
 
 
-def accepting_on_equality(row: Row, draft: DraftRow, token: int, uniform: int) -> tuple[np.ndarray | None, int]:
+def accepting_on_equality(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple[np.ndarray | None, int]:
     return RIGHT_TEST(row, draft, token, max(uniform - 1, 0)) if row.weights[token] else (None, 0)
 
 
-def without_a_look_at_the_draft_row(row: Row, draft: DraftRow, token: int, uniform: int) -> tuple:
+def without_a_look_at_the_draft_row(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple:
     return RIGHT_TEST(row, replace(draft, usable=True, probs=np.nan_to_num(draft.probs)), token, uniform)
 
 
@@ -99,7 +107,7 @@ def keeping_equals(logits: np.ndarray, weights: np.ndarray, top_k: int, top_p: f
     return np.where(logits >= logits[kept > 0].min(), weights, 0) if kept.any() else kept
 
 
-def laundering(logits: np.ndarray, sampling: RowSampling) -> Row:
+def laundering(logits: np.ndarray, sampling: RowSampling) -> WeightRow:
     return read_row(np.nan_to_num(logits, nan=-np.inf, posinf=0.0, neginf=-np.inf), sampling)
 
 
@@ -156,16 +164,16 @@ def test_the_coefficients_are_those_of_the_header() -> None:
 def test_weights_are_powers_of_two_to_the_last_places_of_a_float() -> None:
     t = -np.random.default_rng(0).random(200_000).astype(np.float32) * 12
     expected = np.exp2(t.astype(np.float64)) * ONE
-    assert np.abs(weights_of(t) / expected - 1.0).max() < 1.8e-7
-    assert (np.diff(weights_of(np.sort(t)).astype(np.int64)) >= 0).all()
+    assert np.abs(exp2_weights(t) / expected - 1.0).max() < 1.8e-7
+    assert (np.diff(exp2_weights(np.sort(t)).astype(np.int64)) >= 0).all()
 
 
 def test_whole_exponents_are_exact_down_to_the_last_weight() -> None:
     t = np.arange(0, -50, -1, dtype=np.float32)
-    assert weights_of(t).tolist() == [ONE >> place for place in range(45)] + [0] * 5
+    assert exp2_weights(t).tolist() == [ONE >> place for place in range(45)] + [0] * 5
     # so close to an integer that the fraction rounds to 1
-    assert weights_of(np.array([-1e-30, -0.0], dtype=np.float32)).tolist() == [ONE - 2**20, ONE]
-    assert weights_of(np.array([-45.00001, -np.inf, np.nan], dtype=np.float32)).tolist() == [0, 0, 0]
+    assert exp2_weights(np.array([-1e-30, -0.0], dtype=np.float32)).tolist() == [ONE - 2**20, ONE]
+    assert exp2_weights(np.array([-45.00001, -np.inf, np.nan], dtype=np.float32)).tolist() == [0, 0, 0]
 
 
 @pytest.mark.slow

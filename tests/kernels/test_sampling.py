@@ -25,7 +25,7 @@ def test_probabilities_are_those_of_transformers(temperature: float, top_k: int,
     torch.manual_seed(0)
     logits = torch.randn(1, vocab, dtype=torch.float64) * 3
     ours = params_of(temperature, top_k, top_p).probs(logits)[0]
-    numpy = reference.probs_of(logits[0].numpy(), temperature, top_k, top_p)
+    numpy = reference.sampling_probs(logits[0].numpy(), temperature, top_k, top_p)
     expected = logits.clone()
     if temperature:
         expected = TemperatureLogitsWarper(temperature)(None, expected)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec.checkpoints.safetensors import lay_out
-from trtspec.checkpoints.streaming_digest import GrowingDigests
+from trtspec.checkpoints.streaming_digest import StreamingDigests
 from trtspec.core import hashing
-from trtspec.core.hashing import Hashlib, files_sha256, hash_with
+from trtspec.core.hashing import HashlibBackend, files_sha256, set_hash_backend
 from trtspec.kernels import sha256
 from trtspec.kernels.autoload import WORTH_BYTES
 from trtspec.kernels.bindings import load_library
@@ -44,9 +44,9 @@ def code(build_kernels: Callable[..., Path]) -> CompiledSha256:
 
 @pytest.fixture
 def used(code: CompiledSha256) -> Iterator[CompiledSha256]:
-    hash_with(code)
+    set_hash_backend(code)
     yield code
-    hash_with(Hashlib())
+    set_hash_backend(HashlibBackend())
 
 
 def random_bytes(count: int) -> bytearray:
@@ -102,7 +102,7 @@ def test_ranks_are_hashed_while_they_grow(
         path.write_bytes(layout.header + random_bytes(layout.nbytes - len(layout.header)))
     opened = [os.open(path, os.O_RDWR) for path in paths]
     writes = {name: [(rank, layout.offsets[name]) for rank in range(files)] for name in "abc"}
-    with GrowingDigests(opened, [layout] * files, writes) as growing:
+    with StreamingDigests(opened, [layout] * files, writes) as growing:
         for name in "bca":
             for rank, descriptor in enumerate(opened):
                 growing.written(rank, layout.offsets[name])
@@ -118,15 +118,15 @@ def test_the_self_test_sees_a_wrong_digest(code: CompiledSha256, monkeypatch: py
     monkeypatch.setattr(sha256, "INITIAL", (1, *sha256.INITIAL[1:]))
     assert [check.ok for check in run_self_test(code._library)] == [False] * 3
     monkeypatch.setattr(sha256, "host_library", lambda nbytes: code._library)
-    assert isinstance(choose_hashing(WORTH_BYTES), Hashlib)
+    assert isinstance(choose_hashing(WORTH_BYTES), HashlibBackend)
 
 
 def test_what_hashes(code: CompiledSha256, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sha256, "host_library", lambda nbytes: code._library if nbytes >= WORTH_BYTES else None)
     assert isinstance(choose_hashing(WORTH_BYTES), CompiledSha256)
-    assert isinstance(choose_hashing(WORTH_BYTES - 1), Hashlib)
+    assert isinstance(choose_hashing(WORTH_BYTES - 1), HashlibBackend)
     monkeypatch.setattr(CompiledSha256, "hash_blocks", _unsupported)
-    assert isinstance(choose_hashing(WORTH_BYTES), Hashlib)
+    assert isinstance(choose_hashing(WORTH_BYTES), HashlibBackend)
 
 
 def _unsupported(*_: object) -> None:

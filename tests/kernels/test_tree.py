@@ -13,21 +13,21 @@ from tests.kernels.scenarios import CHAINS, TREES, Corners, Identity, boxes_of
 from trtspec.kernels import reference
 from trtspec.kernels.chain import verify_chain
 from trtspec.kernels.sampling import SamplingParams
-from trtspec.kernels.tree import Tree, Typical, in_node_order, verify_tree
+from trtspec.kernels.tree import Tree, TypicalAcceptance, in_node_order, verify_tree
 from trtspec.kernels.verify_result import VerifyResult
 
-Rule = Callable[[np.ndarray, Tree, tuple[int, ...], int, Typical], VerifyResult]
-MODES = [(True, None), (False, None), (False, Typical())]
+Rule = Callable[[np.ndarray, Tree, tuple[int, ...], int, TypicalAcceptance], VerifyResult]
+MODES = [(True, None), (False, None), (False, TypicalAcceptance())]
 
 
 class TestTree:
     def test_choices_become_nodes_by_length_and_then_in_order(self) -> None:
         choices = [(0, 1), (1,), (0, 0, 2), (0,), (2,), (0, 0), (1, 0)]
         assert in_node_order(choices) == [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 2)]
-        assert Tree.of_paths(choices).parents.tolist() == [[-1, 0, 0, 0, 1, 1, 2, 4]]
+        assert Tree.from_choices(choices).parents.tolist() == [[-1, 0, 0, 0, 1, 1, 2, 4]]
 
     def test_no_choices_leave_the_root(self) -> None:
-        assert Tree.of_paths([]).parents.tolist() == [[-1]]
+        assert Tree.from_choices([]).parents.tolist() == [[-1]]
 
     @pytest.mark.parametrize(
         ("choices", "message"),
@@ -39,7 +39,7 @@ class TestTree:
     )
     def test_wrong_choices_are_refused(self, choices: list[tuple[int, ...]], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            Tree.of_paths(choices)
+            Tree.from_choices(choices)
 
     def test_shape_of_two_rows_with_unused_nodes(self) -> None:
         tree = Tree(np.array([[-1, 0, 1, -1, 1], [-1, -1, 0, 0, 3]]))
@@ -56,7 +56,7 @@ class TestTree:
         assert tree.depths.tolist() == [list(range(21))]
 
     def test_rows_are_cut_off_at_their_limits(self) -> None:
-        tree = Tree.of_paths([(0,), (1,), (0, 0), (0, 0, 0)])
+        tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0)])
         assert tree.within([3, 5]) is tree
         assert tree.within([2, 0, 3]).parents.tolist() == [[-1, 0, 0, 1, -1], [-1] * 5, [-1, 0, 0, 1, 3]]
         assert not tree.within([0]).rounds
@@ -87,7 +87,7 @@ def test_a_chain_is_a_tree() -> None:
     as_tree = verify_tree(
         logits,
         tokens,
-        Tree.of_paths([(0,), (0, 0)]),
+        Tree.from_choices([(0,), (0, 0)]),
         limits,
         Identity(),
         corners.draft_probs,
@@ -123,7 +123,7 @@ class Batch:
         self.logits = torch.from_numpy(rng.normal(size=(rows, nodes, vocab)) * 2).to(dtype)
         near = self.logits.double().numpy() + rng.normal(size=(rows, nodes, vocab)) * 0.5
         self.uniforms = torch.from_numpy(rng.random((rows, nodes)))
-        probs = np.array([[reference.probs_of(x, 1.0, 0, 1.0) for x in row] for row in near])
+        probs = np.array([[reference.sampling_probs(x, 1.0, 0, 1.0) for x in row] for row in near])
         tokens = np.zeros((rows, nodes), dtype=np.int64)
         for row, families in enumerate(self.tree.children):
             for node, family in enumerate(families):
@@ -136,13 +136,13 @@ class Batch:
         temperature, top_k, top_p = (torch.tensor(list(column)) for column in zip(*self.how[rows], strict=True))
         return SamplingParams(temperature, top_k, top_p, truncates=True)
 
-    def results(self, rows: slice = slice(None), typical: Typical | None = None) -> list[VerifyResult]:
+    def results(self, rows: slice = slice(None), typical: TypicalAcceptance | None = None) -> list[VerifyResult]:
         tree, draft_probs = Tree(self.tree.parents[rows]), None if self.draft_probs is None else self.draft_probs[rows]
         batch = (self.logits[rows], self.tokens[rows], tree, self.limits[rows], self.params(rows))
         return verify_tree(*batch, draft_probs, self.uniforms[rows], typical)
 
-    def expected(self, row: int, typical: Typical | None = None) -> VerifyResult:
-        target = np.array([reference.probs_of(x, *self.how[row]) for x in self.logits[row].double().numpy()])
+    def expected(self, row: int, typical: TypicalAcceptance | None = None) -> VerifyResult:
+        target = np.array([reference.sampling_probs(x, *self.how[row]) for x in self.logits[row].double().numpy()])
         tree = (self.tokens[row].numpy(), self.tree.parents[row], self.limits[row])
         uniforms = self.uniforms[row].numpy()
         if typical is not None:
@@ -155,7 +155,9 @@ class Batch:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("sampled", "typical"), MODES)
-def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, sampled: bool, typical: Typical | None) -> None:
+def test_torch_gives_the_tokens_of_the_reference(
+    dtype: torch.dtype, sampled: bool, typical: TypicalAcceptance | None
+) -> None:
     lengths = set()
     for seed in range(20):
         batch = Batch(seed, dtype, sampled)
@@ -166,14 +168,16 @@ def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, sampled: bo
 
 
 @pytest.mark.parametrize(("sampled", "typical"), MODES)
-def test_a_row_says_the_same_alone(sampled: bool, typical: Typical | None) -> None:
+def test_a_row_says_the_same_alone(sampled: bool, typical: TypicalAcceptance | None) -> None:
     batch = Batch(0, torch.float32, sampled)
     alone = [batch.results(slice(row, row + 1), typical)[0] for row in range(len(batch.limits))]
     assert batch.results(typical=typical) == alone
 
 
 @pytest.mark.parametrize(("sampled", "typical"), MODES)
-def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(sampled: bool, typical: Typical | None) -> None:
+def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(
+    sampled: bool, typical: TypicalAcceptance | None
+) -> None:
     accepted = 0
     for seed in range(10):
         batch = Batch(seed, torch.float32, sampled)
@@ -184,7 +188,7 @@ def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(sampled: bool
 
 
 def test_greedy_goes_down_to_the_first_child_with_the_targets_choice() -> None:
-    tree = Tree.of_paths([(0,), (1,), (2,), (1, 0), (1, 1)])
+    tree = Tree.from_choices([(0,), (1,), (2,), (1, 0), (1, 1)])
     tokens = torch.tensor([[9, 3, 4, 4, 0, 2]])
     logits = torch.full((1, 6, 5), -1.0)
     for node, token in enumerate((4, 1, 2, 0, 1, 3)):
@@ -197,21 +201,23 @@ def test_greedy_goes_down_to_the_first_child_with_the_targets_choice() -> None:
 def test_a_token_of_probability_zero_is_not_accepted_at_uniform_zero() -> None:
     target = torch.tensor([[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]])
     draft = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
-    tokens, tree = torch.tensor([[0, 0, 1]]), Tree.of_paths([(0,), (1,)])
+    tokens, tree = torch.tensor([[0, 0, 1]]), Tree.from_choices([(0,), (1,)])
     for draft_probs in (draft, None):
         results = verify_tree(target, tokens, tree, [2], Identity(), draft_probs, torch.zeros(1, 3))
         assert results == [VerifyResult([], 2)]
 
 
 def typical_by_reference(
-    rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: Typical
+    rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: TypicalAcceptance
 ) -> VerifyResult:
     return reference.verify_typical(
         rows, np.array(tokens), tree.parents[0], limit, 0.75, threshold=how.threshold, alpha=how.alpha
     )
 
 
-def typical_by_torch(rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: Typical) -> VerifyResult:
+def typical_by_torch(
+    rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: TypicalAcceptance
+) -> VerifyResult:
     uniforms = torch.full((1, len(tokens)), 0.75)
     logits, drafted = torch.from_numpy(rows)[None], torch.tensor([tokens])
     (result,) = verify_tree(logits, drafted, tree, [limit], Identity(), None, uniforms, how)
@@ -223,22 +229,22 @@ class TestTypical:
     # entropies of 0.8018 and 0.9433 nats: exp(-entropy) is 0.4485 and 0.3893
     SHARP, FLAT = (0.7, 0.2, 0.1), (0.5, 0.4, 0.1)
     ROWS = np.array([SHARP, FLAT, FLAT, SHARP, SHARP])
-    TREE = Tree.of_paths([(0,), (1,), (0, 0), (1, 0)])
+    TREE = Tree.from_choices([(0,), (1,), (0, 0), (1, 0)])
     TOKENS = (0, 0, 1, 2, 1)  # of probability 0.7 and 0.2 after the root, 0.1 and 0.4 after those
 
     def test_the_longest_path_of_likely_tokens_wins(self, rule: Rule) -> None:
         # 0.2 passes 0.3 * 0.4485 and 0.4 passes 0.3 * 0.3893; 0.1 does not; 0.75 of (0.7, 0.2, 0.1) is token 1
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.5, 0.3)) == VerifyResult([2, 4], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.5, 0.3)) == VerifyResult([2, 4], 1)
 
     def test_a_higher_alpha_asks_more(self, rule: Rule) -> None:
         # 0.2 does not pass 0.5 * 0.4485; 0.75 of (0.5, 0.4, 0.1) is token 1
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.5, 0.5)) == VerifyResult([1], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.5, 0.5)) == VerifyResult([1], 1)
 
     def test_the_threshold_caps_what_is_asked(self, rule: Rule) -> None:
         # 0.1 passes 0.09 but not 0.1; the first of two equally long paths wins
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.09, 0.3)) == VerifyResult([1, 3], 1)
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.1, 0.3)) == VerifyResult([2, 4], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.09, 0.3)) == VerifyResult([1, 3], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.1, 0.3)) == VerifyResult([2, 4], 1)
 
     def test_the_limit_holds(self, rule: Rule) -> None:
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 1, Typical()) == VerifyResult([1], 1)
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 0, Typical()) == VerifyResult([], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 1, TypicalAcceptance()) == VerifyResult([1], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 0, TypicalAcceptance()) == VerifyResult([], 1)

@@ -13,8 +13,8 @@ import torch
 from tests.kernels import test_chain, test_tree
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import load_library
-from trtspec.kernels.tree import Tree, Typical
-from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier, choose_verifier, libraries_of
+from trtspec.kernels.tree import Tree, TypicalAcceptance
+from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier, candidate_libraries, choose_verifier
 from trtspec.kernels.verify_result import VerifyResult
 
 CPU = torch.device("cpu")
@@ -58,11 +58,11 @@ class TestCompiled:
     def test_typical_acceptance_is_that_of_torch(self, verifier: CompiledVerifier, seed: int) -> None:
         batch = test_tree.Batch(seed, torch.float32, sampled=True)
         sampled = (batch.logits, batch.tokens, batch.tree, batch.limits, batch.params(ALL))
-        more = (batch.draft_probs, batch.uniforms, Typical())
+        more = (batch.draft_probs, batch.uniforms, TypicalAcceptance())
         assert verifier.tree(*sampled, *more) == TorchVerifier.tree(*sampled, *more)
 
     def test_one_tree_may_stand_for_all_rows(self, verifier: CompiledVerifier) -> None:
-        tree, tokens = Tree.of_paths([(0,), (1,), (1, 0)]), torch.tensor([[0, 3, 1, 2], [0, 1, 2, 3]])
+        tree, tokens = Tree.from_choices([(0,), (1,), (1, 0)]), torch.tensor([[0, 3, 1, 2], [0, 1, 2, 3]])
         logits = torch.zeros(2, 4, 5).index_fill_(2, torch.tensor([1]), 1.0)
         assert verifier.tree(logits, tokens, tree, [2, 2]) == [VerifyResult([2], 1), VerifyResult([1], 1)]
 
@@ -130,8 +130,8 @@ class TestChoice:
     ) -> None:
         own = workplace / "artifact" / "plugins" / "libtrtspec.so"
         own.parent.mkdir(parents=True)
-        assert libraries_of(workplace / "artifact") == ()
+        assert candidate_libraries(workplace / "artifact") == ()
         own.touch()
-        assert libraries_of(workplace / "artifact") == (own,)
+        assert candidate_libraries(workplace / "artifact") == (own,)
         monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
-        assert libraries_of(workplace / "artifact") == (own, kernel_library)
+        assert candidate_libraries(workplace / "artifact") == (own, kernel_library)

@@ -128,7 +128,7 @@ def check_entropies(verify: TreeRule) -> None:
         (2.0, 32000, 1.0),
     ):
         row = (rng.normal(size=size) * spread).astype(np.float32)
-        distribution = reference.probs_of(row.astype(np.float64), 0.8, 0, top_p)
+        distribution = reference.sampling_probs(row.astype(np.float64), 0.8, 0, top_p)
         token = int(distribution.argmax())
         bound = distribution[token] * np.exp(
             -(distribution[distribution > 0] * np.log(distribution[distribution > 0])).sum()

@@ -52,7 +52,7 @@ def test_the_published_trees() -> None:
 def test_a_name_is_its_list(trees: dict[str, tuple[Choice, ...]]) -> None:
     for name, choices in trees.items():
         assert find_choices(name, trees) == find_choices([list(choice) for choice in choices], {}) == choices
-        assert Tree.of_paths(choices).parents.shape == (1, len(choices) + 1)
+        assert Tree.from_choices(choices).parents.shape == (1, len(choices) + 1)
 
 
 def test_a_tree_need_not_be_in_order() -> None:

@@ -16,7 +16,7 @@ from tests.families.sources import edit
 from tests.methods import eagle3_heads, eagle_heads
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.methods.head_checks import own_layers
+from trtspec.methods.head_checks import resolve_num_layers
 from trtspec.methods.source_head import SourceHead, load_head
 
 LAYERS = 7
@@ -58,9 +58,9 @@ def test_layers_of_an_eagle_head_are_counted_by_its_tensors(target: Path, tmp_pa
 
 
 def test_target_number_of_layers_is_not_the_own_one_of_a_net() -> None:
-    assert own_layers(configured=40, found=4, target_layers=40) == 4
-    assert own_layers(configured=5, found=4, target_layers=40) == 5  # a layer is then missing
-    assert own_layers(configured=4, found=4, target_layers=4) == 4
+    assert resolve_num_layers(configured=40, found=4, target_layers=40) == 4
+    assert resolve_num_layers(configured=5, found=4, target_layers=40) == 5  # a layer is then missing
+    assert resolve_num_layers(configured=4, found=4, target_layers=4) == 4
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from trtspec.backends.base import running
+from trtspec.backends.base import backends_for_method
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover
 from trtspec.methods.base import Method
@@ -27,7 +27,7 @@ def test_a_method_says_what_fits_together(name: str) -> None:
         assert 0 <= draft_shape.max_depth <= draft_shape.max_tokens
         assert draft_shape.max_depth == draft_len or not method.draft_lens
     drafters = discover("trtspec.methods", "DRAFTER", "drafter")
-    assert ("embedded" in running(name)) == (name in drafters)
+    assert ("embedded" in backends_for_method(name)) == (name in drafters)
 
 
 def test_options_that_were_never_checked_are_refused() -> None:

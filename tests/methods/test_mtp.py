@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.backends.base import engine_arguments, running
+from trtspec.backends.base import backends_for_method, engine_arguments
 from trtspec.methods.base import DraftShape, find_method
 from trtspec.methods.mtp import count_layers
 
@@ -30,5 +30,5 @@ def test_it_drafts_a_chain_with_nothing_of_the_recipes_own_and_no_build_of_engin
     method = find_method("mtp")
     assert method.draft_shape(method.options(), 3) == DraftShape(3, 3)
     assert method.drafts_with == "nothing"
-    assert running("mtp") == ["edge_llm", "llmapi", "sglang", "vllm"]
+    assert backends_for_method("mtp") == ["edge_llm", "llmapi", "sglang", "vllm"]
     assert engine_arguments("mtp", DraftShape(3, 3)) == []

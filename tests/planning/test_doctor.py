@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.core.doctor_check import Probe
+from trtspec.core.doctor_check import DoctorCheck
 from trtspec.kernels import build, toolchain
 from trtspec.planning import doctor
 
@@ -16,10 +16,10 @@ from trtspec.planning import doctor
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
     """Disable the probe of a real server, which tests/serving/triton covers."""
-    monkeypatch.setattr(doctor, "probe_server", lambda: [Probe("tritonserver", True, "one")])
+    monkeypatch.setattr(doctor, "probe_server", lambda: [DoctorCheck("tritonserver", True, "one")])
 
 
-def findings() -> dict[str, Probe]:
+def findings() -> dict[str, DoctorCheck]:
     return {finding.name: finding for finding in doctor.probe_machine()}
 
 
@@ -33,7 +33,7 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
 
     assert findings()["torch"].ok
     monkeypatch.setattr(metadata, "version", without_torch)
-    assert findings()["torch"] == Probe("torch", False, "not installed", "pip install 'trtspec[embedded]'")
+    assert findings()["torch"] == DoctorCheck("torch", False, "not installed", "pip install 'trtspec[embedded]'")
     assert findings()["tensorrt-llm"].ok  # it is optional
     shown = trtspec("doctor")
     assert shown.code == 1
@@ -65,7 +65,7 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: 
     free = doctor.LEAST_FREE_BYTES
     usage = shutil.disk_usage(workplace)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
-    assert findings()["cache"] == Probe(
+    assert findings()["cache"] == DoctorCheck(
         "cache", True, f"{workplace}/cache, 2.0 GiB free", "free disk space, or set TRTSPEC_CACHE to another disk"
     )
     free -= 1
@@ -74,8 +74,8 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: 
 
 
 def test_what_verifies_drafts(monkeypatch: pytest.MonkeyPatch, workplace: Path, kernel_library: Path) -> None:
-    assert findings()["kernels"] == Probe(
+    assert findings()["kernels"] == DoctorCheck(
         "kernels", True, "not compiled; torch verifies drafts (trtspec plugins build)"
     )
     monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
-    assert findings()["kernels"] == Probe("kernels", True, str(kernel_library))
+    assert findings()["kernels"] == DoctorCheck("kernels", True, str(kernel_library))

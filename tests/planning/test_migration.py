@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.conftest import Run
-from trtspec.backends.base import running
+from trtspec.backends.base import backends_for_method
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.core.errors import TrtspecError
 from trtspec.planning.migration import Migration, migrate
@@ -98,7 +98,7 @@ def test_no_version_of_the_llm_api_keeps_what_its_contract_lacks() -> None:
             document = migrate(with_method(method), minor).document
             became = document["speculation"]["method"]
             assert became == "none" or became in version_specs()[minor].api.methods
-            assert "llmapi" in running(became)
+            assert "llmapi" in backends_for_method(became)
 
 
 def test_options_of_trtllm_build_and_its_surroundings_are_dropped() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trtspec.kernels.bindings import columns_of
+from trtspec.kernels.bindings import draft_column_map
 from trtspec.kernels.bit_exact import (
     ChainBatch,
     DraftKind,
@@ -135,7 +135,7 @@ def _draft(rng: np.random.Generator, shape: Shape, target: np.ndarray[Any, Any])
     logits = np.where(np.isinf(target), 0, target) + rng.normal(size=target.shape).astype(np.float32)
     if shape.draft == "reduced":
         ids = rng.permutation(shape.vocab)[: max(shape.vocab // 3, 1)]
-        columns = columns_of(ids.tolist(), shape.vocab)
+        columns = draft_column_map(ids.tolist(), shape.vocab)
         return {"draft": _rounded(np.ascontiguousarray(logits[..., ids]), shape.dtype), "draft_column": columns}
     if shape.draft == "logits":
         return {"draft": _rounded(logits, shape.dtype)}

@@ -11,7 +11,7 @@ import torch
 
 from trtspec.kernels.bindings import KernelLibrary
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, TreeBatch
-from trtspec.kernels.bit_exact.batch import Batch
+from trtspec.kernels.bit_exact.batch import VerifyBatch
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Rules:
         result = self.library.verify_tree(**arrays, **settings, mode=int(batch.mode))
         return ExactTreeResult(*map(_to_numpy, result))
 
-    def _arrays(self, batch: Batch, *more: str) -> dict[str, Any]:
+    def _arrays(self, batch: VerifyBatch, *more: str) -> dict[str, Any]:
         logits = {"target", "draft"} if batch.draft_kind == DraftKind.LOGITS else {"target"}
         names = ("target", "tokens", "draft", "draft_column", "temperature", "top_k", "top_p", "uniforms", *more)
         placed = {}

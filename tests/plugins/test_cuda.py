@@ -22,7 +22,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.bit_exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 from trtspec.kernels.build import build_library, plan_library
-from trtspec.kernels.toolchain import architecture_of
+from trtspec.kernels.toolchain import gpu_architecture
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
         try:
-            spec = plan_library(architectures=(architecture_of(10 * major + minor),))
+            spec = plan_library(architectures=(gpu_architecture(10 * major + minor),))
         except TrtspecError as error:
             pytest.skip(error.message)
         return load_library(build_library(spec))

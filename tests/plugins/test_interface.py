@@ -17,7 +17,7 @@ from tests.plugins.batches import Shape, random_chains, random_trees
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import plugins_dir
 from trtspec.kernels import abi
-from trtspec.kernels.bindings import KernelLibrary, columns_of, load_library
+from trtspec.kernels.bindings import KernelLibrary, draft_column_map, load_library
 from trtspec.kernels.bit_exact import Mode
 from trtspec.kernels.quantize import CensusStruct, QuantizeArgs
 
@@ -34,8 +34,8 @@ class Memory:
         self.uniforms = np.zeros((1, 3), dtype=np.uint32)
         self.outputs = np.full((4, 3), UNTOUCHED, dtype=np.int32)
 
-    def rows(self) -> abi.Rows:
-        return abi.Rows(self.logits.ctypes.data, 24, 8, 1, 8)
+    def rows(self) -> abi.RowsStruct:
+        return abi.RowsStruct(self.logits.ctypes.data, 24, 8, 1, 8)
 
     def chain(self) -> abi.ChainArgs:
         args = abi.ChainArgs(sizeof(abi.ChainArgs), 1, 2, 1, self.rows(), self.rows())
@@ -138,7 +138,7 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
     import subprocess
 
     lasts = {
-        "rows": ("entries", abi.Rows),
+        "rows": ("entries", abi.RowsStruct),
         "sampling": ("uniforms", abi.SamplingStruct),
         "chain_args": ("workspace_bytes", abi.ChainArgs),
         "tree_args": ("workspace_bytes", abi.TreeArgs),
@@ -213,4 +213,4 @@ def test_what_is_no_library(tmp_path: Path, cpu_library: KernelLibrary) -> None:
 
 
 def test_columns() -> None:
-    assert columns_of([2, 5, 9], 6).tolist() == [-1, -1, 0, -1, -1, 1]
+    assert draft_column_map([2, 5, 9], 6).tolist() == [-1, -1, 0, -1, -1, 1]

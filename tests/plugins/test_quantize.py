@@ -28,7 +28,7 @@ from trtspec.kernels.quantize import (
     CompiledArithmetic,
     Instructions,
     QuantizeArgs,
-    fastest_of,
+    fastest_instructions,
 )
 
 ORACLE = NumpyArithmetic()
@@ -50,7 +50,7 @@ def library(build_kernels: Callable[..., Path]) -> KernelLibrary:
 
 @pytest.fixture(scope="module", params=[Instructions.PORTABLE, Instructions.AVX512], ids=lambda each: each.name)
 def compiled(request: pytest.FixtureRequest, library: KernelLibrary) -> CompiledArithmetic:
-    if request.param > fastest_of(library):
+    if request.param > fastest_instructions(library):
         pytest.skip(f"this processor lacks {request.param.name}")
     return CompiledArithmetic(library, request.param)
 
@@ -90,7 +90,7 @@ def test_every_pattern_is_quantized_as_numpy_and_torch_do(
 @given(scale=st.floats(2.0**-140, 2.0**120, width=32), dtype=st.sampled_from(["F16", "BF16"]))
 def test_any_scale_divides_as_in_numpy(library: KernelLibrary, scale: float, dtype: str) -> None:
     expected = ORACLE.quantizer(dtype, np.float32(scale))(ALL16[None])
-    for instructions in range(Instructions.PORTABLE, fastest_of(library) + 1):
+    for instructions in range(Instructions.PORTABLE, fastest_instructions(library) + 1):
         ours = CompiledArithmetic(library, Instructions(instructions)).quantizer(dtype, np.float32(scale))(ALL16[None])
         np.testing.assert_array_equal(ours, expected)
 
@@ -173,7 +173,9 @@ def call(library: KernelLibrary, **changes: object) -> int:
 
 @pytest.mark.parametrize("instructions", list(Instructions))
 def test_nothing_is_written_beside_the_target(library: KernelLibrary, instructions: Instructions) -> None:
-    assert call(library, instructions=instructions) == (0 if instructions <= fastest_of(library) else UNSUPPORTED_CPU)
+    assert call(library, instructions=instructions) == (
+        0 if instructions <= fastest_instructions(library) else UNSUPPORTED_CPU
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec.core.diagnostics import Diagnostic, RecipeError
-from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node, locate, plain
+from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, RecipeNode, locate, plain
 from trtspec.recipe.yaml_parser import RecipeText, parse_document, resolve_scalar
 
 SCALARS = [
@@ -30,7 +30,7 @@ def parse(text: str) -> tuple[Any, list[Diagnostic]]:
     return plain(tree_of(text, problems)), problems
 
 
-def tree_of(text: str, problems: list[Diagnostic]) -> Node:
+def tree_of(text: str, problems: list[Diagnostic]) -> RecipeNode:
     return parse_document(text, RecipeText.of("r.yaml", Path("/base"), text), problems)
 
 

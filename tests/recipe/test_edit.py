@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trtspec.core.errors import TrtspecError
-from trtspec.recipe.yaml_edit import edited, write_section
+from trtspec.recipe.yaml_edit import edit_section, write_section
 
 TEXT = """\
 # head
@@ -31,17 +31,17 @@ engine:
 
 def test_what_says_so_already_stays() -> None:
     section = {"method": "draft_target", "draft_len": 5, "draft": {"model": "./draft"}, "options": {"stop_below": 0.1}}
-    assert edited(TEXT, "speculation", section) == TEXT
+    assert edit_section(TEXT, "speculation", section) == TEXT
 
 
 def test_a_number_changes_in_place() -> None:
     section = {"method": "draft_target", "draft_len": 3, "draft": {"model": "./draft"}, "options": {"stop_below": 0.1}}
-    assert edited(TEXT, "speculation", section) == TEXT.replace("5 # five", "3 # five")
+    assert edit_section(TEXT, "speculation", section) == TEXT.replace("5 # five", "3 # five")
 
 
 def test_keys_come_and_go() -> None:
     schedule = [{"max_batch": 1, "draft_len": 8}, {"max_batch": 4, "draft_len": 2}]
-    text = edited(TEXT, "speculation", {"method": "ngram", "draft_len": 8, "schedule": schedule})
+    text = edit_section(TEXT, "speculation", {"method": "ngram", "draft_len": 8, "schedule": schedule})
     assert yaml.safe_load(text)["speculation"] == {"method": "ngram", "draft_len": 8, "schedule": schedule}
     assert text.startswith(TEXT[: TEXT.index("  method")])
     assert text.endswith(TEXT[TEXT.index("\n# the engine") :])
@@ -54,7 +54,7 @@ def test_keys_come_and_go() -> None:
 )
 def test_other_ways_to_write_a_section(text: str) -> None:
     wanted = {"method": "eagle3", "draft": {"model": "org/name", "revision": "0" * 40}, "draft_len": 4}
-    after = yaml.safe_load(edited(text, "speculation", wanted))
+    after = yaml.safe_load(edit_section(text, "speculation", wanted))
     assert after == {**yaml.safe_load(text), "speculation": wanted}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests._support.manifests import resolved
 from trtspec.recipe.schema import Recipe
-from trtspec.recipe.unsafe_overrides import loosened
+from trtspec.recipe.unsafe_overrides import find_unsafe_overrides
 
 LOOSER: list[tuple[dict[str, Any], str]] = [
     ({"gates": {"lossless": False}}, "gates.lossless is false, by default true"),
@@ -28,9 +28,9 @@ STRICTER: dict[str, Any] = {
 @pytest.mark.parametrize(("sections", "said"), LOOSER)
 def test_a_looser_key_is_named_with_its_default(sections: dict[str, Any], said: str) -> None:
     written = {"schema": "trtspec.recipe/1", "name": "tiny", "target": {"model": "./t"}, **sections}
-    assert [str(each) for each in loosened(Recipe.model_validate(written))] == [said]
-    assert [str(each) for each in loosened(resolved(**sections))] == [said]
+    assert [str(each) for each in find_unsafe_overrides(Recipe.model_validate(written))] == [said]
+    assert [str(each) for each in find_unsafe_overrides(resolved(**sections))] == [said]
 
 
 def test_defaults_and_what_is_stricter_are_not_named() -> None:
-    assert [*loosened(resolved()), *loosened(resolved(**STRICTER))] == []
+    assert [*find_unsafe_overrides(resolved()), *find_unsafe_overrides(resolved(**STRICTER))] == []

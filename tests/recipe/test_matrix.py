@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
-from trtspec.recipe.matrix import Matrix
-from trtspec.recipe.tree import Node, plain
+from trtspec.recipe.matrix import RecipeMatrix
+from trtspec.recipe.tree import RecipeNode, plain
 
 Write = Callable[..., Path]
 Fail = Callable[..., RecipeError]
@@ -23,16 +23,16 @@ Fail = Callable[..., RecipeError]
 HERE = Mark("m")
 
 
-def node(value: Any) -> Node:
-    return Node(value, HERE, HERE, Path("/"))
+def node(value: Any) -> RecipeNode:
+    return RecipeNode(value, HERE, HERE, Path("/"))
 
 
 def choices(axes: dict[str, list[Any]], include: list[Any] = [], exclude: list[Any] = []) -> list[dict[str, Any]]:  # noqa: B006
-    def entries(items: list[Any]) -> list[dict[str, Node]]:
+    def entries(items: list[Any]) -> list[dict[str, RecipeNode]]:
         return [{key: node(value) for key, value in item.items()} for item in items]
 
     nodes = {key: [node(value) for value in values] for key, values in axes.items()}
-    found = Matrix(nodes, entries(include), entries(exclude)).choices()
+    found = RecipeMatrix(nodes, entries(include), entries(exclude)).choices()
     return [{key: plain(value) for key, value in choice.items()} for choice in found]
 
 

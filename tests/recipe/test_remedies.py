@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.recipe.hints import BY_CODE, with_remedy
+from trtspec.recipe.hints import BY_CODE, with_hint
 
 
 def test_what_a_key_is_for_is_said_of_errors_and_not_of_warnings() -> None:
-    error = with_remedy(Diagnostic("speculation.method", "anything", "is wrong"))
+    error = with_hint(Diagnostic("speculation.method", "anything", "is wrong"))
     assert error.hint
     assert error.hint.startswith("speculation.method: ")
     warning = Diagnostic("speculation.method", "greedy-only", "samples are the target's", severity="warning")
-    assert with_remedy(warning) == warning
+    assert with_hint(warning) == warning
 
 
 def test_a_remedy_by_code_is_for_both() -> None:
     for severity in ("error", "warning"):
-        assert with_remedy(Diagnostic("engine", "unused", "is unused", severity=severity)).hint == BY_CODE["unused"]
+        assert with_hint(Diagnostic("engine", "unused", "is unused", severity=severity)).hint == BY_CODE["unused"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.report.crossing import crossing, pays
+from trtspec.report.crossing import faster_ranges, find_break_even
 
 LOADS = (1, 4, 16, 64)
 
@@ -20,16 +20,16 @@ LOADS = (1, 4, 16, 64)
     ],
 )
 def test_it_lies_where_the_line_meets_one(ratios: list[float | None], place: float, load: float) -> None:
-    found = crossing(LOADS, ratios)
+    found = find_break_even(LOADS, ratios)
     assert found
     assert (found.place, found.load) == pytest.approx((place, load))
 
 
 def test_words_where_it_does_not_cross() -> None:
-    assert pays(LOADS, [2.0, 1.5, 1.2, 1.1]) == "up to 64+"
-    assert pays(LOADS, [0.9, 0.8, 0.7, 0.7]) == "nowhere"
-    assert pays(LOADS, [None, None, None, None]) == "nowhere"
-    assert pays(LOADS, [0.99, 1.2, 1.3, 1.4]) == "from 4 on"
-    assert pays(LOADS, [0.9, 1.25, 0.5, None]) == "from 4 to ~6"
-    assert pays(LOADS, [None, 1.25, 0.5, 1.1]) == "up to ~6 and from 64 on"
-    assert pays(LOADS, [2.0, 1.5, 1.1, 0.9]) == "up to ~32"
+    assert faster_ranges(LOADS, [2.0, 1.5, 1.2, 1.1]) == "up to 64+"
+    assert faster_ranges(LOADS, [0.9, 0.8, 0.7, 0.7]) == "nowhere"
+    assert faster_ranges(LOADS, [None, None, None, None]) == "nowhere"
+    assert faster_ranges(LOADS, [0.99, 1.2, 1.3, 1.4]) == "from 4 on"
+    assert faster_ranges(LOADS, [0.9, 1.25, 0.5, None]) == "from 4 to ~6"
+    assert faster_ranges(LOADS, [None, 1.25, 0.5, 1.1]) == "up to ~6 and from 64 on"
+    assert faster_ranges(LOADS, [2.0, 1.5, 1.1, 0.9]) == "up to ~32"

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.bench import Comparison
-from trtspec.bench.saved_documents import keep_document, keep_of_target
+from trtspec.bench.bench import BenchComparison
+from trtspec.bench.saved_documents import save_document, save_target_document
 from trtspec.bench.speedup import Speedup
 from trtspec.bench.target_fingerprint import target_sha256
 from trtspec.store.manifest import load_manifest, manifest_sha256
@@ -279,7 +279,7 @@ def test_junit_has_times_the_verdict_and_what_was_found(artifact: Path, trtspec:
 def test_an_undecided_check_fails_or_is_skipped_by_the_policy(
     policy: str, recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Comparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
+    monkeypatch.setattr(BenchComparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
     assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
     trtspec("verify", "build/tiny", "--max-tokens", 2, "--runs", 1)
     monkeypatch.setenv("TRTSPEC_UNDECIDED", policy)
@@ -358,7 +358,7 @@ def test_every_form_begins_with_the_verdict_and_has_no_figure_of_another_method(
 
 @pytest.mark.slow
 def test_a_gate_that_bench_contradicts_is_marked(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Comparison, "speedup", Speedup(1.1, 1.06, 1.15, 1.09, samples=12))
+    monkeypatch.setattr(BenchComparison, "speedup", Speedup(1.1, 1.06, 1.15, 1.09, samples=12))
     assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
     assert trtspec("verify", "build/tiny", "--max-tokens", 2, "--runs", 1).code == 0
     (recipe.parent / "bench.json").write_text(json.dumps(bench() | SLOWER))
@@ -378,10 +378,10 @@ def test_a_gate_that_bench_contradicts_is_marked(recipe: Path, trtspec: Run, mon
 def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path, trtspec: Run) -> None:
     assert trtspec("bench", artifact, "--max-tokens", 4, "--runs", 1).code == 0
     target = {"model": "target", "sha256": target_sha256(load_manifest(artifact))}
-    keep_of_target(target["sha256"], "profile", profile() | {"target": target})
-    keep_of_target(target["sha256"], "train-draft_target", train() | {"target": target, "method": "draft_target"})
-    keep_of_target(target["sha256"], "train-eagle3", train() | {"target": target, "method": "eagle3"})
-    keep_document(artifact, "load", load())
+    save_target_document(target["sha256"], "profile", profile() | {"target": target})
+    save_target_document(target["sha256"], "train-draft_target", train() | {"target": target, "method": "draft_target"})
+    save_target_document(target["sha256"], "train-eagle3", train() | {"target": target, "method": "eagle3"})
+    save_document(artifact, "load", load())
     out = artifact.parent / "report.html"
     done = trtspec("report", artifact, "-o", out, "--json").document
     kept = {each["name"]: each["is_kept"] for each in done["documents"]}

@@ -18,14 +18,14 @@ import pytest
 from tests.store.writing import Unshown
 from trtspec.core.errors import SourceChanged, StepError, TrtspecError
 from trtspec.core.failpoint import failpoint
-from trtspec.core.hashing import Hashlib
+from trtspec.core.hashing import HashlibBackend
 from trtspec.store import lazy_digests
 from trtspec.store.digest import DigestCache
 from trtspec.store.executor import StepResult, Unobserved, execute
 from trtspec.store.files import FileReader, Files
-from trtspec.store.lazy_digests import Alongside, Sources
-from trtspec.store.plan import Plan
-from trtspec.store.step import Inputs, Progress, Step, notes_of
+from trtspec.store.lazy_digests import ConcurrentHasher, SourceDigests
+from trtspec.store.plan import StepPlan
+from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 from trtspec.store.store import Store
 
 PIECE = 1000
@@ -45,9 +45,9 @@ class Upper(Step):
     def name(self) -> str:
         return "upper"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         [path], target = self.source.paths, out / "upper"
-        notes = notes_of(out) / "done"
+        notes = notes_dir(out) / "done"
         done = int(notes.read_text()) if notes.exists() else 0
         with path.open("rb") as source, target.open("r+b" if done else "wb") as copy:
             source.seek(done), copy.seek(done)
@@ -73,7 +73,7 @@ class After(Step):
     def name(self) -> str:
         return "after"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         (out / "size").write_text(str((inputs[self.upper] / "upper").stat().st_size))
 
 
@@ -96,7 +96,7 @@ def files(source: Path, digests: DigestCache, *, read: bool = False) -> Files:
 
 
 def run(step: Step, store: Store, digests: DigestCache) -> StepResult:
-    return execute(Plan([step]), store, Unobserved(), sources=Sources(digests))[-1]
+    return execute(StepPlan([step]), store, Unobserved(), sources=SourceDigests(digests))[-1]
 
 
 def test_the_key_is_that_of_the_bytes(source: Path, store: Store, digests: DigestCache, tmp_path: Path) -> None:
@@ -124,7 +124,9 @@ def test_everything_is_on_the_disk_before_it_has_its_place(
 
 
 def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, digests: DigestCache) -> None:
-    results = execute(Plan([After(Upper(files(source, digests)))]), store, Unobserved(), sources=Sources(digests))
+    results = execute(
+        StepPlan([After(Upper(files(source, digests)))]), store, Unobserved(), sources=SourceDigests(digests)
+    )
     final = After(Upper(files(source, digests, read=True)))
     assert [each.key for each in results] == [final.upper.key, final.key]
     assert (results[1].entry.files_dir / "size").read_text() == str(source.stat().st_size)
@@ -136,13 +138,13 @@ def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digest
 
     @dataclass(frozen=True)
     class Cleared(After):
-        def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
             removed.append(other.remove(self.upper.key))
             super().run(out, inputs, progress)
 
-    plan = Plan([Cleared(Upper(files(source, digests)))])
+    plan = StepPlan([Cleared(Upper(files(source, digests)))])
     with store.holding([step.key for step in plan.steps], "recipe"):
-        results = execute(plan, store, Unobserved(), sources=Sources(digests))
+        results = execute(plan, store, Unobserved(), sources=SourceDigests(digests))
         assert removed == [False]
         assert [other.remove(result.key) for result in results] == [False, False]
     assert [other.remove(result.key) for result in results] == [True, True]
@@ -280,13 +282,13 @@ def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
     monkeypatch.setattr(lazy_digests, "LEAD_BYTES", 2 * PIECE)
     monkeypatch.setattr(lazy_digests, "available_memory", lambda: 0)
     begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
-    monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
+    monkeypatch.setattr(HashlibBackend, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
 
     class Told(Unshown):
         def resume(self, n_bytes: int) -> None:
             told.append(n_bytes)
 
-    with Alongside(Upper(files(source, digests)), digests, Told()) as beside:
+    with ConcurrentHasher(Upper(files(source, digests)), digests, Told()) as beside:
         assert begun.wait(30)
         beside.resume(20 * PIECE)
         beside.advance(PIECE)
@@ -303,8 +305,8 @@ def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
     monkeypatch.setattr(lazy_digests, "LEAD_BYTES", PIECE)
     monkeypatch.setattr(lazy_digests, "available_memory", lambda: memory)
     begun, ahead, seen = threading.Event(), threading.Event(), list[bool]()
-    monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), seen.append(ahead.wait(0.3))))
-    with Alongside(Upper(files(source, digests)), digests, Unshown()) as beside:
+    monkeypatch.setattr(HashlibBackend, "grow", lambda self, grown: (begun.set(), seen.append(ahead.wait(0.3))))
+    with ConcurrentHasher(Upper(files(source, digests)), digests, Unshown()) as beside:
         assert begun.wait(30)
         beside.advance(10 * PIECE)
         ahead.set()
@@ -372,7 +374,7 @@ def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
             copy.write(b"?")  # the wrong data that was read
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hashlib, "grow", lambda self, grown: None)
+        patch.setattr(HashlibBackend, "grow", lambda self, grown: None)
         with pytest.raises(SourceChanged, match="the file is damaged"):
             run(step, store, digests)
     result = run(Upper(files(linked, digests)), store, digests)
@@ -382,8 +384,8 @@ def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
 def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
     blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linked, hashed, pieces, wake = blob("ab" * 32), threading.Event(), list[int](), Alongside._wake
-    monkeypatch.setattr(Alongside, "_wake", lambda self: (wake(self), hashed.set()))
+    linked, hashed, pieces, wake = blob("ab" * 32), threading.Event(), list[int](), ConcurrentHasher._wake
+    monkeypatch.setattr(ConcurrentHasher, "_wake", lambda self: (wake(self), hashed.set()))
 
     def wait_for_digest(done: int) -> None:
         pieces.append(done)
@@ -401,7 +403,7 @@ def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store
     other = linked.with_name("zzz")
     other.write_bytes(b"x" * PIECE)
     both = FileReader(digests, 0).read(linked.parent, [linked, other])
-    hashed = Alongside(Upper(both), digests, Unshown())._files
+    hashed = ConcurrentHasher(Upper(both), digests, Unshown())._files
     with pytest.raises(SourceChanged, match="the file is damaged"):
         hashed.digests(1)
     assert hashed._found[1] == ""

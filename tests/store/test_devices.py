@@ -15,8 +15,8 @@ import pytest
 
 from trtspec.core.errors import StepError
 from trtspec.store.executor import Observer, Unobserved, execute
-from trtspec.store.plan import Plan
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.plan import StepPlan
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 
 PATIENCE_S = 10.0
@@ -68,7 +68,7 @@ class Work(Step):
     def num_devices(self) -> int:
         return self.devices
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         for need in self.needs:
             assert (inputs[need] / "done").exists()
         self.scene.enter(self.title, inputs.devices)
@@ -101,31 +101,33 @@ def names(store: Store) -> set[str]:
 def test_two_at_once_and_one_that_waits(store: Store) -> None:
     scene = Scene()
     steps = [Work(title, 1, scene=scene, until=beside("a", "b")) for title in "abc"]
-    results = execute(Plan(steps), store, Unobserved(), devices=("x", "y"))
+    results = execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))
     assert [result.name for result in results] == ["a", "b", "c"]
     assert frozenset("ab") in scene.overlaps
     assert not any(len(seen) > 2 for seen in scene.overlaps)
     assert {scene.lent["a"], scene.lent["b"]} == {("x",), ("y",)}
-    assert execute(Plan(steps), store, Unobserved(), devices=("x", "y"))[0].status == "hit"
+    assert execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))[0].status == "hit"
 
 
 def test_one_device_means_one_after_another(store: Store) -> None:
     scene = Scene()
-    execute(Plan([Work(title, 1, scene=scene) for title in "abc"]), store, Unobserved(), devices=("x",))
+    execute(StepPlan([Work(title, 1, scene=scene) for title in "abc"]), store, Unobserved(), devices=("x",))
     assert scene.overlaps == {frozenset("a"), frozenset("b"), frozenset("c")}
     assert set(scene.lent.values()) == {("x",)}
 
 
 def test_no_device_means_in_the_plans_order(store: Store) -> None:
     scene = Scene()
-    execute(Plan([Work("a", 2, scene=scene), Work("b", scene=scene), Work("c", 1, scene=scene)]), store, Unobserved())
+    execute(
+        StepPlan([Work("a", 2, scene=scene), Work("b", scene=scene), Work("c", 1, scene=scene)]), store, Unobserved()
+    )
     assert (scene.order, set(scene.lent.values())) == (["a", "b", "c"], {()})
 
 
 def test_who_wants_more_than_there_are_gets_all(store: Store) -> None:
     scene = Scene()
     steps = [Work("large", 8, scene=scene), Work("small", 1, scene=scene)]
-    execute(Plan(steps), store, Unobserved(), devices=("x", "y"))
+    execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))
     assert scene.lent["large"] == ("x", "y")
     assert frozenset({"large", "small"}) not in scene.overlaps
 
@@ -141,7 +143,7 @@ def test_the_others_go_on_here(store: Store) -> None:
     plain = Work("plain", scene=scene, until=note)
     device = Work("device", 1, scene=scene, until=beside("device", "plain"))
     last = Work("last", 1, (plain, device), scene=scene)
-    results = execute(Plan([device, plain, last]), store, Unobserved(), devices=("x",))
+    results = execute(StepPlan([device, plain, last]), store, Unobserved(), devices=("x",))
     assert [result.name for result in results] == ["device", "plain", "last"]
     assert scene.order[-1] == "last"
     assert threads == {threading.main_thread()}
@@ -158,7 +160,7 @@ def test_the_first_failure_ends_what_runs_and_is_passed_on(store: Store, error: 
         Work("later", scene=scene),
     ]
     with pytest.raises(type(error)) as caught:
-        execute(Plan(steps), store, Unobserved(), devices=("x", "y"))
+        execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))
     assert caught.value is error
     assert not scene.running, "no step may run after execute returned"
     assert "later" not in scene.order
@@ -173,7 +175,7 @@ def test_a_failure_here_ends_what_runs_elsewhere(store: Store) -> None:
         Work("plain", scene=scene, until=beside("device", "plain"), trouble=error),
     ]
     with pytest.raises(StepError) as caught:
-        execute(Plan(steps), store, Unobserved(), devices=("x",))
+        execute(StepPlan(steps), store, Unobserved(), devices=("x",))
     assert caught.value is error
     assert not scene.running
 
@@ -196,7 +198,7 @@ def test_an_interrupt_ends_what_runs(
             send(sign)
 
     with pytest.raises(KeyboardInterrupt):
-        execute(Plan([Work("device", 1, scene=scene, until=never)]), store, Interrupter(), devices=("x",))
+        execute(StepPlan([Work("device", 1, scene=scene, until=never)]), store, Interrupter(), devices=("x",))
     assert not scene.running
     assert names(store) == set()
 
@@ -206,7 +208,7 @@ def test_what_was_done_stays(store: Store) -> None:
     done = Work("done", 1, scene=scene)
     steps = [done, Work("fails", 1, (done,), scene=scene, trouble=StepError("no"))]
     with pytest.raises(StepError, match="no"):
-        execute(Plan(steps), store, Unobserved(), devices=("x", "y"))
+        execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))
     assert names(store) == {"done"}
 
 
@@ -231,7 +233,7 @@ def test_the_observer_is_told_one_thing_at_a_time(store: Store) -> None:
             inside.release()
 
     titles = "abcd"
-    execute(Plan([Work(title, 1, scene=scene) for title in titles]), store, Exclusive(), devices=tuple("wxyz"))
+    execute(StepPlan([Work(title, 1, scene=scene) for title in titles]), store, Exclusive(), devices=tuple("wxyz"))
     for title in titles:
         mine = [what for name, what in told if name == title]
         assert mine == ["started", f"{title} runs", "built"]

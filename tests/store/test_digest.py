@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trtspec.core.errors import TrtspecError
-from trtspec.store.digest import DigestCache, canonical, digest_of
+from trtspec.store.digest import DigestCache, canonical, compute_digest
 
 LEAVES = (
     st.none()
@@ -113,8 +113,8 @@ def test_other_types_are_a_bug(value: object) -> None:
 def test_golden_form_and_digest() -> None:
     value = {"b": (1, True, 1.5, None), "a": ["ä", b"\x00"]}
     assert canonical(value) == b"D41:S1:aL9:S2:\xc3\xa4Y1:\x00S1:bT17:I1:1B1:1F3:1.5N0:"
-    assert digest_of("tag/1", 1) == hashlib.sha256(b"tag/1\nI1:1").hexdigest()
-    assert digest_of("tag/1", 1) != digest_of("tag/2", 1)
+    assert compute_digest("tag/1", 1) == hashlib.sha256(b"tag/1\nI1:1").hexdigest()
+    assert compute_digest("tag/1", 1) != compute_digest("tag/2", 1)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from trtspec.core.errors import StepError
 from trtspec.store.executor import Observer, Unobserved, execute
-from trtspec.store.plan import Plan, plan_status
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.plan import StepPlan, plan_status
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 
 
@@ -30,7 +30,7 @@ class Fetch(Step):
     def total_bytes(self) -> int:
         return len(self.text)
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         (out / "text").write_text(self.text)
         progress.advance(1)
         if self.trouble:
@@ -49,7 +49,7 @@ class Cut(Step):
     def name(self) -> str:
         return f"cut-{self.upto}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         (out / "text").write_text((inputs[self.source] / "text").read_text()[: self.upto])
         if self.trouble:
             raise self.trouble
@@ -64,7 +64,7 @@ class Join(Step):
     def name(self) -> str:
         return "join"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         (out / "text").write_text("+".join((inputs[part] / "text").read_text() for part in self.parts))
 
 
@@ -87,23 +87,23 @@ class Recorder(Observer):
         self.events.append((status, step.name))
 
 
-def statuses(plan: Plan, store: Store) -> list[tuple[str, str, str]]:
+def statuses(plan: StepPlan, store: Store) -> list[tuple[str, str, str]]:
     return [(each.name, each.status, each.why) for each in plan_status(plan, store)]
 
 
-def results(plan: Plan, store: Store) -> list[tuple[str, str]]:
+def results(plan: StepPlan, store: Store) -> list[tuple[str, str]]:
     return [(each.name, each.status) for each in execute(plan, store, Unobserved())]
 
 
 def test_a_plan_has_every_key_once_and_dependencies_first() -> None:
-    plan = Plan([diamond(), diamond(), Fetch("other")])
+    plan = StepPlan([diamond(), diamond(), Fetch("other")])
     assert [step.name for step in plan.steps] == ["fetch", "cut-2", "cut-3", "join", "fetch"]
-    assert [step.key for step in plan.steps] == [step.key for step in Plan([diamond(), Fetch("other")]).steps]
-    assert Plan([]).steps == ()
+    assert [step.key for step in plan.steps] == [step.key for step in StepPlan([diamond(), Fetch("other")]).steps]
+    assert StepPlan([]).steps == ()
 
 
 def test_before_the_first_run_everything_has_its_reason(store: Store) -> None:
-    assert statuses(Plan([diamond()]), store) == [
+    assert statuses(StepPlan([diamond()]), store) == [
         ("fetch", "miss", "never built"),
         ("cut-2", "miss", "input fetch will be rebuilt"),
         ("cut-3", "miss", "input fetch will be rebuilt"),
@@ -113,7 +113,7 @@ def test_before_the_first_run_everything_has_its_reason(store: Store) -> None:
 
 
 def test_a_run_builds_all_and_the_next_one_nothing(store: Store) -> None:
-    plan, seen = Plan([diamond()]), Recorder()
+    plan, seen = StepPlan([diamond()]), Recorder()
     first = execute(plan, store, seen)
     assert [(each.name, each.status) for each in first] == [
         ("fetch", "built"),
@@ -138,15 +138,15 @@ def test_a_run_builds_all_and_the_next_one_nothing(store: Store) -> None:
 
 
 def test_a_second_run_calls_no_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute(Plan([diamond()]), store, Unobserved())
+    execute(StepPlan([diamond()]), store, Unobserved())
     for step_class in (Fetch, Cut, Join):
         monkeypatch.setattr(step_class, "run", None)
-    assert {status for _, status in results(Plan([diamond()]), store)} == {"hit"}
+    assert {status for _, status in results(StepPlan([diamond()]), store)} == {"hit"}
 
 
 def test_only_what_depends_on_a_change_is_built(store: Store) -> None:
-    execute(Plan([diamond()]), store, Unobserved())
-    changed = Plan([Join((Cut(Fetch("hello"), 2), Cut(Fetch("hello"), 4)))])
+    execute(StepPlan([diamond()]), store, Unobserved())
+    changed = StepPlan([Join((Cut(Fetch("hello"), 2), Cut(Fetch("hello"), 4)))])
     assert statuses(changed, store) == [
         ("fetch", "hit", ""),
         ("cut-2", "hit", ""),
@@ -157,7 +157,7 @@ def test_only_what_depends_on_a_change_is_built(store: Store) -> None:
 
 
 def test_a_damaged_entry_is_named_and_it_alone_is_rebuilt(store: Store) -> None:
-    plan = Plan([diamond()])
+    plan = StepPlan([diamond()])
     damaged = execute(plan, store, Unobserved())[1].entry.files_dir / "text"
     damaged.chmod(0o644)
     damaged.write_text("HE")
@@ -169,11 +169,11 @@ def test_a_damaged_entry_is_named_and_it_alone_is_rebuilt(store: Store) -> None:
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), StepError("no")])
 def test_a_failed_run_keeps_what_was_done_and_resumes(store: Store, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
-        execute(Plan([diamond(trouble=error)]), store, Unobserved())
+        execute(StepPlan([diamond(trouble=error)]), store, Unobserved())
     assert caught.value is error
     assert {entry.name for entry in store.entries()} == {"fetch", "cut-2"}
     assert not any((store.root / "tmp").iterdir())
-    assert results(Plan([diamond()]), store) == [
+    assert results(StepPlan([diamond()]), store) == [
         ("fetch", "hit"),
         ("cut-2", "hit"),
         ("cut-3", "built"),
@@ -186,6 +186,6 @@ def test_what_another_process_built_meanwhile_is_a_hit(
 ) -> None:
     class Meanwhile(Unobserved):
         def step_started(self, step: Step, total_bytes: int) -> None:
-            assert finish(start(lambda: execute(Plan([step]), store, Unobserved()))) == 0
+            assert finish(start(lambda: execute(StepPlan([step]), store, Unobserved()))) == 0
 
-    assert [each.status for each in execute(Plan([Fetch("x")]), store, Meanwhile())] == ["hit"]
+    assert [each.status for each in execute(StepPlan([Fetch("x")]), store, Meanwhile())] == ["hit"]

@@ -12,7 +12,7 @@ import pytest
 from tests.store.writing import Unshown, Write, build, count, leftovers, overwrite
 from trtspec.core.hashing import file_sha256
 from trtspec.store import entry as entry_module
-from trtspec.store.checksummed_json import seal
+from trtspec.store.checksummed_json import dump_checksummed
 from trtspec.store.step import Inputs
 from trtspec.store.store import Store
 
@@ -81,7 +81,7 @@ def rewrite_document(store: Store, built: str, /, **changes: object) -> None:
     path = store.root / "entries" / built[:2] / built / "entry.json"
     body = json.loads(path.read_bytes())
     del body["digest"], body["schema"]
-    path.write_bytes(seal("trtspec.entry/1", {**body, **changes}))
+    path.write_bytes(dump_checksummed("trtspec.entry/1", {**body, **changes}))
 
 
 @pytest.mark.parametrize("path", ["../two", "/etc/passwd", "deep/../two", "", "deep//er", "./two", "two/", "a\0b"])

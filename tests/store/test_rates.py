@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.store.step import Inputs, Progress, Step
-from trtspec.store.throughput import LEAST_BYTES, Rates
+from trtspec.store.step import Inputs, Step, StepProgress
+from trtspec.store.throughput import LEAST_BYTES, StepRates
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Move(Step):
     name = "move"
     total_bytes = property(lambda self: self.size)
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None: ...
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Other(Move): ...
 
 
 def test_the_median_of_the_newest_counts(tmp_path: Path) -> None:
-    rates, step = Rates(tmp_path / "rates.json"), Move(LEAST_BYTES)
+    rates, step = StepRates(tmp_path / "rates.json"), Move(LEAST_BYTES)
     assert rates.seconds_of(step) is None
     for seconds in (900.0, 1.0, 2.0, 3.0, 50.0, 60.0):  # the first is dropped
         rates.note(step, seconds)
-    assert Rates(tmp_path / "rates.json").seconds_of(Move(2 * LEAST_BYTES)) == 6.0
+    assert StepRates(tmp_path / "rates.json").seconds_of(Move(2 * LEAST_BYTES)) == 6.0
     assert rates.seconds_of(Other(LEAST_BYTES)) is None
 
 
 def test_small_steps_say_nothing(tmp_path: Path) -> None:
-    rates = Rates(tmp_path / "rates.json")
+    rates = StepRates(tmp_path / "rates.json")
     rates.note(Move(LEAST_BYTES - 1), 1.0)
     assert not (tmp_path / "rates.json").exists()
 
 
 def test_a_damaged_memory_is_none(tmp_path: Path) -> None:
     (tmp_path / "rates.json").write_text('{"rates": {"Move": [1]}}')
-    assert Rates(tmp_path / "rates.json").seconds_of(Move(LEAST_BYTES)) is None
+    assert StepRates(tmp_path / "rates.json").seconds_of(Move(LEAST_BYTES)) is None

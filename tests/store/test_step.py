@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Fetch(Step):
     def name(self) -> str:
         return "fetch"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None: ...
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Join(Step):
     def name(self) -> str:
         return f"join-{self.role}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None: ...
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.core.errors import StepError
-from trtspec.store.step import Inputs, Progress, Step, notes_of
+from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 from trtspec.store.store import Store
 
 
@@ -33,7 +33,7 @@ class Write(Step):
     def name(self) -> str:
         return f"write-{self.text}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         with self.runs.open("a") as file:
             file.write("x")
         (out / "deep" / "er").mkdir(parents=True)
@@ -79,9 +79,9 @@ class Append(Step):
     def name(self) -> str:
         return "append"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         assert all(path.stat().st_mode & 0o200 for path in out.iterdir())  # check the mode: root can always write
-        notes = notes_of(out) / "done"
+        notes = notes_dir(out) / "done"
         while (done := len(notes.read_text()) if notes.exists() else 0) < 3:
             (out / f"file{done}").write_text(str(done))
             notes.write_text("x" * (done + 1))

@@ -15,26 +15,28 @@ from tests.methods import block_nets, eagle_heads, heads, parallel_nets, recurre
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors
-from trtspec.training.export import part_of
-from trtspec.training.initialization import Origin, find_maker
+from trtspec.training.export import make_part
+from trtspec.training.initialization import DraftInitializer, find_initializer
 from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
-from trtspec.training.target_cache import Lessons
+from trtspec.training.target_cache import TargetOutputs
 from trtspec.training.teacher import Teacher
-from trtspec.training.texts import TRAIN, Text
-from trtspec.training.trainable import DraftSource, Student, find_trainable
+from trtspec.training.texts import TRAIN, TrainingText
+from trtspec.training.trainable import DraftSource, TrainableDraft, find_trainable
 
 SETTINGS = TrainSettings("kl", 0, 1e-2, 20, 600.0, 0)
 VOCAB, DRAFT_LEN = 64, 4
 
 
-def random_texts(count: int, side: str = TRAIN, seed: int = 0, **values: Any) -> list[Text]:
+def random_texts(count: int, side: str = TRAIN, seed: int = 0, **values: Any) -> list[TrainingText]:
     """Return texts with random tokens and lengths."""
     draw = Random(seed)
 
     def ids(least: int, most: int) -> tuple[int, ...]:
         return tuple(draw.randrange(VOCAB) for _ in range(draw.randint(least, most)))
 
-    return [Text(side, "a", False, f"{side}-{number}", ids(2, 9), ids(2, 12), **values) for number in range(count)]
+    return [
+        TrainingText(side, "a", False, f"{side}-{number}", ids(2, 9), ids(2, 12), **values) for number in range(count)
+    ]
 
 
 def model_pair(root: Path, family: str = "llama", **shape: Any) -> tuple[Path, Path, Path]:
@@ -51,11 +53,11 @@ def head_pair(root: Path, layout: str = "specforge", **head: Any) -> tuple[Path,
     return convert_with(source, net, root / "target"), net
 
 
-def texts_of(root: Path, count: int = 5, new: int = 14) -> list[Text]:
+def texts_of(root: Path, count: int = 5, new: int = 14) -> list[TrainingText]:
     """Return random prompts with the model's responses."""
     model = reference_model(root)
     return [
-        Text(TRAIN, "a", False, text.name, text.prompt, tuple(greedy(model, list(text.prompt), new - number)))
+        TrainingText(TRAIN, "a", False, text.name, text.prompt, tuple(greedy(model, list(text.prompt), new - number)))
         for number, text in enumerate(random_texts(count))
     ]
 
@@ -141,13 +143,13 @@ BLOCKS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
 }
 
 
-def make_draft(method: str, root: Path, target: Path, texts: list[Text], sizes: Sizes = NO_SIZES) -> Path:
+def make_draft(method: str, root: Path, target: Path, texts: list[TrainingText], sizes: Sizes = NO_SIZES) -> Path:
     """Write a draft from scratch for a target, as the step does."""
-    origin = Origin(load_model(target, "auto"), texts, DRAFT_LEN, sizes, 0)
-    blank = find_maker(method, sizes).make(origin)
+    origin = DraftInitializer(load_model(target, "auto"), texts, DRAFT_LEN, sizes, 0)
+    blank = find_initializer(method, sizes).make(origin)
     root.mkdir()
     write_config(root, blank.config)
-    write_tensors(root / blank.file, [part_of(name, each, "BF16") for name, each in blank.tensors.items()])
+    write_tensors(root / blank.file, [make_part(name, each, "BF16") for name, each in blank.tensors.items()])
     return root
 
 
@@ -167,11 +169,11 @@ def student_of(
     method: str,
     target: Path,
     source: Path,
-    texts: list[Text],
+    texts: list[TrainingText],
     settings: TrainSettings = SETTINGS,
     draft_len: int = DRAFT_LEN,
-) -> tuple[Student, Lessons]:
+) -> tuple[TrainableDraft, TargetOutputs]:
     """Load a trainable draft and its target outputs."""
     teacher = Teacher(target, texts)
     student = find_trainable(method).load(DraftSource(source, teacher.model, draft_len, settings))
-    return student, Lessons(teacher, student.aux_layers, texts)
+    return student, TargetOutputs(teacher, student.aux_layers, texts)

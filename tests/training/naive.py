@@ -17,7 +17,7 @@ from tests._support.tiny import reference_model
 from tests.methods import block_nets
 from tests.methods.eagle3_heads import formula_of, random_head
 from trtspec.training.losses import LOSSES
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 from trtspec.training.trainable import STEP_WEIGHT
 
 States = dict[str, Tensor]
@@ -29,11 +29,11 @@ class Naive(Protocol):
     passes: int
     parameters: dict[str, Tensor]
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         """Return the logits of pass `step` of the chain that starts at a place of a text."""
 
 
-def naive_loss(naive: Any, target: Sequence[Tensor], texts: Sequence[Text], name: Any) -> Tensor:
+def naive_loss(naive: Any, target: Sequence[Tensor], texts: Sequence[TrainingText], name: Any) -> Tensor:
     """Return the summed losses of all places and passes; `target` are its logits for each text."""
     by_pass: dict[int, list[Tensor]] = {}
     drafted = getattr(naive, "drafted", None)
@@ -70,7 +70,7 @@ class NaiveModel:
         self.model = reference_model(source, "float64")
         self.parameters = dict(self.model.named_parameters())
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         logits: Tensor = self.model(torch.tensor([text.tokens[: place + 1]])).logits[0, -1]
         return logits
 
@@ -92,7 +92,7 @@ class NaiveEagle3:
         self.formula.embedding = self.formula.embedding.double()
         self.parameters = {name.replace("layers.0.", "midlayer."): each for name, each in self.formula.wide.items()}
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         path = text.tokens[place + 1 : place + 1 + step]
         return self.formula.draft(text.tokens[: place + 1], self.states[text.name], path)
 
@@ -107,7 +107,7 @@ class NaiveMedusa:
         self.parameters = {name: each.double().requires_grad_() for name, each in tensors.items()}
         self.states = states
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         seen, own = self.states[text.name][place - 1], self.parameters
         inner = F.linear(seen, own[f"{step}.0.linear.weight"], own[f"{step}.0.linear.bias"])
         return F.linear(seen + inner * torch.sigmoid(inner), own[f"{step}.1.weight"])
@@ -124,7 +124,7 @@ class NaiveRecurrent:
         self.embedding = reference_model(root / "hf", "float64").model.embed_tokens.weight.detach()
         self.states = states
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         state = torch.zeros(self.embedding.shape[1], dtype=torch.float64)
         for token in text.tokens[place : place + 1 + step]:
             state = F.silu(self._linear("rnn_w", self.embedding[token]) + self._linear("rnn_u", state))
@@ -195,10 +195,10 @@ class NaiveEagle(Plain):
         self.embedding, self.lm_head = (each.weight.detach() for each in (model.model.embed_tokens, model.lm_head))
         self.states = states
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         return F.linear(self._feature(text, place, step), self.lm_head)
 
-    def _feature(self, text: Text, place: int, step: int) -> Tensor:
+    def _feature(self, text: TrainingText, place: int, step: int) -> Tensor:
         known = self.states[text.name][:place]
         features = [*known, *(self._feature(text, place, number) for number in range(step))]
         embedded = self.embedding[list(text.tokens[1 : place + 1 + step])]
@@ -220,10 +220,10 @@ class NaiveDFlash(Plain):
         self.embedding, self.lm_head = (each.weight.detach() for each in (model.model.embed_tokens, model.lm_head))
         self.states = states
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         return F.linear(self._found(text, place, step), self.lm_head)
 
-    def _found(self, text: Text, place: int, step: int) -> Tensor:
+    def _found(self, text: TrainingText, place: int, step: int) -> Tensor:
         width = self.passes + self.silent
         hidden = self.embedding[[text.tokens[place], *[block_nets.MASK] * (width - 1)]]
         context = self.norm("hidden_norm", self.linear("fc", self.states[text.name][:place]))
@@ -241,17 +241,17 @@ class NaiveDSpark(NaiveDFlash):
 
     silent = 0
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         bias = self.linear("markov_head.markov_w2", self._before(text, place, step))
         return super().__call__(text, place, step) + bias
 
-    def confidence(self, text: Text, place: int, step: int) -> Tensor:
+    def confidence(self, text: TrainingText, place: int, step: int) -> Tensor:
         """Return the net's confidence in the token that it drafts there."""
         seen = torch.cat([self._found(text, place, step), self._before(text, place, step)])
         logit = self.linear("confidence_head.proj", seen) + self.parameters["confidence_head.proj.bias"]
         return 1 / (1 + torch.exp(-logit[0]))
 
-    def _before(self, text: Text, place: int, step: int) -> Tensor:
+    def _before(self, text: TrainingText, place: int, step: int) -> Tensor:
         return self.parameters["markov_head.markov_w1.weight"][text.tokens[place + step]]
 
 
@@ -265,7 +265,7 @@ class NaivePEagle(Plain):
         self.embedding = reference_model(root / "hf", "float64").model.embed_tokens.weight.detach()
         self.states = states
 
-    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+    def __call__(self, text: TrainingText, place: int, step: int) -> Tensor:
         embedded = self.embedding[[*text.tokens[1 : place + 1], *[block_nets.MASK] * step]]
         masks = self.parameters["mask_hidden"].view(1, -1).expand(step, -1)
         hidden = self.linear("fc", torch.cat([self.states[text.name][:place], masks]))

@@ -16,24 +16,24 @@ from tests.training.made import DRAFT_LEN, SETTINGS, make_draft, random_texts, s
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import names
+from trtspec.core.registry import extension_names
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.methods.draft_formats.dialect import forms_of
+from trtspec.methods.draft_formats.dialect import schemas_for
 from trtspec.methods.draft_formats.facts import READERS
 from trtspec.methods.source_head import read_head
-from trtspec.training.batches import Batch
+from trtspec.training.batches import TrainingBatch
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import batch_loss
 from trtspec.training.settings import NO_SIZES, Sizes
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
-METHODS = names("trtspec.methods", "initial")
+METHODS = extension_names("trtspec.methods", "initial")
 CHAIN = {"choices": [[0] * depth for depth in range(1, DRAFT_LEN + 1)]}
 OPTIONS: dict[str, dict[str, Any]] = {"eagle": CHAIN, "medusa": CHAIN}
 TEXTS = random_texts(6)
 
 
-def make(method: str, root: Path, target: Path, sizes: Sizes = NO_SIZES, texts: list[Text] = TEXTS) -> Path:
+def make(method: str, root: Path, target: Path, sizes: Sizes = NO_SIZES, texts: list[TrainingText] = TEXTS) -> Path:
     return make_draft(method, root, target, texts, sizes)
 
 
@@ -61,7 +61,7 @@ def test_it_learns(method: str, family: str, tmp_path: Path) -> None:
     draft = make(method, tmp_path / "draft", source)
     student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS, draft_len=DRAFT_LEN)
     optimizer = torch.optim.AdamW(student.tensors.parameters.values(), lr=SETTINGS.learning_rate)
-    batch, losses = Batch.of(TEXTS, torch.device("cpu")), []
+    batch, losses = TrainingBatch.of(TEXTS, torch.device("cpu")), []
     for _ in range(12):
         loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["greedy"])
         optimizer.zero_grad()
@@ -75,13 +75,13 @@ def test_it_learns(method: str, family: str, tmp_path: Path) -> None:
 def test_every_dialect_takes_it(method: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", num_hidden_layers=8)
     draft = make(method, tmp_path / "draft", source)
-    for to in forms_of(method):
+    for to in schemas_for(method):
         if (method, to) != ("eagle3", "deepspec"):  # deepspec heads have norms of queries and keys
             assert convert_draft(draft, to, tmp_path / to, str(source)).draft.kind == method
 
 
 def test_each_method_whose_draft_is_trained_has_one_from_scratch() -> None:
-    assert names("trtspec.methods", "training") == METHODS
+    assert extension_names("trtspec.methods", "training") == METHODS
 
 
 @pytest.mark.parametrize("method", ["medusa", "redrafter"])
@@ -89,7 +89,7 @@ def test_heads_say_what_the_target_says(method: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", scale=0.3)
     draft = make(method, tmp_path / "draft", source)
     student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS)
-    batch = Batch.of(TEXTS, torch.device("cpu"))
+    batch = TrainingBatch.of(TEXTS, torch.device("cpu"))
     view, features = student.tensors.view(), lessons.of(batch)[1]
     before = lessons.teacher.read(batch.tokens, batch.flat(1), ())[0]  # the logits that predict the place itself
     with torch.no_grad():
@@ -100,7 +100,10 @@ def test_heads_say_what_the_target_says(method: str, tmp_path: Path) -> None:
 def test_a_head_drafts_the_answers_tokens(tmp_path: Path) -> None:
     """The LM head has the target's rows of these tokens; the mask is the last token that no text contains."""
     source = make_llama(tmp_path / "hf")
-    texts = [Text("train", "a", False, "x", (63, 5), (62, 9, 9, 3)), Text("train", "a", False, "y", (1,), (9, 3))]
+    texts = [
+        TrainingText("train", "a", False, "x", (63, 5), (62, 9, 9, 3)),
+        TrainingText("train", "a", False, "y", (1,), (9, 3)),
+    ]
     draft = make("p_eagle", tmp_path / "draft", source, Sizes(layers=3, draft_vocab=4), texts)
     tensors, target = load_file(draft / "model.safetensors"), load_file(source / "model.safetensors")
     assert (tensors["d2t"] + torch.arange(4)).tolist() == [0, 3, 9, 62]

@@ -12,11 +12,11 @@ import pytest
 from tests._support.tiny import convert, make_llama
 from tests.training.made import VOCAB, random_texts
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
-from trtspec.training.on_policy_check import diagnose, foreign_answers
+from trtspec.training.on_policy_check import diagnose, find_off_policy
 from trtspec.training.teacher import Teacher
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 COUNT, TOKENS = 40, 24
 
@@ -28,10 +28,11 @@ class Asked:
         self.root = convert(make_llama(root / "hf", scale=0.3), root / "target")
         self.prompts = random_texts(COUNT)
 
-    def answers(self, sampling: SamplingOptions, root: Path | None = None) -> list[Text]:
+    def answers(self, sampling: SamplingOptions, root: Path | None = None) -> list[TrainingText]:
         engine = Engine.load(root or self.root, None, EngineSettings(max_batch_size=8, max_seq_len=64))
         requests = [
-            Request(text.prompt, TOKENS, replace(sampling, seed=number)) for number, text in enumerate(self.prompts)
+            EngineRequest(text.prompt, TOKENS, replace(sampling, seed=number))
+            for number, text in enumerate(self.prompts)
         ]
         found = engine.generate(requests)
         engine.close()
@@ -44,50 +45,50 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
 
 
 @pytest.fixture(scope="module")
-def greedy(asked: Asked) -> list[Text]:
+def greedy(asked: Asked) -> list[TrainingText]:
     return asked.answers(SamplingOptions())
 
 
-def complaint(asked: Asked, given: list[Text], own: list[Text]) -> str | None:
+def complaint(asked: Asked, given: list[TrainingText], own: list[TrainingText]) -> str | None:
     """Return the diagnosis of responses, or None if they are accepted."""
-    foreign = foreign_answers(given, Teacher(asked.root, given))
+    foreign = find_off_policy(given, Teacher(asked.root, given))
     answers = {text.name: text.answer for text in own}
     return diagnose(foreign, [answers[each.text.name] for each in foreign], given) if foreign else None
 
 
-def test_greedy_answers_are_taken(asked: Asked, greedy: list[Text]) -> None:
+def test_greedy_answers_are_taken(asked: Asked, greedy: list[TrainingText]) -> None:
     assert complaint(asked, greedy, greedy) is None
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_sampled_answers_are_taken(asked: Asked, greedy: list[Text], temperature: float) -> None:
+def test_sampled_answers_are_taken(asked: Asked, greedy: list[TrainingText], temperature: float) -> None:
     assert complaint(asked, asked.answers(SamplingOptions(temperature)), greedy) is None
 
 
-def test_shuffled_answers_are_named(asked: Asked, greedy: list[Text]) -> None:
+def test_shuffled_answers_are_named(asked: Asked, greedy: list[TrainingText]) -> None:
     turned = [replace(text, answer=other.answer) for text, other in zip(greedy, greedy[1:] + greedy[:1], strict=True)]
     assert "shuffled" in (complaint(asked, turned, greedy) or "")
 
 
-def test_labels_off_by_one_are_named(asked: Asked, greedy: list[Text]) -> None:
+def test_labels_off_by_one_are_named(asked: Asked, greedy: list[TrainingText]) -> None:
     early = [replace(text, answer=text.answer[1:]) for text in greedy]
     assert "shifted by one token" in (complaint(asked, early, greedy) or "")
 
 
-def test_random_tokens_are_named(asked: Asked, greedy: list[Text]) -> None:
+def test_random_tokens_are_named(asked: Asked, greedy: list[TrainingText]) -> None:
     draw = Random(0)
     noise = [replace(text, answer=tuple(draw.randrange(VOCAB) for _ in range(TOKENS))) for text in greedy]
     assert "random tokens" in (complaint(asked, noise, greedy) or "")
 
 
-def test_another_models_answers_are_named(asked: Asked, greedy: list[Text], tmp_path: Path) -> None:
+def test_another_models_answers_are_named(asked: Asked, greedy: list[TrainingText], tmp_path: Path) -> None:
     other = convert(make_llama(tmp_path / "hf", seed=5, scale=0.3), tmp_path / "target")
     given = asked.answers(SamplingOptions(), other)
     said = complaint(asked, given, greedy) or ""
     assert "another model" in said or "random tokens" in said  # a random model's words are chance to another
 
 
-def test_one_foreign_answer_is_found_among_many(asked: Asked, greedy: list[Text]) -> None:
+def test_one_foreign_answer_is_found_among_many(asked: Asked, greedy: list[TrainingText]) -> None:
     draw = Random(0)
     given = [*greedy[:-1], replace(greedy[-1], answer=tuple(draw.randrange(VOCAB) for _ in range(TOKENS)))]
-    assert [each.text.name for each in foreign_answers(given, Teacher(asked.root, given))] == [greedy[-1].name]
+    assert [each.text.name for each in find_off_policy(given, Teacher(asked.root, given))] == [greedy[-1].name]

@@ -14,21 +14,21 @@ import pytest
 import torch
 
 from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
-from trtspec.bench.profile.acceptance import Acceptance, Counts
+from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
 from trtspec.core.errors import TrtspecError
 from trtspec.training import trainer
 from trtspec.training.batches import training_batches
 from trtspec.training.settings import TrainSettings
-from trtspec.training.texts import VALIDATION, Text
-from trtspec.training.trainer import Course, Training, learning_rate
+from trtspec.training.texts import VALIDATION, TrainingText
+from trtspec.training.trainer import Trainer, TrainingState, learning_rate
 
 
-def training_of(root: Path, notes: Path, settings: TrainSettings, method: str = "draft_target") -> Training:
+def training_of(root: Path, notes: Path, settings: TrainSettings, method: str = "draft_target") -> Trainer:
     pair = (head_pair if method == "eagle3" else model_pair)(root)
     texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
     student, lessons = student_of(method, *pair[:2], [*texts, *validation], settings)
     notes.mkdir(exist_ok=True)
-    return Training(student, lessons, texts, validation, 4, settings, notes)
+    return Trainer(student, lessons, texts, validation, 4, settings, notes)
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(
     (tmp_path / "two").mkdir()
     first = training_of(tmp_path / "two", tmp_path / "notes", settings)
 
-    def interrupt(texts: list[Text]) -> None:
+    def interrupt(texts: list[TrainingText]) -> None:
         if first.course.step == 10:
             raise KeyboardInterrupt
         real(texts)
@@ -63,7 +63,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(
     monkeypatch.setattr(first, "_train", interrupt)
     with pytest.raises(KeyboardInterrupt):
         first.run()
-    again = Training(*student_again(tmp_path / "two", settings), 4, settings, tmp_path / "notes")
+    again = Trainer(*student_again(tmp_path / "two", settings), 4, settings, tmp_path / "notes")
     assert again.course.step == kept
     resumed = again.run()
     assert again.course.step == 14
@@ -71,7 +71,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(
     assert resumed.keys() == whole.keys()
 
 
-def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, list[Text], list[Text]]:
+def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, list[TrainingText], list[TrainingText]]:
     texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
     student, lessons = student_of("draft_target", root / "target", root / "hf-draft", [*texts, *validation], settings)
     return student, lessons, texts, validation
@@ -141,7 +141,7 @@ def test_steps_that_are_too_long_are_told(tmp_path: Path) -> None:
 
 
 def test_the_first_of_equal_scores_is_the_best() -> None:
-    assert Course(scores=[1.0, 2.0, 1.5, 2.0]).best == 1
+    assert TrainingState(scores=[1.0, 2.0, 1.5, 2.0]).best == 1
 
 
 def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, mo
     training._validation = [replace(text, kept=number > 2) for number, text in enumerate(training._validation)]
     said: list[str] = []
     for new, kept in ((20, 40), (60, 40), (50, 40), (90, 38)):
-        found = Acceptance(tuple(Counts(10, 60, each) for each in [new] * 3 + [kept] * 3), ("",) * 6)
+        found = AcceptanceStats(tuple(StepCounts(10, 60, each) for each in [new] * 3 + [kept] * 3), ("",) * 6)
         monkeypatch.setattr(trainer, "acceptance", lambda *_, found=found: found)
         training._validate(said.append)
     assert training.course.scores == [3.0, 7.0, 6.0, 0.0]

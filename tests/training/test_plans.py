@@ -18,8 +18,8 @@ from tests.training.test_blanks import METHODS, make
 from tests.training.test_train import prompts_file
 from trtspec.cli.progress import build_bars
 from trtspec.planning.prediction.predict import step_cost
-from trtspec.training.plan import Asked, answers_of, load_asked
-from trtspec.training.progress import plan_of
+from trtspec.training.plan import TrainRequest, answer_step, load_requested_recipe
+from trtspec.training.progress import plan_recipe
 
 VOCAB = 262
 TREE = {"choices": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}
@@ -34,7 +34,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "schedule": [{"max_batch": 2, "draft_len": 4}],
     },
 }
-CHANGES: dict[str, Callable[[Asked], Asked]] = {
+CHANGES: dict[str, Callable[[TrainRequest], TrainRequest]] = {
     "tokens of an answer": lambda asked: replace(asked, max_tokens=9),
     "sampled answers": lambda asked: replace(asked, sampled=1),
     "seed": lambda asked: replace(asked, settings=replace(SETTINGS, seed=1)),
@@ -65,8 +65,8 @@ def recipe_of(target: Path, speculation: dict[str, Any] | None = None) -> Path:
 
 
 @pytest.fixture
-def asked(workplace: Path) -> Asked:
-    return Asked(
+def asked(workplace: Path) -> TrainRequest:
+    return TrainRequest(
         recipe_of(target_of(Path("target"))),
         [],
         prompts_file(Path("prompts.jsonl"), 40),
@@ -87,23 +87,23 @@ def recipe_with(method: str) -> Path:
     return recipe_of(Path("target"), section)
 
 
-def key_of(asked: Asked) -> str:
-    return answers_of(asked, plan_of(load_asked(asked), build_bars)).key
+def key_of(asked: TrainRequest) -> str:
+    return answer_step(asked, plan_recipe(load_requested_recipe(asked), build_bars)).key
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_drafts_changes_no_answer(method: str, asked: Asked) -> None:
+def test_what_drafts_changes_no_answer(method: str, asked: TrainRequest) -> None:
     alone = key_of(asked)
     recipe_with(method)
     assert key_of(asked) == alone
 
 
-def test_who_waits_changes_no_answer(asked: Asked) -> None:
+def test_who_waits_changes_no_answer(asked: TrainRequest) -> None:
     assert key_of(replace(asked, overrides=["serving.max_queue_size=3"])) == key_of(asked)
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_changes_answers(what: str, asked: Asked) -> None:
+def test_what_changes_answers(what: str, asked: TrainRequest) -> None:
     assert key_of(CHANGES[what](asked)) != key_of(asked)
 
 
@@ -116,9 +116,9 @@ def read_bytes(root: Path) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_costs_the_passes_that_it_takes(method: str, asked: Asked) -> None:
+def test_a_step_costs_the_passes_that_it_takes(method: str, asked: TrainRequest) -> None:
     """Every pass reads the whole draft, and the target's LM head if the draft lacks one; four tokens are drafted."""
-    context = plan_of(load_asked(replace(asked, recipe=recipe_with(method))), build_bars).context
+    context = plan_recipe(load_requested_recipe(replace(asked, recipe=recipe_with(method))), build_bars).context
     draft, target = read_bytes(Path("draft")), read_bytes(Path("target"))
     if method in ("dflash", "dspark", "eagle"):
         draft += load_file("target/model.safetensors")["lm_head.weight"].nbytes

@@ -14,7 +14,7 @@ import pytest
 from tests._support.tiny import convert
 from tests.conftest import Run
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -41,7 +41,7 @@ class Speaker:
         tokenizer = self.engine.tokenizer
         assert tokenizer is not None
         requests = [
-            Request(tuple(tokenizer.encode(text)), TOKENS, sampling.at(number, "test"), end_ids=tokenizer.end_ids)
+            EngineRequest(tuple(tokenizer.encode(text)), TOKENS, sampling.at(number, "test"), end_ids=tokenizer.end_ids)
             for number, text in enumerate(asked)
         ]
         return [tokenizer.decode(list(result.ids)) for result in self.engine.generate(requests)]

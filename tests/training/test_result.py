@@ -12,12 +12,12 @@ import pytest
 
 from trtspec.core import atomic_dir
 from trtspec.core.errors import TrtspecError
-from trtspec.training.result import Result, check_place, publish
+from trtspec.training.result import TrainResult, check_draft_path, publish
 from trtspec.training.train_draft import RECORD
 
 
 @dataclass(frozen=True)
-class Trained(Result):
+class Trained(TrainResult):
     """Return a result without a verdict."""
 
     def as_dict(self) -> dict[str, object]:
@@ -25,10 +25,10 @@ class Trained(Result):
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[[str], Result]:
+def make(tmp_path: Path) -> Callable[[str], TrainResult]:
     """Return a function that returns a draft with these weights."""
 
-    def make(weights: str) -> Result:
+    def make(weights: str) -> TrainResult:
         trained = tmp_path / "store" / weights
         trained.mkdir(parents=True, exist_ok=True)
         (trained / "model.safetensors").write_text(weights)
@@ -45,7 +45,7 @@ def contents(out: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("exchanges", [True, False])
 @pytest.mark.parametrize("point", ["publish.before-swap", "publish.between-renames", "publish.after-swap"])
 def test_a_killed_publication_loses_no_draft(
-    make: Callable[[str], Result],
+    make: Callable[[str], TrainResult],
     die_at: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     point: str,
@@ -62,16 +62,16 @@ def test_a_killed_publication_loses_no_draft(
     assert sorted(path.name for path in old.out.parent.iterdir()) == [".mine.lock", "mine"]
 
 
-def test_what_another_process_left_between_two_names_comes_back(make: Callable[[str], Result]) -> None:
+def test_what_another_process_left_between_two_names_comes_back(make: Callable[[str], TrainResult]) -> None:
     old = make("old")
     publish(old)
-    old.out.rename(atomic_dir.sibling(old.out, "old"))
-    with atomic_dir.locked(old.out):
+    old.out.rename(atomic_dir.temporary_sibling(old.out, "old"))
+    with atomic_dir.exclusive_writer(old.out):
         assert contents(old.out) == ("old", "old")
 
 
-def test_something_else_is_not_replaced(make: Callable[[str], Result]) -> None:
+def test_something_else_is_not_replaced(make: Callable[[str], TrainResult]) -> None:
     out = make("new").out
     out.mkdir(parents=True)
     with pytest.raises(TrtspecError, match="not a trained draft; refusing to overwrite"):
-        check_place(out)
+        check_draft_path(out)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.training.split import ALIKE, BEGINNING, documents_of, leaked, sides_of
+from trtspec.training.split import ALIKE, BEGINNING, assign_documents, assign_sides, leaked
 from trtspec.training.texts import HELD_OUT, TRAIN, VALIDATION
 
 LONG = "x" * ALIKE
@@ -54,12 +54,12 @@ PIECES = st.sampled_from(["a", "b", " ", "c" * (BEGINNING - 1), "d" * BEGINNING,
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=4).map("".join), max_size=9))
 def test_documents_are_those_of_the_definition(texts: list[str]) -> None:
-    assert groups_of(documents_of(prompts_of(*texts))) == groups_by_definition(texts)
+    assert groups_of(assign_documents(prompts_of(*texts))) == groups_by_definition(texts)
 
 
 def test_a_document_is_what_the_file_says_it_is() -> None:
     prompts = [Prompt(text, text, "a", document=name) for text, name in (("p", "d1"), ("q", "d2"), ("r", "d1"))]
-    assert documents_of(prompts) == [0, 1, 0]
+    assert assign_documents(prompts) == [0, 1, 0]
 
 
 def test_a_system_prompt_makes_no_documents_alike() -> None:
@@ -67,7 +67,7 @@ def test_a_system_prompt_makes_no_documents_alike() -> None:
         Prompt("", str(n), "a", ({"role": "system", "content": LONG}, {"role": "user", "content": asked}))
         for n, asked in enumerate(("one", "two", "one"))
     ]
-    assert documents_of(chats) == [0, 1, 0]
+    assert assign_documents(chats) == [0, 1, 0]
 
 
 def test_no_document_is_on_two_sides_and_every_kind_on_all() -> None:
@@ -76,8 +76,8 @@ def test_no_document_is_on_two_sides_and_every_kind_on_all() -> None:
         for kind in ("a", "b")
         for number in range(40)
     ]
-    sides = sides_of(prompts, seed=1)
-    assert len({(own, side) for own, side in zip(documents_of(prompts), sides, strict=True)}) == 40
+    sides = assign_sides(prompts, seed=1)
+    assert len({(own, side) for own, side in zip(assign_documents(prompts), sides, strict=True)}) == 40
     counts = Counter((prompt.kind, side) for prompt, side in zip(prompts, sides, strict=True))
     assert {counts[kind, HELD_OUT] for kind in "ab"} == {8}
     assert {counts[kind, VALIDATION] for kind in "ab"} == {4}
@@ -86,20 +86,20 @@ def test_no_document_is_on_two_sides_and_every_kind_on_all() -> None:
 
 def test_sides_depend_on_the_seed_alone() -> None:
     prompts = prompts_of(*(f"prompt {number}" for number in range(30)))
-    assert sides_of(prompts, 1) == sides_of(prompts, 1) != sides_of(prompts, 2)
+    assert assign_sides(prompts, 1) == assign_sides(prompts, 1) != assign_sides(prompts, 2)
     turned = prompts[::-1]
-    assert sides_of(turned, 1) == sides_of(prompts, 1)[::-1]
+    assert assign_sides(turned, 1) == assign_sides(prompts, 1)[::-1]
 
 
 def test_with_judges_of_their_own_none_are_held_out() -> None:
-    assert HELD_OUT not in sides_of(prompts_of(*map(str, range(30))), 0, judges=False)
+    assert HELD_OUT not in assign_sides(prompts_of(*map(str, range(30))), 0, judges=False)
 
 
 def test_one_prompt_repeated_is_refused() -> None:
     with pytest.raises(
         TrtspecError, match=r"20 prompts of 1 documents.*20 are equal or have the same beginning, as 0 and 1"
     ):
-        sides_of(prompts_of(*["the same"] * 20), 0)
+        assign_sides(prompts_of(*["the same"] * 20), 0)
 
 
 def test_a_leak_is_named() -> None:

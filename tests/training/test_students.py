@@ -36,12 +36,12 @@ from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.replay import replay
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
-from trtspec.training.batches import Batch
+from trtspec.training.batches import TrainingBatch
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
-from trtspec.training.target_cache import Lessons
-from trtspec.training.texts import TRAIN, Text
-from trtspec.training.trainable import Student
+from trtspec.training.target_cache import TargetOutputs
+from trtspec.training.texts import TRAIN, TrainingText
+from trtspec.training.trainable import TrainableDraft
 
 CPU = torch.device("cpu")
 DENSE = sorted(set(FAMILY_SHAPES) - {"mixtral"})
@@ -66,9 +66,9 @@ def double(student: Any) -> None:
         student._borrowed = replace(borrowed, embedding=borrowed.embedding.double(), head=borrowed.head.double())
 
 
-def whole(tokens: Sequence[int]) -> Text:
+def whole(tokens: Sequence[int]) -> TrainingText:
     """Return a text whose tokens after the first are the response."""
-    return Text(TRAIN, "a", False, "x", tuple(tokens[:1]), tuple(tokens[1:]))
+    return TrainingText(TRAIN, "a", False, "x", tuple(tokens[:1]), tuple(tokens[1:]))
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
     student, _ = student_of("draft_target", target, source, [text])
     view = student.tensors.view()
     with torch.no_grad():
-        found = student.logits(view, student.hidden(view, Batch.of([text], CPU), None)[0], 0)
+        found = student.logits(view, student.hidden(view, TrainingBatch.of([text], CPU), None)[0], 0)
         engine = Decoder.load(draft, 1, len(tokens), CPU, torch.float32)
         wanted = engine.forward(torch.tensor([tokens]), engine.windows.chain([0], len(tokens)))[1:-1]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -96,7 +96,7 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
     target, source = head_pair(tmp_path, layout, **HEADS[kind])
     text = random_texts(1)[0].prompt * 3
     student, lessons = student_of("eagle3", target, source, [whole(text)])
-    batch = Batch.of([whole(text)], CPU)
+    batch = TrainingBatch.of([whole(text)], CPU)
     model = reference_model(tmp_path / "hf")
     formula = formula_of(random_head(**HEADS[kind]), model)
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_medusa_heads_by_vllms_names_are_trained_as_any(tmp_path: Path) -> None:
     unbiased = by_vllms_names({name: each for name, each in tensors.items() if not name.endswith("bias")})
     roots = save_heads(tmp_path / "zeros", zeros), save_heads(tmp_path / "unbiased", unbiased)
     texts = random_texts(3)
-    batch, found = Batch.of(texts, CPU), []
+    batch, found = TrainingBatch.of(texts, CPU), []
     for root in roots:
         student, lessons = student_of("medusa", target, root, texts, draft_len=5)
         found.append(batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"]))
@@ -163,7 +163,7 @@ def test_loss_and_gradients_are_a_plain_formulas(made: str, name: Any, tmp_path:
     texts = random_texts(3)
     student, lessons = student_of(method, target, source, texts)
     double(student)
-    batch, wide = Batch.of(texts, CPU), Wide(lessons)
+    batch, wide = TrainingBatch.of(texts, CPU), Wide(lessons)
     logits, features = wide.of(batch)
     states = {} if features is None else {text.name: own for text, own in zip(texts, features, strict=True)}
     loss = batch_loss(student, student.tensors.view(), batch, wide, LOSSES[name])
@@ -179,13 +179,13 @@ def test_loss_and_gradients_are_a_plain_formulas(made: str, name: Any, tmp_path:
         np.testing.assert_allclose(gradient.numpy(), theirs[key].numpy(), atol=1e-6, err_msg=key)
 
 
-class Wide(Lessons):
+class Wide(TargetOutputs):
     """Target outputs for a draft in float64."""
 
-    def __init__(self, inner: Lessons) -> None:
+    def __init__(self, inner: TargetOutputs) -> None:
         self.inner = inner
 
-    def of(self, batch: Batch) -> Any:
+    def of(self, batch: TrainingBatch) -> Any:
         return tuple(each if each is None else each.double() for each in self.inner.of(batch))
 
 
@@ -194,11 +194,11 @@ class Wide(Lessons):
 def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, tmp_path: Path) -> None:
     target, source, _ = PAIRS[method](tmp_path)
     texts = random_texts(3)
-    batch = Batch.of(texts, CPU)
+    batch = TrainingBatch.of(texts, CPU)
     thin = student_of(method, target, source, texts, settings=SETTINGS.__class__("kl", 2, 1e-2, 1, 60.0, 0))
     whole = student_of(method, target, source, texts)
 
-    def loss_of(pair: tuple[Student, Lessons]) -> float:
+    def loss_of(pair: tuple[TrainableDraft, TargetOutputs]) -> float:
         return float(batch_loss(pair[0], pair[0].tensors.view(), batch, pair[1], LOSSES["kl"]).detach())
 
     assert loss_of(thin) == pytest.approx(loss_of(whole), rel=1e-6)
@@ -224,8 +224,8 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
     short, long = sorted(random_texts(6), key=lambda text: len(text.tokens))[::5]
     student, lessons = student_of("draft_target", target, source, [short, long])
 
-    def total(texts: list[Text]) -> float:
-        batch = Batch.of(texts, CPU)
+    def total(texts: list[TrainingText]) -> float:
+        batch = TrainingBatch.of(texts, CPU)
         loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"])
         return loss.item() * len(batch.places)
 
@@ -238,7 +238,7 @@ def test_lessons_that_are_kept_are_those_that_are_not(
 ) -> None:
     target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
     texts = random_texts(9)
-    batch = Batch.of([texts[7], texts[2], texts[4]], CPU)
+    batch = TrainingBatch.of([texts[7], texts[2], texts[4]], CPU)
     _, kept = student_of(method, target, source, texts)
     monkeypatch.setattr("trtspec.training.target_cache.MOST_BYTES", 0)
     _, anew = student_of(method, target, source, texts)

@@ -21,7 +21,7 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.paths import recipes_dir
 from trtspec.core.registry import discover
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.training.external.base import ATTRIBUTE, PACKAGE, Job
+from trtspec.training.external.base import ATTRIBUTE, PACKAGE, TrainingJob
 from trtspec.training.settings import TrainSettings
 
 pytestmark = pytest.mark.integration
@@ -276,7 +276,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_target(tmp_path_factory.mktemp("target") / "hf")
 
 
-def job_of(trainer: str, kind: str, target: Path, root: Path) -> Job:
+def job_of(trainer: str, kind: str, target: Path, root: Path) -> TrainingJob:
     """Return a job for a random draft of a kind, which is in `root` in the trainer's dialect."""
     what = TRAINERS[trainer].kinds[kind]
     save = next(save for (each, dialect), save in NETS.items() if each == kind and dialect != "deepspec")
@@ -284,7 +284,7 @@ def job_of(trainer: str, kind: str, target: Path, root: Path) -> Job:
     config = json.loads((root / "draft" / "config.json").read_text())
     settings = TrainSettings("greedy", 0, 0.0, 0, 600.0, 0)
     captured = draft.facts.get("hidden_layers") or draft.facts["aux_layers"]
-    return Job(what, str(target), 8, captured, config, 4, 100, False, settings)
+    return TrainingJob(what, str(target), 8, captured, config, 4, 100, False, settings)
 
 
 @pytest.mark.parametrize(("trainer", "kind"), [(name, kind) for name, each in TRAINERS.items() for kind in each.kinds])

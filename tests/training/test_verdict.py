@@ -7,30 +7,30 @@ from random import Random
 
 import pytest
 
-from trtspec.bench.profile.acceptance import Counts, change_of
-from trtspec.training.texts import HELD_OUT, Text
-from trtspec.training.verdict import Verdict
+from trtspec.bench.profile.acceptance import StepCounts, acceptance_change
+from trtspec.training.texts import HELD_OUT, TrainingText
+from trtspec.training.verdict import TrainingVerdict
 
 TEXTS = 40
 
 
-def counts(mean: float, seed: int) -> list[Counts]:
+def counts(mean: float, seed: int) -> list[StepCounts]:
     """Return texts of about 20 steps with this mean number of tokens per step."""
     draw = Random(seed)
     return [
-        Counts(20, 100, accepted, (accepted,), (100,))
+        StepCounts(20, 100, accepted, (accepted,), (100,))
         for accepted in (round(20 * (mean - 1) + draw.uniform(-4, 4)) for _ in range(TEXTS))
     ]
 
 
-def verdict(**means: tuple[float, float]) -> Verdict:
+def verdict(**means: tuple[float, float]) -> TrainingVerdict:
     """Return the verdict on kinds with these means before and after; kinds named `kept...` are to be kept."""
     texts, before, after = [], [], []
     for kind, (first, second) in means.items():
-        texts += [Text(HELD_OUT, kind, kind.startswith("kept"), str(n), (1,), (1, 2)) for n in range(TEXTS)]
+        texts += [TrainingText(HELD_OUT, kind, kind.startswith("kept"), str(n), (1,), (1, 2)) for n in range(TEXTS)]
         before += counts(first, seed=1)
         after += counts(second, seed=1 if first == second else 2)
-    return Verdict.of(texts, before, after)
+    return TrainingVerdict.of(texts, before, after)
 
 
 def test_better_at_all() -> None:
@@ -61,10 +61,10 @@ def test_gains_on_kept_kinds_publish_nothing() -> None:
 
 
 def test_a_kept_kind_loses_two_percent_at_most_however_wide_its_interval() -> None:
-    texts = [Text(HELD_OUT, "kept", True, str(n), (1,), (1, 2)) for n in range(2)]
-    new = [Text(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(TEXTS)]
-    wide = ([Counts(10, 50, 30), Counts(10, 50, 10)], [Counts(10, 50, 10), Counts(10, 50, 20)])
-    found = Verdict.of([*new, *texts], counts(2.0, 1) + wide[0], counts(3.0, 2) + wide[1])
+    texts = [TrainingText(HELD_OUT, "kept", True, str(n), (1,), (1, 2)) for n in range(2)]
+    new = [TrainingText(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(TEXTS)]
+    wide = ([StepCounts(10, 50, 30), StepCounts(10, 50, 10)], [StepCounts(10, 50, 10), StepCounts(10, 50, 20)])
+    found = TrainingVerdict.of([*new, *texts], counts(2.0, 1) + wide[0], counts(3.0, 2) + wide[1])
     kept = found.kinds[-1]
     assert kept.change.low < 0 < kept.change.high
     assert kept.is_worse
@@ -73,17 +73,17 @@ def test_a_kept_kind_loses_two_percent_at_most_however_wide_its_interval() -> No
 @pytest.mark.parametrize(("prompts", "refused"), [(1, 1), (5, 1), (6, 0)])
 def test_few_prompts_prove_nothing_whatever_they_gain(prompts: int, refused: int) -> None:
     """One prompt has a zero-width interval, and five may all gain by chance."""
-    texts = [Text(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
-    found = Verdict.of(texts, [Counts(10, 50, 5)] * prompts, [Counts(10, 50, 20)] * prompts)
+    texts = [TrainingText(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
+    found = TrainingVerdict.of(texts, [StepCounts(10, 50, 5)] * prompts, [StepCounts(10, 50, 20)] * prompts)
     assert found.whole.change.low > 0
     assert len(found.refusals) == refused
 
 
 def test_the_interval_is_of_pairs() -> None:
     """For texts that differ much and improve slightly, only a paired test is significant."""
-    before = [Counts(10, 50, accepted) for accepted in range(0, 40, 2)]
-    after = [Counts(10, 50, accepted + 1) for accepted in range(0, 40, 2)]
-    change = change_of(before, after)
+    before = [StepCounts(10, 50, accepted) for accepted in range(0, 40, 2)]
+    after = [StepCounts(10, 50, accepted + 1) for accepted in range(0, 40, 2)]
+    change = acceptance_change(before, after)
     assert change.value == pytest.approx(0.1)
     assert change.low > 0.09
 
@@ -92,8 +92,8 @@ def test_the_interval_is_of_pairs() -> None:
     (3, 200, 199, False), (3, 200, 150, True), (6, 200, 199, True),
 ])  # fmt: skip
 def test_a_trifle_that_few_prompts_lose_is_none(prompts: int, before: int, after: int, is_worse: bool) -> None:
-    texts = [Text(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
-    counts = [[Counts(100, 500, accepted)] * prompts for accepted in (before, after)]
-    (found,) = Verdict.of(texts, *counts).kinds
+    texts = [TrainingText(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
+    counts = [[StepCounts(100, 500, accepted)] * prompts for accepted in (before, after)]
+    (found,) = TrainingVerdict.of(texts, *counts).kinds
     assert found.change.high < 0
     assert found.is_worse == is_worse

@@ -13,19 +13,19 @@ from safetensors.torch import load_file
 from tests.methods.eagle3_heads import convert_with
 from tests.training.made import SETTINGS, head_pair, random_texts, student_of
 from trtspec.checkpoints.source import load_source
-from trtspec.methods.eagle3.training import Eagle3Student
+from trtspec.methods.eagle3.training import TrainableEagle3
 from trtspec.methods.head_checks import check_ids
-from trtspec.training.batches import Batch
+from trtspec.training.batches import TrainingBatch
 from trtspec.training.export import write_checkpoint
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import batch_loss
-from trtspec.training.texts import TRAIN, Text
+from trtspec.training.texts import TRAIN, TrainingText
 from trtspec.training.trainable import DraftSource
 from trtspec.training.vocab_pruning.vocabulary import chosen_ids, moved_rows
 
 
-def answered(*tokens: int) -> Text:
-    return Text(TRAIN, "a", False, "x", (1,), tokens)
+def answered(*tokens: int) -> TrainingText:
+    return TrainingText(TRAIN, "a", False, "x", (1,), tokens)
 
 
 def test_tokens_of_the_answers_come_in_for_the_least_frequent() -> None:
@@ -52,10 +52,10 @@ def test_a_head_with_another_vocabulary(lora: int, tmp_path: Path) -> None:
     target, source = head_pair(tmp_path)
     texts = random_texts(9)
     before, lessons = student_of("eagle3", target, source, texts)
-    after = Eagle3Student(DraftSource(source, lessons.teacher.model, 4, replace(SETTINGS, lora=lora), texts))
+    after = TrainableEagle3(DraftSource(source, lessons.teacher.model, 4, replace(SETTINGS, lora=lora), texts))
     both = before.vocab[torch.isin(before.vocab, after.vocab)]
     assert 0 < len(both) < len(before.vocab) == len(after.vocab)
-    batch = Batch.of(texts, before.vocab.device)
+    batch = TrainingBatch.of(texts, before.vocab.device)
     features = lessons.of(batch)[1]
     with torch.no_grad():
         old, new = (

@@ -17,8 +17,8 @@ from trtspec.backends.common.migration import Migrate
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.core.doctor_check import Probe
-from trtspec.core.registry import discover_all, find
+from trtspec.core.doctor_check import DoctorCheck
+from trtspec.core.registry import discover_all, find_extension
 from trtspec.methods.base import DraftShape
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 
 
 @dataclass(frozen=True)
-class Offer:
+class BackendOffer:
     """A backend's answer to `engine.backend: auto`: whether it can serve the recipe on this machine, and why."""
 
     takes: bool
@@ -37,14 +37,14 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Auto:
+class AutoSelection:
     """A backend's part in `engine.backend: auto`: backends are tried by ascending `rank`.
 
     `offer` takes the method's name and `engine.gpu`.
     """
 
     rank: int
-    offer: Callable[[str, str | None], Offer]
+    offer: Callable[[str, str | None], BackendOffer]
 
 
 def _plain_serving() -> ServingHooks:
@@ -108,9 +108,9 @@ class Backend:
     versions: Callable[[], list[str]] = lambda: [""]
     check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing
     serving: Callable[[], ServingHooks] = _plain_serving
-    auto: Auto | None = None
+    auto: AutoSelection | None = None
     build_arguments: Callable[[str, DraftShape], list[str]] | None = None
-    probes: Callable[[], list[Probe]] = list
+    probes: Callable[[], list[DoctorCheck]] = list
     migrate: Migrate | None = None
 
     def positions(self, config: ModelConfig) -> int:
@@ -125,18 +125,18 @@ def backends() -> dict[str, Backend]:
 
 def find_backend(name: str) -> Backend:
     """Return a backend by name. Raise TrtspecError, with the registered names, if it does not exist."""
-    backend: Backend = find(PACKAGE, ATTRIBUTE, name, "backend")
+    backend: Backend = find_extension(PACKAGE, ATTRIBUTE, name, "backend")
     return backend
 
 
-def running(method: str) -> list[str]:
+def backends_for_method(method: str) -> list[str]:
     """Return the names of the backends that support a method."""
     return [name for name, backend in backends().items() if method in backend.methods()]
 
 
-def as_it_is(method: str) -> str:
+def unconverted_hint(method: str) -> str:
     """Return a hint for a model that cannot be converted: the backends that run the method on the source checkpoint."""
-    known = {name: find_backend(name) for name in running(method)}
+    known = {name: find_backend(name) for name in backends_for_method(method)}
     taking = [name for name, each in known.items() if not (each.converts or each.builds_engines)]
     if not taking:
         return f"no backend runs {method} on an unconverted model"

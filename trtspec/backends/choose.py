@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from trtspec.backends.base import ATTRIBUTE, PACKAGE, Backend, backends, find_backend
-from trtspec.backends.context import Choice
+from trtspec.backends.context import SelectedBackend
 from trtspec.core.errors import TrtspecError
 from trtspec.core.processes import installed_version
 from trtspec.core.registry import discover
@@ -13,13 +13,13 @@ from trtspec.recipe.schema import Engine
 AUTO = "auto"
 
 
-def choose(engine: Engine, method: str) -> Choice:
+def choose_backend(engine: Engine, method: str) -> SelectedBackend:
     """Return the backend for a recipe's `engine`. Raise TrtspecError for an unknown backend or version."""
     name, why = (engine.backend, "the recipe sets it") if engine.backend != AUTO else _auto(method, engine.gpu)
-    return Choice(name, why, choose_version(find_backend(name), engine.version))
+    return SelectedBackend(name, why, choose_version(find_backend(name), engine.version))
 
 
-def in_process() -> tuple[str, Backend]:
+def in_process_backend() -> tuple[str, Backend]:
     """Return the name and the backend of the engine that runs in this process."""
     return next((name, backend) for name, backend in backends().items() if backend.in_process)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import find_backend
-from trtspec.core.errors import TrtspecError, UnknownCode
+from trtspec.core.errors import TrtspecError, UntrustedCode
 from trtspec.core.files import read_bounded
 from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import model_repository_dir
@@ -46,12 +46,12 @@ HINT = (
 
 def check_code(root: Path, manifest: Manifest) -> None:
     """Raise UnknownCode if an artifact, or a copy of its executable parts, contains code that is not allowed."""
-    if found := unknown_code(root, manifest):
+    if found := disallowed_code(root, manifest):
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise UnknownCode("; ".join(found[:3]) + more, where=str(root), hint=HINT)
+        raise UntrustedCode("; ".join(found[:3]) + more, where=str(root), hint=HINT)
 
 
-def unknown_code(root: Path, manifest: Manifest) -> list[str]:
+def disallowed_code(root: Path, manifest: Manifest) -> list[str]:
     """Return the files that may not run, one line each, with their digests."""
     allowed = allowed_digests()
     found = [*_models(root / REPOSITORY, manifest.backend.name), *_libraries(root / PLUGINS)]

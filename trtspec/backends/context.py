@@ -10,7 +10,7 @@ from functools import cached_property
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.quant.quant_config import QuantFormat
 from trtspec.checkpoints.source import Source
-from trtspec.checkpoints.source_model import SourceModel, scheme_wanted
+from trtspec.checkpoints.source_model import SourceModel, requested_scheme
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
 from trtspec.methods.source_head import SourceHead
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
@@ -18,7 +18,7 @@ from trtspec.recipe.schema import ModelSource, Recipe
 
 
 @dataclass(frozen=True)
-class Choice:
+class SelectedBackend:
     """The backend of a recipe, the reason, and its version ("" if the engine is part of trtspec)."""
 
     name: str
@@ -37,7 +37,7 @@ class PlanContext:
     """
 
     recipe: Recipe
-    choice: Choice
+    choice: SelectedBackend
     method: Method
     options: Options
     draft_shape: DraftShape
@@ -96,7 +96,7 @@ class PlanContext:
 
 
 def _format(asked: ModelSource | None, model: SourceModel | None) -> QuantFormat:
-    return model.format(scheme_wanted(asked)) if asked and model else QuantFormat()
+    return model.format(requested_scheme(asked)) if asked and model else QuantFormat()
 
 
 def _dtype(model: SourceModel | None) -> str:

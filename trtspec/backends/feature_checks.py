@@ -13,7 +13,9 @@ from trtspec.recipe.schema import Recipe, Speculation
 SCHEDULE = "speculation.schedule"
 
 
-def check_knobs(speculation: Speculation, method: Method, options: Options, backend: Backend) -> Iterator[Diagnostic]:
+def check_features(
+    speculation: Speculation, method: Method, options: Options, backend: Backend
+) -> Iterator[Diagnostic]:
     """Yield the features that the backend does not support or that do not apply to the method."""
     for knob in speculation.knobs:
         if method.draft_shape(options, method.default_draft_len).max_tokens == 0:
@@ -28,7 +30,7 @@ def check_knobs(speculation: Speculation, method: Method, options: Options, back
             yield from _check_chain(knob, speculation, method, options)
 
 
-def check_placed(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
+def check_device_and_dtype(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
     """Yield the device, compute dtype and request defaults that the backend does not support."""
     drafts = {"speculation.draft.dtype": recipe.speculation.draft.dtype} if recipe.speculation.draft else {}
     for path, value, attribute in (

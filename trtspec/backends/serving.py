@@ -12,7 +12,7 @@ from trtspec.core.errors import DeployError
 from trtspec.core.files import copy_tree
 from trtspec.core.ports import LOOPBACK
 from trtspec.serving.triton.repository_writer import CONFIG
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports, Server, server_command
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts, TritonServer, server_command
 from trtspec.store.manifest import Manifest
 
 
@@ -29,7 +29,7 @@ class Launch:
     options: tuple[str, ...] = ()
 
     def command(
-        self, server: Server, repository: Path, ports: Ports, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
+        self, server: TritonServer, repository: Path, ports: ServerPorts, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
     ) -> list[str]:
         """Return the argv. Raise DeployError if several processes are needed and mpirun is missing."""
         # load all models, since a Python model's calls are not declared; list the names, so that errors name the model
@@ -63,7 +63,7 @@ def _one_process(artifact: Path) -> Launch:
 
 
 @dataclass(frozen=True)
-class StandIn:
+class FallbackBackend:
     """A substitute for a missing Triton backend: the folder to install, and a change of the staged repository.
 
     `adapt` modifies the repository before it is served.
@@ -73,12 +73,12 @@ class StandIn:
     adapt: Callable[[Path], None]
 
 
-def _no_stand_in() -> StandIn | None:
+def _no_stand_in() -> FallbackBackend | None:
     return None
 
 
 @dataclass(frozen=True)
-class Alone:
+class StandaloneServer:
     """The command line of the engine's own server for an artifact's checkpoints, used by operators without Triton.
 
     `framework` is the operators' name of the engine. `serve` is the argv of the engine's OpenAI-compatible server, to
@@ -93,7 +93,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class MultiNode:
     """Commands of an engine that spans machines: for the first machine before it serves, and for the others.
 
     The environment variable LWS_LEADER_ADDRESS holds the address of the first machine.
@@ -107,7 +107,7 @@ def _no_images(version: str) -> tuple[str, ...]:
     return ()
 
 
-def _not_alone(repository: Path, artifact: str) -> Alone | None:
+def _not_alone(repository: Path, artifact: str) -> StandaloneServer | None:
     return None
 
 
@@ -130,7 +130,7 @@ class ServingHooks:
     """
 
     triton_backend: str = ""
-    stand_in: Callable[[], StandIn | None] = _no_stand_in
+    stand_in: Callable[[], FallbackBackend | None] = _no_stand_in
     check_machine: Callable[[Path, Manifest], None] = _any_machine
     stage: Callable[[Path, Path, str], None] = _copy
     launch: Callable[[Path], Launch] = _one_process
@@ -139,5 +139,5 @@ class ServingHooks:
     requirements: Callable[[str], tuple[str, ...]] = _no_images
     extra: str = ""
     kv_usage: str = ""
-    alone: Callable[[Path, str], Alone | None] = _not_alone
-    nodes: Nodes | None = None
+    alone: Callable[[Path, str], StandaloneServer | None] = _not_alone
+    nodes: MultiNode | None = None

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from trtspec.backends.base import find_backend
 from trtspec.backends.code_policy import check_code
 from trtspec.checkpoints.generation_config import CONFIG, GENERATION_CONFIG
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.core.paths import default_prompts
 from trtspec.engine.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.settings import EngineSettings
@@ -54,17 +54,19 @@ class OpenArtifact:
         """Return the acceptance rule: "exact", or the name of a rule that changes the text."""
         return self.recipe.speculation.acceptance
 
-    def request(self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any) -> Request:
+    def request(
+        self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
+    ) -> EngineRequest:
         """Return a request for a text prompt that stops at the model's end tokens."""
-        return self.request_of(tuple(self.tokenizer.encode(prompt)), max_tokens, sampling, **options)
+        return self.request_for_ids(tuple(self.tokenizer.encode(prompt)), max_tokens, sampling, **options)
 
-    def request_of(
+    def request_for_ids(
         self, ids: tuple[int, ...], max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
-    ) -> Request:
+    ) -> EngineRequest:
         """Return a request for prompt tokens, with the model's penalties if the recipe uses the model's defaults."""
         edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
         options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
-        return Request(ids, max_tokens, sampling or SamplingOptions(), **options)
+        return EngineRequest(ids, max_tokens, sampling or SamplingOptions(), **options)
 
     @property
     def takes_model_defaults(self) -> bool:
@@ -133,9 +135,9 @@ def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
 
     The prefix cache is off, because measurements repeat the same prompts with other drafts.
     """
-    from trtspec.kernels.verifier import libraries_of
+    from trtspec.kernels.verifier import candidate_libraries
 
-    return replace(EngineSettings.from_recipe(recipe), kernels=libraries_of(root), keeps_texts=False)
+    return replace(EngineSettings.from_recipe(recipe), kernels=candidate_libraries(root), keeps_texts=False)
 
 
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
@@ -154,13 +156,13 @@ def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
     Such an engine adds its special tokens to every text. Raises TrtspecError for a chat prompt that this would change.
     """
     config = root / REPOSITORY / ENSEMBLE / "config.pbtxt"
-    if not any(isinstance(prompt.text, Rendered) for prompt in prompts):
+    if not any(isinstance(prompt.text, RenderedText) for prompt in prompts):
         return prompts
     if not config.is_file() or f'"{ADD_SPECIAL_TOKENS}"' in read_bounded(config, 1 << 20).decode():
         return prompts
     tokenizer, found = Tokenizer(root / TOKENIZER), []
     for prompt in prompts:
-        text = tokenizer.as_plain(prompt.text) if isinstance(prompt.text, Rendered) else prompt.text
+        text = tokenizer.as_plain(prompt.text) if isinstance(prompt.text, RenderedText) else prompt.text
         if text is None:
             message = f"prompt {prompt.name}: the engine adds special tokens, which the chat template lacks"
             raise TrtspecError(message, where=str(root), hint="use prompts that are texts instead of messages")

@@ -16,10 +16,10 @@ from typing import Any
 
 from trtspec import __version__
 from trtspec.bench.artifact import OpenArtifact
-from trtspec.bench.bench import drafts_on_request
+from trtspec.bench.bench import can_disable_drafts
 from trtspec.bench.machine import describe_machine
 from trtspec.bench.saved_documents import prompts_sha256
-from trtspec.bench.target_fingerprint import target_of
+from trtspec.bench.target_fingerprint import describe_target
 from trtspec.core.errors import DeployError
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.serving.triton.client import Client
@@ -33,7 +33,7 @@ Ask = Callable[[str], int]  # (prompt) to the number of generated tokens
 
 
 @dataclass(frozen=True)
-class Measured:
+class BaselineMeasurements:
     """Seconds by run and prompt, [run][prompt], and the number of tokens in each response."""
 
     seconds: list[list[float]]
@@ -57,7 +57,7 @@ class Measured:
         }
 
 
-def measure(ask: Ask, prompts: Sequence[Prompt], runs: int, on_progress: OnProgress) -> Measured:
+def measure(ask: Ask, prompts: Sequence[Prompt], runs: int, on_progress: OnProgress) -> BaselineMeasurements:
     """Send every prompt sequentially in each run, after one warm-up request."""
     ask(prompts[0].text)
     seconds: list[list[float]] = []
@@ -71,7 +71,7 @@ def measure(ask: Ask, prompts: Sequence[Prompt], runs: int, on_progress: OnProgr
             if run == 0:
                 tokens.append(new)
             on_progress(f"run {run + 1} of {runs}", number, len(prompts))
-    return Measured(seconds, tokens)
+    return BaselineMeasurements(seconds, tokens)
 
 
 def ask_engine(artifact: OpenArtifact, max_tokens: int) -> Ask:
@@ -90,7 +90,7 @@ def ask_server(client: Client, manifest: Manifest, max_tokens: int) -> Ask:
     Raises DeployError if the server cannot switch drafting off.
     """
     drafts = manifest.recipe.speculation.method != "none"
-    if drafts and not drafts_on_request(client):
+    if drafts and not can_disable_drafts(client):
         raise DeployError("the engine cannot switch drafting off", where=client.where, hint=DRAFTS_ALWAYS)
 
     def ask(prompt: str) -> int:
@@ -106,7 +106,12 @@ def ask_server(client: Client, manifest: Manifest, max_tokens: int) -> Ask:
 
 
 def describe(
-    root: Path, manifest: Manifest, prompts: Sequence[Prompt], max_tokens: int, measured: Measured, measured_by: str
+    root: Path,
+    manifest: Manifest,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    measured: BaselineMeasurements,
+    measured_by: str,
 ) -> dict[str, Any]:
     """Return the JSON document; `measured_by` is "process" or "server"."""
     engine = manifest.recipe.engine
@@ -117,7 +122,7 @@ def describe(
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "name": manifest.recipe.name,
         "manifest": manifest_sha256(root),
-        "target": target_of(manifest),
+        "target": describe_target(manifest),
         "engine": {"backend": engine.backend, "version": engine.version, "measured_by": measured_by},
         "machine": describe_machine(),
         "versions": {**manifest.tools, "trtspec": __version__},

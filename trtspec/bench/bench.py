@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.bench.artifact import OpenArtifact
-from trtspec.bench.speedup import Speedup, speedup_of
+from trtspec.bench.speedup import Speedup, estimate_speedup
 from trtspec.core.errors import DeployError
-from trtspec.engine.generation.request import Result, Stats
+from trtspec.engine.generation.request import EngineResult, Stats
 from trtspec.serving.triton.client import Client
 
 FORMAT_VERSION = 1
@@ -25,12 +25,12 @@ DRAFTS_ALWAYS = "the engine cannot switch drafting off; give a server without sp
 ANSWERED = ("text_output", "num_output_tokens")
 COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not reported by every engine
 OnProgress = Callable[[str, int, int], None]
-Again = Callable[["Comparison"], bool]  # whether to add a run after the requested ones
+RunAgain = Callable[["BenchComparison"], bool]  # whether to add a run after the requested ones
 Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) to (text, its statistics)
 
 
 @dataclass
-class Side:
+class BenchSide:
     """One side of the comparison: tokens/s of each run, and the statistics and seconds of all its requests."""
 
     tokens_per_s: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Side:
 
 
 @dataclass
-class Comparison:
+class BenchComparison:
     """Results of a comparison; `ratios` are baseline seconds / speculative seconds of all prompts, run by run.
 
     `acceptance` is the acceptance rule, "unknown" for a server whose artifact is not available. If `ratios` is empty,
@@ -63,8 +63,8 @@ class Comparison:
     prompts: int
     max_tokens: int
     acceptance: str
-    baseline: Side = field(default_factory=Side)
-    speculative: Side = field(default_factory=Side)
+    baseline: BenchSide = field(default_factory=BenchSide)
+    speculative: BenchSide = field(default_factory=BenchSide)
     ratios: list[float] = field(default_factory=list)
     identical_texts: int = 0
     counts_drafts: bool = True
@@ -83,7 +83,7 @@ class Comparison:
     def speedup(self) -> Speedup:
         """Return the speed-up from speculation."""
         by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]
-        return speedup_of(by_prompt, self.baseline.seconds / self.speculative.seconds)
+        return estimate_speedup(by_prompt, self.baseline.seconds / self.speculative.seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `bench --json`."""
@@ -105,10 +105,10 @@ def measure_engine(
     max_tokens: int,
     runs: int,
     on_progress: OnProgress = lambda what, done, total: None,
-    again: Again = lambda comparison: False,
-) -> tuple[Comparison, list[Result]]:
+    again: RunAgain = lambda comparison: False,
+) -> tuple[BenchComparison, list[EngineResult]]:
     """Compare on an artifact's engine in this process; also return the speculative results of the first run."""
-    results: list[Result] = []
+    results: list[EngineResult] = []
 
     def ask(prompt: str, speculate: bool) -> tuple[Hashable, Stats]:
         request = artifact.request(prompt, max_tokens, draft_len=None if speculate else 0)
@@ -118,7 +118,7 @@ def measure_engine(
         return result.ids, result.stats
 
     artifact.engine.generate([artifact.request(prompts[0], max_tokens)])  # warm-up, not measured
-    comparison = Comparison(len(prompts), max_tokens, artifact.acceptance)
+    comparison = BenchComparison(len(prompts), max_tokens, artifact.acceptance)
     return _compare(comparison, ask, prompts, runs, on_progress, again), results
 
 
@@ -130,18 +130,18 @@ def measure_server(
     on_progress: OnProgress = lambda what, done, total: None,
     acceptance: str = "unknown",
     baseline: Client | None = None,
-    again: Again = lambda comparison: False,
-) -> Comparison:
+    again: RunAgain = lambda comparison: False,
+) -> BenchComparison:
     """Compare on a running server over HTTP.
 
     The baseline is the same server with drafting switched off, or `baseline` if the engine cannot switch it off. Raises
     DeployError if the server was not built by trtspec, or cannot switch drafting off and no baseline is given. A server
     whose `acceptance` is known need not report draft counts.
     """
-    if baseline is None and not drafts_on_request(client):
+    if baseline is None and not can_disable_drafts(client):
         raise DeployError("no baseline to compare with", hint=DRAFTS_ALWAYS)
     needed = ANSWERED if baseline or acceptance != "unknown" else ANSWERED + COUNTED
-    comparison = Comparison(len(prompts), max_tokens, acceptance)
+    comparison = BenchComparison(len(prompts), max_tokens, acceptance)
 
     def ask(prompt: str, speculate: bool) -> tuple[Hashable, Stats]:
         asked = {"text_input": prompt, "max_tokens": max_tokens}
@@ -158,9 +158,9 @@ def measure_server(
 
 def measure_drafts(
     client: Client, prompts: Sequence[str], max_tokens: int, on_progress: OnProgress, acceptance: str
-) -> Comparison:
+) -> BenchComparison:
     """Count drafted and accepted tokens on a server that cannot be compared with itself."""
-    comparison = Comparison(len(prompts), max_tokens, acceptance)
+    comparison = BenchComparison(len(prompts), max_tokens, acceptance)
     for number, prompt in enumerate(prompts, 1):
         _, stats, counts = _answer(client, {"text_input": prompt, "max_tokens": max_tokens}, ANSWERED)
         comparison.counts_drafts &= counts
@@ -169,7 +169,7 @@ def measure_drafts(
     return comparison
 
 
-def drafts_on_request(client: Client) -> bool:
+def can_disable_drafts(client: Client) -> bool:
     """Return whether the server can switch drafting off for a request."""
     try:
         client.generate({"text_input": "Hello", "max_tokens": 1, "num_draft_tokens": 0})
@@ -191,8 +191,8 @@ def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> t
 
 
 def _compare(
-    comparison: Comparison, ask: Ask, prompts: Sequence[str], runs: int, on_progress: OnProgress, again: Again
-) -> Comparison:
+    comparison: BenchComparison, ask: Ask, prompts: Sequence[str], runs: int, on_progress: OnProgress, again: RunAgain
+) -> BenchComparison:
     sides = {False: comparison.baseline, True: comparison.speculative}
     while (run := comparison.runs) < runs or again(comparison):
         spent, tokens = {False: 0.0, True: 0.0}, {False: 0, True: 0}

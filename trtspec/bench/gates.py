@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from trtspec.bench.bench import DRAFTS_ALWAYS, Again, Comparison
+from trtspec.bench.bench import DRAFTS_ALWAYS, BenchComparison, RunAgain
 from trtspec.bench.overlap import Overlap
 from trtspec.bench.speedup import ENOUGH, FAILS, UNDECIDED, Speedup
-from trtspec.bench.verification_report import NOT_TOLD, ON_REQUEST, Check, LeftOut
+from trtspec.bench.verification_report import NOT_REPORTED, ON_REQUEST, SkippedCheck, VerificationCheck
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import did_you_mean
 from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
@@ -21,18 +21,18 @@ GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
 
 
 @dataclass(frozen=True)
-class Judgement:
+class GateResults:
     """Evaluated gates, skipped gates, and the speed-up if it was measured.
 
     `overlap` counts the prompts that the draft was trained on, if any.
     """
 
-    checks: tuple[Check, ...]
-    left_out: tuple[LeftOut, ...]
+    checks: tuple[VerificationCheck, ...]
+    left_out: tuple[SkippedCheck, ...]
     speedup: Speedup | None = None
     overlap: Overlap | None = None
 
-    def noting(self, overlap: Overlap | None) -> Judgement:
+    def noting(self, overlap: Overlap | None) -> GateResults:
         """Return a copy whose limit checks mention the overlap of measuring and training prompts."""
         if overlap is None:
             return self
@@ -43,7 +43,7 @@ class Judgement:
         return replace(self, checks=tuple(checks), overlap=overlap)
 
 
-def wanted_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
+def active_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of the gates to evaluate by comparing with and without speculation, except those in `skip`."""
     gates, drafts = recipe.gates, recipe.speculation.method != "none"
     limits = {"min_acceptance": gates.min_acceptance, "min_speedup": gates.min_speedup}
@@ -60,73 +60,73 @@ def check_gate_names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def on_request(name: str) -> LeftOut:
+def skipped_on_request(name: str) -> SkippedCheck:
     """Return the record of a check that was skipped with --skip-gate."""
-    return LeftOut(name, ON_REQUEST, "skipped by --skip-gate")
+    return SkippedCheck(name, ON_REQUEST, "skipped by --skip-gate")
 
 
-def left_out_on_request(recipe: ResolvedRecipe, skip: Iterable[str]) -> list[LeftOut]:
+def gates_skipped_on_request(recipe: ResolvedRecipe, skip: Iterable[str]) -> list[SkippedCheck]:
     """Return the records of all gates that were skipped with --skip-gate."""
-    return [on_request(name) for name in wanted_gates(recipe) if name in frozenset(skip)]
+    return [skipped_on_request(name) for name in active_gates(recipe) if name in frozenset(skip)]
 
 
-def undecided(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> Again:
+def needs_more_runs(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> RunAgain:
     """Return a function that requests another run while the interval of the speed-up includes its limit."""
-    wanted, limit = "min_speedup" in wanted_gates(recipe, skip), recipe.gates.min_speedup
+    wanted, limit = "min_speedup" in active_gates(recipe, skip), recipe.gates.min_speedup
     return lambda measured: wanted and measured.runs < max_runs and measured.speedup.reaches(limit) is None
 
 
-def judge_gates(
-    recipe: ResolvedRecipe, comparison: Comparison, measured_by: str, skip: Iterable[str] = ()
-) -> Judgement:
+def evaluate_gates(
+    recipe: ResolvedRecipe, comparison: BenchComparison, measured_by: str, skip: Iterable[str] = ()
+) -> GateResults:
     """Evaluate the gates; each check records `measured_by`."""
-    found = [_JUDGES[name](recipe.gates, comparison) for name in wanted_gates(recipe, skip)]
-    judged = [each for each in found if isinstance(each, Check)]
+    found = [_JUDGES[name](recipe.gates, comparison) for name in active_gates(recipe, skip)]
+    judged = [each for each in found if isinstance(each, VerificationCheck)]
     seconds = comparison.seconds / max(1, len(judged))
     checks = tuple(replace(each, gate=each.name, measured_by=measured_by, seconds=seconds) for each in judged)
     compared = comparison.ratios and recipe.speculation.method != "none"
-    left_out = tuple(each for each in found if isinstance(each, LeftOut))
-    return Judgement(checks, left_out, comparison.speedup if compared else None)
+    left_out = tuple(each for each in found if isinstance(each, SkippedCheck))
+    return GateResults(checks, left_out, comparison.speedup if compared else None)
 
 
-def _lossless(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+def _lossless(gates: ResolvedGates, comparison: BenchComparison) -> VerificationCheck | SkippedCheck:
     if not comparison.ratios:
-        return LeftOut("lossless", NOT_TOLD, f"not measured: {DRAFTS_ALWAYS}")
+        return SkippedCheck("lossless", NOT_REPORTED, f"not measured: {DRAFTS_ALWAYS}")
     same, total = comparison.identical_texts, comparison.prompts
     detail = f"{same} of {total} texts are identical with and without speculation"
     exact = comparison.acceptance == "exact"
     if not exact:
         detail += f", but {comparison.acceptance} acceptance is lossy: sampled text differs from the target's"
-    return Check("lossless", exact and same == total, same, total, detail)
+    return VerificationCheck("lossless", exact and same == total, same, total, detail)
 
 
-def _min_acceptance(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+def _min_acceptance(gates: ResolvedGates, comparison: BenchComparison) -> VerificationCheck | SkippedCheck:
     if not comparison.counts_drafts:
-        return LeftOut("min_acceptance", NOT_TOLD, "not measured: the engine does not report draft counts")
+        return SkippedCheck("min_acceptance", NOT_REPORTED, "not measured: the engine does not report draft counts")
     rate, limit = comparison.speculative.stats.acceptance_rate, gates.min_acceptance
     detail = f"acceptance rate {rate:.3f}, required: {limit}"
-    return Check("min_acceptance", rate >= limit, round(rate, 4), limit, detail)
+    return VerificationCheck("min_acceptance", rate >= limit, round(rate, 4), limit, detail)
 
 
-def _min_speedup(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+def _min_speedup(gates: ResolvedGates, comparison: BenchComparison) -> VerificationCheck | SkippedCheck:
     limit = gates.min_speedup
     if not comparison.ratios:  # a required limit that cannot be measured counts as missed
         detail = f"cannot be measured: {DRAFTS_ALWAYS}, or skip it with --skip-gate min_speedup"
-        return Check("min_speedup", False, None, limit, detail)
+        return VerificationCheck("min_speedup", False, None, limit, detail)
     speedup = comparison.speedup
     state, detail = speedup.state(limit), f"{speedup}, required: {limit}"
     if state == UNDECIDED:
         detail += f"; undecided after {_times(comparison.runs)}: the interval includes the limit"
     elif speedup.samples < ENOUGH:
         detail += f"; the interval of fewer than {ENOUGH} prompts is unreliable"
-    return Check("min_speedup", state != FAILS, round(speedup.median, 3), limit, detail, state=state)
+    return VerificationCheck("min_speedup", state != FAILS, round(speedup.median, 3), limit, detail, state=state)
 
 
 def _times(runs: int) -> str:
     return "1 run" if runs == 1 else f"{runs} runs"
 
 
-_JUDGES: dict[str, Callable[[ResolvedGates, Comparison], Check | LeftOut]] = {
+_JUDGES: dict[str, Callable[[ResolvedGates, BenchComparison], VerificationCheck | SkippedCheck]] = {
     "lossless": _lossless,
     "min_acceptance": _min_acceptance,
     "min_speedup": _min_speedup,

@@ -11,15 +11,15 @@ from queue import SimpleQueue
 
 from trtspec.bench.artifact import artifact_prompts, open_artifact
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Result, SamplingOptions, Update
+from trtspec.engine.generation.request import EngineResult, SamplingOptions, Update
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedText:
     """A generated text, its result, the seconds from submission to completion, and the acceptance rule."""
 
     text: str
-    result: Result
+    result: EngineResult
     seconds: float
     acceptance: str
 
@@ -32,7 +32,7 @@ def generate_one(
     sampling: SamplingOptions,
     stop: tuple[str, ...],
     on_text: Callable[[str], None] | None = None,
-) -> Generated:
+) -> GeneratedText:
     """Complete one prompt; `on_text` receives the text in increments of whole characters."""
     with open_artifact(root) as artifact:
         updates: SimpleQueue[Update] = SimpleQueue()
@@ -56,13 +56,13 @@ def generate_one(
         seconds = time.perf_counter() - started
         if update.finish_reason == "error":
             raise TrtspecError(update.error or "the engine failed")
-        result = Result(tuple(ids), update.finish_reason, update.stats)
-        return Generated(text, result, seconds, artifact.acceptance)
+        result = EngineResult(tuple(ids), update.finish_reason, update.stats)
+        return GeneratedText(text, result, seconds, artifact.acceptance)
 
 
 def generate_many(
     root: Path, prompts: Path, *, max_tokens: int, sampling: SamplingOptions, stop: tuple[str, ...]
-) -> list[tuple[str, Generated]]:
+) -> list[tuple[str, GeneratedText]]:
     """Complete every prompt of a file, batched by the engine; return (prompt id, text) in file order.
 
     `seconds` is the total for all texts, because they run concurrently.
@@ -74,6 +74,7 @@ def generate_many(
         results = artifact.engine.generate(requests)
         seconds = time.perf_counter() - started
         texts = [
-            Generated(artifact.tokenizer.decode(result.ids), result, seconds, artifact.acceptance) for result in results
+            GeneratedText(artifact.tokenizer.decode(result.ids), result, seconds, artifact.acceptance)
+            for result in results
         ]
     return [(prompt.name, text) for prompt, text in zip(loaded, texts, strict=True)]

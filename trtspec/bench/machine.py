@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.gpus import seen_gpus
+from trtspec.core.gpus import detect_gpus
 
 
 def describe_machine() -> dict[str, Any]:
@@ -16,7 +16,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": [gpu.name for gpu in seen_gpus()],
+        "gpus": [gpu.name for gpu in detect_gpus()],
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
 

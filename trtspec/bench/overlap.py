@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.bench.source_copies import origin_of
+from trtspec.bench.source_copies import source_location
 from trtspec.checkpoints.safe_json import parse_object
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
@@ -44,7 +44,7 @@ class Overlap:
         return f"{self}: acceptance on other prompts may be lower; measure with held-out prompts (--prompts FILE)"
 
 
-def digest_of(tokens: Sequence[int]) -> str:
+def prompt_digest(tokens: Sequence[int]) -> str:
     """Return the digest that identifies a prompt by its tokens."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:DIGITS]
 
@@ -56,7 +56,7 @@ def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) 
     if not trained_on:
         return None
     tokenizer, texts = Tokenizer(root / TOKENIZER), list(texts)
-    shared = sum(digest_of(tokenizer.encode(text)) in trained_on for text in texts)
+    shared = sum(prompt_digest(tokenizer.encode(text)) in trained_on for text in texts)
     return Overlap(shared, len(texts), len(trained_on)) if shared else None
 
 
@@ -65,7 +65,7 @@ def _training_digests(root: Path, manifest: Manifest) -> frozenset[str]:
     if "draft" not in manifest.recipe.models:
         return frozenset()
     try:
-        found = parse_object(read_bounded(origin_of(root, manifest, "draft") / RECORD, MAX_BYTES), MAX_VALUES)
+        found = parse_object(read_bounded(source_location(root, manifest, "draft") / RECORD, MAX_BYTES), MAX_VALUES)
     except (TrtspecError, OSError, ValueError):
         return frozenset()
     digests = found.get(DIGESTS)

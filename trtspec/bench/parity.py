@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from trtspec.bench.artifact import TARGET, OpenArtifact
 from trtspec.bench.reference import Reference
-from trtspec.bench.verification_report import Check
+from trtspec.bench.verification_report import VerificationCheck
 from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.trtllm import load_checkpoint
-from trtspec.engine.generation.request import Result
+from trtspec.engine.generation.request import EngineResult
 from trtspec.engine.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -87,8 +87,12 @@ class _Compared:
 
 
 def check_parity(
-    artifact: OpenArtifact, source: Path, prompts: Sequence[Prompt], results: Sequence[Result], on_progress: OnProgress
-) -> Check:
+    artifact: OpenArtifact,
+    source: Path,
+    prompts: Sequence[Prompt],
+    results: Sequence[EngineResult],
+    on_progress: OnProgress,
+) -> VerificationCheck:
     """Compare every token with the source model's greedy choice, and every prompt's tokens with transformers'."""
     reference = Reference(source)
     compared, texts = [], list(zip(prompts, results, strict=True))
@@ -114,12 +118,12 @@ def _may_be_quantized(artifact: OpenArtifact, source: Path) -> bool:
     return {wanted.weights, wanted.kv_cache, found.weights, found.kv_cache} != {"none"}
 
 
-def _num_choices(result: Result) -> int:
+def _num_choices(result: EngineResult) -> int:
     """Return the number of choices in a response: its tokens, plus the end if the model chose one."""
     return len(result.ids) + (result.finish_reason == "end_id")
 
 
-def _exact_parity(compared: Sequence[_Compared]) -> Check:
+def _exact_parity(compared: Sequence[_Compared]) -> VerificationCheck:
     """Require every text to match the source model's, except for numerical ties."""
     found = [(answer.prompt, each) for answer in compared for each in answer.disagreements]
     same = sum(answer.places > 0 and answer.agrees for answer in compared)
@@ -131,7 +135,7 @@ def _exact_parity(compared: Sequence[_Compared]) -> Check:
         detail += f"; {len(texts)} {what}: " + ", ".join(texts[:SHOWN]) if texts else ""
     if empty := [answer.prompt for answer in compared if not answer.places]:
         detail += f"; {len(empty)} empty responses: prompt " + ", ".join(empty[:SHOWN])
-    return Check("parity", same == len(compared), same, len(compared), detail)
+    return VerificationCheck("parity", same == len(compared), same, len(compared), detail)
 
 
 def _other_differences(compared: Sequence[_Compared]) -> list[str]:
@@ -143,12 +147,12 @@ def _other_differences(compared: Sequence[_Compared]) -> list[str]:
     return [f"prompt {names[0]}: {each}" if len(names) == 1 else each for each, names in found.items()]
 
 
-def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: float) -> Check:
+def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: float) -> VerificationCheck:
     """Require that most tokens of a quantized target match the source's choice after the same text."""
     places = sum(answer.places for answer in compared)
     if not places:
         detail = f"not compared: the {algorithm} target generated no token for any of {len(compared)} prompts"
-        return Check("parity", False, 0.0, limit, detail, gate="quantized_parity")
+        return VerificationCheck("parity", False, 0.0, limit, detail, gate="quantized_parity")
     leads = [each.lead for answer in compared for each in answer.disagreements]
     share = 1 - len(leads) / places
     detail = f"{share:.1%} of {places} tokens of the {algorithm} target match the unquantized source's choice"
@@ -158,10 +162,12 @@ def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: floa
     detail += f"; required: {limit:.1%}"
     others = _other_differences(compared)
     detail += f"; {len(others)} differences: " + ", ".join(others[:SHOWN]) if others else ""
-    return Check("parity", share >= limit and not others, round(share, 4), limit, detail, gate="quantized_parity")
+    return VerificationCheck(
+        "parity", share >= limit and not others, round(share, 4), limit, detail, gate="quantized_parity"
+    )
 
 
-def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, result: Result) -> _Compared:
+def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, result: EngineResult) -> _Compared:
     """Return every position where the source model prefers another token; a chosen end counts as a token."""
     before, ours = reference.prompt_ids(prompt), artifact.tokenizer.encode(prompt.text)
     logits = _logits(artifact, reference, before, result)
@@ -190,14 +196,14 @@ def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int
     return _Disagreement(place, theirs, ours, float(logits[place, theirs]), float(logits[place, ours]))
 
 
-def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int], result: Result) -> torch.Tensor:
+def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int], result: EngineResult) -> torch.Tensor:
     """Return the source's logits for a response, with its generation_config penalties if the recipe uses them."""
     follow = reference.scores if artifact.takes_model_defaults else reference.logits
     return follow(before, result.ids)
 
 
 def _judge_rounding(
-    artifact: OpenArtifact, answer: _Compared, reference: Reference, result: Result, served: str
+    artifact: OpenArtifact, answer: _Compared, reference: Reference, result: EngineResult, served: str
 ) -> _Compared:
     """Mark the positions where the source with weights rounded to `served` makes the artifact's choice.
 

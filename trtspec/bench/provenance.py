@@ -6,24 +6,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtspec.bench.saved_documents import text_in
+from trtspec.bench.saved_documents import nested_text
 from trtspec.bench.target_fingerprint import target_sha256
 from trtspec.store.manifest import Manifest
 
 
-def objection(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: str) -> str:
+def mismatch_reason(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: str) -> str:
     """Return why a document does not belong to an artifact, or "" if nothing contradicts it."""
-    if target := text_in(document, "target", "sha256"):
+    if target := nested_text(document, "target", "sha256"):
         return _method_mismatch(document, manifest) if target == target_sha256(manifest) else "of another target"
-    if told := manifest_named(document):
+    if told := recorded_manifest(document):
         return "" if told == manifest_sha256 else "of another artifact"
-    name = text_in(document, "name")
+    name = nested_text(document, "name")
     return "" if name in ("", manifest.recipe.name) else f"of another recipe, {name}"
 
 
-def manifest_named(document: Mapping[str, Any]) -> str:
+def recorded_manifest(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the manifest recorded in a document, or ""."""
-    return text_in(document, "manifest") or text_in(document, "deployment", "manifest")
+    return nested_text(document, "manifest") or nested_text(document, "deployment", "manifest")
 
 
 def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:

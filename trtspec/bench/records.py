@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.bench.machine import processor
-from trtspec.core.files import open_regular, private_directory, read_bounded, replace_file, unreadable
+from trtspec.core.files import describe_read_error, open_regular, private_directory, read_bounded, replace_file
 from trtspec.core.paths import state_dir
-from trtspec.store.checksummed_json import is_sealed_text, seal_text
+from trtspec.store.checksummed_json import dump_checksummed_text, has_valid_checksum
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def write_record(path: Path, values: Mapping[str, Any]) -> None:
     """Write a record with mode 0600; may raise OSError."""
     path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     private_directory(path.parent)
-    replace_file(path, seal_text(dict(values)), mode=0o600, follow=False)
+    replace_file(path, dump_checksummed_text(dict(values)), mode=0o600, follow=False)
 
 
 def read_record(path: Path) -> bytes | None:
@@ -46,9 +46,9 @@ def read_record(path: Path) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        log.warning("%s is ignored: %s", path, unreadable(error) if error.errno else error.strerror)
+        log.warning("%s is ignored: %s", path, describe_read_error(error) if error.errno else error.strerror)
         return None
-    if not is_sealed_text(data):
+    if not has_valid_checksum(data):
         log.warning("%s is ignored: it is damaged or was written by an earlier trtspec", path)
         return None
     return data

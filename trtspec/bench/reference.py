@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.prompts.prompt import Prompt
 
@@ -48,7 +48,7 @@ class Reference:
             messages = [dict(message) for message in prompt.messages]
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             return list(self.tokenizer(text, add_special_tokens=False).input_ids)
-        is_rendered = isinstance(prompt.text, Rendered)  # a rendered chat already contains its special tokens
+        is_rendered = isinstance(prompt.text, RenderedText)  # a rendered chat already contains its special tokens
         return list(self.tokenizer(str(prompt.text), add_special_tokens=not is_rendered).input_ids)
 
     def logits(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:

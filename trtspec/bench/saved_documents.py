@@ -21,7 +21,7 @@ from typing import Any
 from trtspec.bench.records import read_record, records_dir, write_record
 from trtspec.checkpoints.safe_json import parse_object
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import read_bounded, unreadable
+from trtspec.core.files import describe_read_error, read_bounded
 from trtspec.store.manifest import manifest_sha256
 
 MAX_BYTES, MAX_VALUES = 64 << 20, 400_000
@@ -31,7 +31,7 @@ KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedDocument:
     """A document of a known kind; `time` is its recorded time, else its file's modification time."""
 
     path: Path
@@ -42,10 +42,10 @@ class Saved:
 
     def text(self, *keys: str) -> str:
         """Return the nested text at `keys`, or ""."""
-        return text_in(self.values, *keys)
+        return nested_text(self.values, *keys)
 
 
-def text_in(values: Mapping[str, Any], *keys: str) -> str:
+def nested_text(values: Mapping[str, Any], *keys: str) -> str:
     """Return the nested text at `keys` of a document, or ""."""
     found: Any = values
     for key in keys:
@@ -53,12 +53,12 @@ def text_in(values: Mapping[str, Any], *keys: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def keep_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
+def save_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
     """Save an artifact's document; write errors are ignored."""
     _save(_folder(manifest_sha256(root)), kind, document)
 
 
-def keep_of_target(sha256: str, name: str, document: Mapping[str, Any]) -> None:
+def save_target_document(sha256: str, name: str, document: Mapping[str, Any]) -> None:
     """Save a target's document under `name`; write errors are ignored."""
     _save(_folder(sha256), name, document)
 
@@ -68,7 +68,7 @@ def _save(folder: Path, name: str, document: Mapping[str, Any]) -> None:
         write_record(folder / f"{name}.json", document)
 
 
-def kept_documents(root: Path, target: str) -> list[Path]:
+def list_documents(root: Path, target: str) -> list[Path]:
     """Return the files of all undamaged documents of an artifact and of the target with SHA-256 `target`."""
     found = [path for each in (manifest_sha256(root), target) for path in sorted(_folder(each).glob("*.json"))]
     return [path for path in found if read_record(path) is not None]
@@ -78,20 +78,20 @@ def _folder(sha256: str) -> Path:
     return records_dir("documents", sha256)
 
 
-def read_document(path: Path) -> Saved:
+def read_document(path: Path) -> SavedDocument:
     """Return a document; raise TrtspecError if the file is not of a known kind."""
     hint = f"create one with --json of {', '.join(KINDS)}"
     try:
         data, modified = read_bounded(path, MAX_BYTES), path.stat().st_mtime
         values = parse_object(data, MAX_VALUES)
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path), hint=hint) from None
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
     except ValueError as error:
         raise TrtspecError(str(error), where=str(path), hint=hint) from None
     kind = _kind(values)
     if kind not in KINDS:
         raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
-    return Saved(
+    return SavedDocument(
         path,
         kind,
         hashlib.sha256(data).hexdigest(),
@@ -101,7 +101,7 @@ def read_document(path: Path) -> Saved:
 
 
 def _kind(values: Mapping[str, Any]) -> str:
-    return text_in(values, "kind") if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
+    return nested_text(values, "kind") if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
 
 
 def _time(said: Any, modified: float) -> datetime:

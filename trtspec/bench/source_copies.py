@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 
 from trtspec.bench.artifact import TARGET
-from trtspec.bench.verification_report import NO_SOURCE, Check, LeftOut
+from trtspec.bench.verification_report import NO_SOURCE, SkippedCheck, VerificationCheck
 from trtspec.checkpoints.resolve import locate_source
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.core.file_records import FileRecord
-from trtspec.core.files import in_threads
+from trtspec.core.files import map_in_threads
 from trtspec.core.hashing import file_sha256
 from trtspec.store.artifact_paths import TOKENIZER, checkpoint
 from trtspec.store.manifest import Manifest
-from trtspec.store.source_locations import recall_origin
+from trtspec.store.source_locations import find_source_location
 
 HINT = "give its location with --source DIR"
 
@@ -28,7 +28,7 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     Raises TrtspecError if it is missing or holds another model.
     """
     try:
-        source = load_source(given or origin_of(root, manifest, "target"))
+        source = load_source(given or source_location(root, manifest, "target"))
         theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
     except CheckpointError as error:
         message = f"the source of the target cannot be read: {error.message}"
@@ -39,12 +39,12 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     return source.root
 
 
-def origin_of(root: Path, manifest: Manifest, role: str) -> Path:
+def source_location(root: Path, manifest: Manifest, role: str) -> Path:
     """Return the location that a model was built from; manifests of earlier versions record it themselves."""
     model = manifest.recipe.models[role]
     if model.revision or os.path.isabs(model.model):
         return locate_source(model)
-    directory = recall_origin(manifest, role)
+    directory = find_source_location(manifest, role)
     if directory is None:
         raise CheckpointError(
             "the artifact was built elsewhere, and its manifest records no source location",
@@ -54,7 +54,7 @@ def origin_of(root: Path, manifest: Manifest, role: str) -> Path:
     return locate_source(model.model_copy(update={"model": directory}))
 
 
-def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check | LeftOut:
+def check_sources(root: Path, manifest: Manifest, given: Path | None) -> VerificationCheck | SkippedCheck:
     """Compare the artifact's copied checkpoints with their sources, file by file; `given` is the target's source.
 
     Skipped if a source is not at its recorded location and none is given. Raises TrtspecError if `given` is not a
@@ -67,17 +67,21 @@ def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check |
         folders = (f"{checkpoint(role)}/", *([f"{TOKENIZER}/"] if role == "target" else []))
         copies = [record for record in manifest.files if record.path.startswith(folders)]
         try:
-            source = given if given and role == "target" else origin_of(root, manifest, role) if copies else Path()
+            source = (
+                given if given and role == "target" else source_location(root, manifest, role) if copies else Path()
+            )
         except CheckpointError as error:
-            return LeftOut("sources", NO_SOURCE, f"the source of the {role} was not found ({error.message}): {HINT}")
+            return SkippedCheck(
+                "sources", NO_SOURCE, f"the source of the {role} was not found ({error.message}): {HINT}"
+            )
         pairs += [(source / Path(record.path).name, record) for record in copies]
     return _compare(pairs)
 
 
-def _compare(pairs: list[tuple[Path, FileRecord]]) -> Check:
-    problems = [found for found in in_threads(_difference, pairs) if found]
+def _compare(pairs: list[tuple[Path, FileRecord]]) -> VerificationCheck:
+    problems = [found for found in map_in_threads(_difference, pairs) if found]
     detail = "; ".join(problems[:3]) or f"{len(pairs)} files are byte-identical to the sources"
-    return Check("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
+    return VerificationCheck("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
 
 
 def _difference(pair: tuple[Path, FileRecord]) -> str | None:

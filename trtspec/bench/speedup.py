@@ -55,7 +55,7 @@ class Speedup:
         )
 
 
-def speedup_of(ratios: Sequence[float], total: float) -> Speedup:
+def estimate_speedup(ratios: Sequence[float], total: float) -> Speedup:
     """Return the speed-up from one ratio per prompt; deterministic."""
     import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarize the value of speculation in one sentence; `verdict_of` is a pure function of measured facts.
+"""Summarize the value of speculation in one sentence; `derive_verdict` is a pure function of measured facts.
 
 `report`, `bench`, `profile` and `tune` print the verdict first.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trtspec.bench.speedup import FAILS, HOLDS, MAX_RUNS, UNDECIDED
-from trtspec.bench.verification_report import Check
+from trtspec.bench.verification_report import VerificationCheck
 
 # Recommended action. "pays": faster, but the artifact was not verified; "alone": the artifact does not speculate.
 SHIP, PAYS, DO_NOT_SHIP, NOT_DECIDED, UNKNOWN, ALONE = "ship", "pays", "do_not_ship", "undecided", "unknown", "alone"
@@ -19,7 +19,7 @@ TARGET = "as fast as the target alone"
 
 
 @dataclass(frozen=True)
-class Ratio:
+class RelativeSpeed:
     """Speed relative to the target alone, with its interval; a single round lacks one."""
 
     value: float
@@ -43,11 +43,11 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Option:
+class DraftOption:
     """A draft method or draft with its expected or measured speed-up."""
 
     name: str
-    speedup: Ratio
+    speedup: RelativeSpeed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Evidence:
 
     method: str
     subject: str = "this draft"
-    speedup: Ratio | None = None
+    speedup: RelativeSpeed | None = None
     load: str = "1 request"
     is_expected: bool = False
     by_load: Sequence[tuple[float, float]] = ()
@@ -78,9 +78,9 @@ class Evidence:
     acceptance: float | None = None
     texts: tuple[int, int] | None = None
     must_be_lossless: bool = False
-    checks: Sequence[Check] = ()
+    checks: Sequence[VerificationCheck] = ()
     verified: bool | None = None
-    rivals: Sequence[Option] = ()
+    rivals: Sequence[DraftOption] = ()
     has_baseline: bool = True
     foreign: Sequence[str] = ()
     more: str = f"--runs {MAX_RUNS}"
@@ -95,9 +95,9 @@ class Proposal:
     `best` is the fastest option tried, `own` the recipe's current one, `why_alone` the reason to not speculate.
     """
 
-    chosen: Option | None
-    best: Option | None = None
-    own: Option | None = None
+    chosen: DraftOption | None
+    best: DraftOption | None = None
+    own: DraftOption | None = None
     draft_len: int = 0
     load: str = "1 request"
     by_load: Sequence[tuple[float, float]] = ()
@@ -105,7 +105,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SpeculationVerdict:
     """A decision and the sentence that explains it."""
 
     decision: str
@@ -121,7 +121,7 @@ class Verdict:
         return {SHIP: "green", PAYS: "green", DO_NOT_SHIP: "red", ALONE: ""}.get(self.decision, "yellow")
 
 
-def verdict_of(found: Evidence | Proposal) -> Verdict:
+def derive_verdict(found: Evidence | Proposal) -> SpeculationVerdict:
     """Return the verdict of the first rule that applies."""
     if isinstance(found, Proposal):
         return _proposed(found)
@@ -129,7 +129,9 @@ def verdict_of(found: Evidence | Proposal) -> Verdict:
     return next(said for rule in rules for said in rule(found))
 
 
-def against(check: Check, speedup: Ratio | None, acceptance: float | None, texts: tuple[int, int] | None) -> str:
+def contradicting_measurement(
+    check: VerificationCheck, speedup: RelativeSpeed | None, acceptance: float | None, texts: tuple[int, int] | None
+) -> str:
     """Return how a benchmark contradicts a check, or "" if it does not."""
     limit = check.limit if isinstance(check.limit, int | float) else None
     if check.name == MIN_SPEEDUP and speedup and limit is not None:
@@ -143,23 +145,23 @@ def against(check: Check, speedup: Ratio | None, acceptance: float | None, texts
     return ""
 
 
-def _broken(found: Evidence) -> Iterator[Verdict]:
+def _broken(found: Evidence) -> Iterator[SpeculationVerdict]:
     """An incorrect artifact must not ship, however fast it is."""
     for check in found.checks:
         if check.state == FAILS and not check.name.startswith("min_"):
-            yield Verdict(DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}.")
+            yield SpeculationVerdict(DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}.")
     if found.texts and found.must_be_lossless and found.texts[0] < found.texts[1]:
         same, total = found.texts
         text = f"Do not ship {found.subject}: only {same} of {total} texts are identical with and without speculation"
-        yield Verdict(DO_NOT_SHIP, f"{text}, but the recipe requires all of them.")
+        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}, but the recipe requires all of them.")
 
 
-def _alone(found: Evidence) -> Iterator[Verdict]:
+def _alone(found: Evidence) -> Iterator[SpeculationVerdict]:
     if found.method == "none":
-        yield Verdict(ALONE, "This artifact does not speculate: it runs the target alone.")
+        yield SpeculationVerdict(ALONE, "This artifact does not speculate: it runs the target alone.")
 
 
-def _rival(found: Evidence) -> Iterator[Verdict]:
+def _rival(found: Evidence) -> Iterator[SpeculationVerdict]:
     """Another option is surely faster, or pays where this one surely does not."""
     best = max(found.rivals, key=lambda each: each.speedup.value, default=None)
     own = found.speedup
@@ -167,16 +169,16 @@ def _rival(found: Evidence) -> Iterator[Verdict]:
         return
     if best.speedup.low > (own.value if own.high is None else own.high):
         text = f"Do not ship {found.subject}: {best.name} is {best.speedup} {TARGET} here, {found.subject} {own}"
-        yield Verdict(DO_NOT_SHIP, f"{text}.")
+        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}.")
 
 
-def _slower(found: Evidence) -> Iterator[Verdict]:
+def _slower(found: Evidence) -> Iterator[SpeculationVerdict]:
     if found.speedup and found.speedup.reaches(1.0) is False:
         text = f"Do not ship {found.subject}: it {_is(found)} {found.speedup} {TARGET} at {found.load}"
-        yield Verdict(DO_NOT_SHIP, f"{text}{_tail(found.by_load)}.")
+        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}{_tail(found.by_load)}.")
 
 
-def _contradicted(found: Evidence) -> Iterator[Verdict]:
+def _contradicted(found: Evidence) -> Iterator[SpeculationVerdict]:
     """A gate and a benchmark show opposite results."""
     gate = next((check for check in found.checks if check.name == MIN_SPEEDUP), None)
     if found.is_expected or not (gate and found.speedup and isinstance(gate.limit, int | float)):
@@ -184,22 +186,22 @@ def _contradicted(found: Evidence) -> Iterator[Verdict]:
     reached, then = found.speedup.reaches(gate.limit), f"the gate {MIN_SPEEDUP} ({gate.limit:g}) {gate.state}"
     if gate.state == HOLDS and reached is False:
         text = f"Do not ship {found.subject}: {then} with {_number(gate)}, but bench measured {found.speedup}"
-        yield Verdict(DO_NOT_SHIP, f"{text}.")
+        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}.")
     if gate.state == FAILS and reached is True:
         text = f"Not decided: {then} with {_number(gate)}, but bench measured {found.speedup}; run {found.check} again"
-        yield Verdict(NOT_DECIDED, f"{text}.")
+        yield SpeculationVerdict(NOT_DECIDED, f"{text}.")
 
 
-def _missed(found: Evidence) -> Iterator[Verdict]:
+def _missed(found: Evidence) -> Iterator[SpeculationVerdict]:
     failed = [f"{check.name} fails: {check.detail}" for check in found.checks if check.state == FAILS]
     if failed:
-        yield Verdict(DO_NOT_SHIP, f"Do not ship {found.subject}: {'; '.join(failed)}.")
+        yield SpeculationVerdict(DO_NOT_SHIP, f"Do not ship {found.subject}: {'; '.join(failed)}.")
     if found.limit and found.speedup and found.speedup.reaches(found.limit) is False:
         text = f"Do not ship {found.subject}: it {_is(found)} {found.speedup} {TARGET}"
-        yield Verdict(DO_NOT_SHIP, f"{text}, but the gate requires {found.limit:g}.")
+        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}, but the gate requires {found.limit:g}.")
 
 
-def _open(found: Evidence) -> Iterator[Verdict]:
+def _open(found: Evidence) -> Iterator[SpeculationVerdict]:
     """The interval includes the limit."""
     wanted = max(1.0, found.limit or 0.0)
     if found.speedup and found.speedup.reaches(wanted) is None:
@@ -211,10 +213,10 @@ def _open(found: Evidence) -> Iterator[Verdict]:
             said += f", but the gate requires {wanted:g}"
         else:
             said += ", so it may be slower"
-        yield Verdict(NOT_DECIDED, f"{said}{_held(found, wanted)}; measure again with {found.more}.")
+        yield SpeculationVerdict(NOT_DECIDED, f"{said}{_held(found, wanted)}; measure again with {found.more}.")
     for check in found.checks:
         if check.state == UNDECIDED and not found.speedup:
-            yield Verdict(
+            yield SpeculationVerdict(
                 NOT_DECIDED, f"Not decided: {check.name}: {check.detail}; run {found.check} again with {found.more}."
             )
 
@@ -226,7 +228,7 @@ def _held(found: Evidence, wanted: float) -> str:
     return f" (the gate held with {_number(gate)})" if gate and below and not found.is_expected else ""
 
 
-def _faster(found: Evidence) -> Iterator[Verdict]:
+def _faster(found: Evidence) -> Iterator[SpeculationVerdict]:
     """All other rules passed: the interval, if any, is above the limit."""
     undecided = [check.name for check in found.checks if check.state == UNDECIDED]
     but = f"; {', '.join(undecided)} is undecided in the verification" if undecided else ""
@@ -235,42 +237,46 @@ def _faster(found: Evidence) -> Iterator[Verdict]:
     if found.speedup:
         said = f"{found.speedup} {TARGET} at {found.load}{_tail(found.by_load)}{but}"
         if found.is_expected:
-            yield Verdict(PAYS, f"It should pay: expected to be {said}; measure the artifact with: {found.measure}.")
+            yield SpeculationVerdict(
+                PAYS, f"It should pay: expected to be {said}; measure the artifact with: {found.measure}."
+            )
         elif found.verified and not but:
-            yield Verdict(SHIP, f"Ship it: {said}.")
+            yield SpeculationVerdict(SHIP, f"Ship it: {said}.")
         else:
             unverified = "" if found.verified or not found.check else f"; not verified yet, run: {found.check}"
-            yield Verdict(PAYS, f"It pays: {said}{unverified}.")
+            yield SpeculationVerdict(PAYS, f"It pays: {said}{unverified}.")
     gate = next((check for check in found.checks if check.name == MIN_SPEEDUP and check.state == HOLDS), None)
     if gate and found.verified:
         said = f"the gate {MIN_SPEEDUP} holds with {_number(gate)} {TARGET} at 1 request"
-        yield Verdict(PAYS if but else SHIP, f"{'It pays' if but else 'Ship it'}: {said}{but}.")
+        yield SpeculationVerdict(PAYS if but else SHIP, f"{'It pays' if but else 'Ship it'}: {said}{but}.")
 
 
-def _unmeasured(found: Evidence) -> Iterator[Verdict]:
+def _unmeasured(found: Evidence) -> Iterator[SpeculationVerdict]:
     if not found.has_baseline:
         text = f"Unknown whether {found.subject} pays: the target alone was not measured"
-        yield Verdict(UNKNOWN, f"{text}; give a server without speculation with --baseline.")
+        yield SpeculationVerdict(UNKNOWN, f"{text}; give a server without speculation with --baseline.")
     held = "; its checks pass" if found.verified else "" if found.verified is None else "; some of its checks fail"
     why = f": {' and '.join(found.foreign)}" if found.foreign else ""
     text = f"Unknown whether {found.subject} pays: it was not measured{why}{held}"
-    yield Verdict(UNKNOWN, f"{text}; run: {found.measure}.")
+    yield SpeculationVerdict(UNKNOWN, f"{text}; run: {found.measure}.")
 
 
-def _proposed(found: Proposal) -> Verdict:
+def _proposed(found: Proposal) -> SpeculationVerdict:
     chosen, own, best = found.chosen, found.own, found.best
     if chosen is None:
         if best is None:
-            return Verdict(ALONE, "Do not speculate: none of the options could be measured.")
+            return SpeculationVerdict(ALONE, "Do not speculate: none of the options could be measured.")
         text = f"Do not speculate: the best option tried, {best.name}, is expected to be {best.speedup} {TARGET}"
-        return Verdict(DO_NOT_SHIP, f"{text} at {found.load}, but {found.why_alone}; use the target alone.")
+        return SpeculationVerdict(DO_NOT_SHIP, f"{text} at {found.load}, but {found.why_alone}; use the target alone.")
     long = f", draft_len {found.draft_len}" if found.draft_len else ""
     said = f"{chosen.speedup} {TARGET} at {found.load}{long}{_tail(found.by_load)}"
     if own is None or own.name == chosen.name:
-        return Verdict(PAYS, f"Use {chosen.name}: it is expected to be {said}.")
+        return SpeculationVerdict(PAYS, f"Use {chosen.name}: it is expected to be {said}.")
     if own.speedup.reaches(1.0) is True:
-        return Verdict(PAYS, f"Use {chosen.name} instead of {own.name}: {said}; {own.name} is {own.speedup}.")
-    return Verdict(
+        return SpeculationVerdict(
+            PAYS, f"Use {chosen.name} instead of {own.name}: {said}; {own.name} is {own.speedup}."
+        )
+    return SpeculationVerdict(
         DO_NOT_SHIP, f"Do not ship {own.name}: it is expected to be {own.speedup} {TARGET}, {chosen.name} {said}."
     )
 
@@ -296,5 +302,5 @@ def _is(found: Evidence) -> str:
     return "is expected to be" if found.is_expected else "is"
 
 
-def _number(gate: Check) -> str:
+def _number(gate: VerificationCheck) -> str:
     return f"{gate.value:.2f} times" if isinstance(gate.value, int | float) else "an unknown value"

@@ -22,8 +22,8 @@ from typing import Any
 from trtspec.bench.records import read_record, records_dir, this_machine, write_record
 from trtspec.bench.speedup import FAILS, HOLDS, UNDECIDED, Speedup
 from trtspec.checkpoints.safe_json import parse_object
-from trtspec.core.errors import DigestMismatch, GateNotMet, TrtspecError, VerificationFailed, remedy_of
-from trtspec.core.files import UnfitFile, read_bounded, replace_file, unreadable
+from trtspec.core.errors import DigestMismatch, GateNotMet, TrtspecError, VerificationFailed, os_error_remedy
+from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded, replace_file
 from trtspec.store.artifact_paths import REPORTS
 from trtspec.store.manifest import manifest_sha256
 
@@ -33,7 +33,7 @@ REPORT = f"{REPORTS}/verify.json"
 MAX_BYTES, MAX_VALUES = 4 << 20, 100_000
 PROCESS, SERVER = "process", "server"  # what measured a check
 # Why a check was skipped: on request, it needs the running server, the engine cannot report it, the source is missing.
-ON_REQUEST, NEEDS_SERVER, NOT_TOLD, NO_SOURCE = "request", "server", "engine", "source"
+ON_REQUEST, NEEDS_SERVER, NOT_REPORTED, NO_SOURCE = "request", "server", "engine", "source"
 FILES = "files"  # the check of the artifact's files, run by `verify` but not by `bench --gates`
 FAIL, PASS = "fail", "pass"  # the policies for undecided gates
 POLICY = "TRTSPEC_UNDECIDED"  # set by --undecided for this process and its children
@@ -43,7 +43,7 @@ Scalar = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
-class Check:
+class VerificationCheck:
     """One check and its result; `limit` is the required `value`.
 
     `gate` is the recipe's gate that requires it and `measured_by` is "process" or "server"; both may be "". `state` is
@@ -65,13 +65,13 @@ class Check:
         if self.state not in (HOLDS, FAILS, UNDECIDED):
             object.__setattr__(self, "state", HOLDS if self.ok else FAILS)
 
-    def under(self, policy: str) -> Check:
+    def under(self, policy: str) -> VerificationCheck:
         """Return the check with `ok` set by the policy for undecided checks, "fail" or "pass"."""
         return replace(self, ok=policy == PASS) if self.state == UNDECIDED else self
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedCheck:
     """A skipped check: `reason` is "request", "server", "engine" or "source", `why` is the explanation for users."""
 
     name: str
@@ -80,16 +80,16 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Verification:
+class VerificationReport:
     """All checks of an artifact, its acceptance rule, and the digest of its manifest.
 
     `speedup` is the measured speed-up on the engine that serves the artifact. `warnings` concern the measurement.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[VerificationCheck, ...]
     acceptance: str
     manifest_sha256: str
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedCheck, ...] = ()
     speedup: Speedup | None = None
     warnings: tuple[str, ...] = ()
 
@@ -119,21 +119,21 @@ class Verification:
         return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
 
     @property
-    def undecided(self) -> tuple[Check, ...]:
+    def undecided(self) -> tuple[VerificationCheck, ...]:
         """Return the undecided checks."""
         return tuple(check for check in self.checks if check.state == UNDECIDED)
 
-    def under(self, policy: str) -> Verification:
+    def under(self, policy: str) -> VerificationReport:
         """Return a copy in which undecided checks fail or pass by the policy "fail" or "pass"."""
         return replace(self, checks=tuple(check.under(policy) for check in self.checks))
 
-    def without(self, gates: Iterable[str]) -> Verification:
+    def without(self, gates: Iterable[str]) -> VerificationReport:
         """Return a copy without the checks of the given gates."""
         unwanted = frozenset(gates)
         kept = tuple(check for check in self.checks if (check.gate or check.name) not in unwanted)
         return replace(self, checks=kept)
 
-    def after(self, earlier: Verification | None) -> Verification:
+    def after(self, earlier: VerificationReport | None) -> VerificationReport:
         """Return a copy with the missing checks of an earlier verification.
 
         Checks measured on a server are not replaced by checks of this process.
@@ -160,37 +160,39 @@ def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
 
 @dataclass(frozen=True)
 class _Document:
-    """The fields of `Verification.as_dict` that are read back."""
+    """The fields of `VerificationReport.as_dict` that are read back."""
 
     acceptance: str
-    checks: tuple[Check, ...]
+    checks: tuple[VerificationCheck, ...]
     manifest: str
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedCheck, ...] = ()
 
 
-def verification_of(
+def make_report(
     root: Path,
     acceptance: str,
-    checks: Sequence[Check],
-    left_out: Sequence[LeftOut] = (),
+    checks: Sequence[VerificationCheck],
+    left_out: Sequence[SkippedCheck] = (),
     speedup: Speedup | None = None,
-) -> Verification:
+) -> VerificationReport:
     """Return the verification of the artifact in `root`."""
-    return Verification(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out), speedup)
+    return VerificationReport(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out), speedup)
 
 
-def keep_verification(root: Path, verification: Verification) -> None:
+def save_verification(root: Path, verification: VerificationReport) -> None:
     """Save this user's verification of an artifact for later commands on this machine; may raise TrtspecError."""
     path = _record_path(verification.manifest_sha256)
     try:
         write_record(path, {"schema": SCHEMA, "machine": this_machine(), **verification.as_dict()})
     except OSError as error:
-        hint = remedy_of(error) or "free space or fix permissions there, or set TRTSPEC_STATE to another directory"
+        hint = (
+            os_error_remedy(error) or "free space or fix permissions there, or set TRTSPEC_STATE to another directory"
+        )
         message = f"the verification cannot be saved: {error.strerror}"
         raise TrtspecError(message, where=str(path), hint=hint) from None
 
 
-def write_report(path: Path, verification: Verification, *, follow: bool = True) -> None:
+def write_report(path: Path, verification: VerificationReport, *, follow: bool = True) -> None:
     """Write the report for people and CI atomically; raise TrtspecError if that fails.
 
     Without `follow`, as for reports in an artifact, the directory must not be a symbolic link.
@@ -204,12 +206,12 @@ def write_report(path: Path, verification: Verification, *, follow: bool = True)
         raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
-def read_verification(root: Path) -> Verification | None:
+def read_verification(root: Path) -> VerificationReport | None:
     """Return this user's saved verification of this artifact on this machine, or None."""
-    return kept_verification(root)[0]
+    return load_verification(root)[0]
 
 
-def kept_verification(root: Path) -> tuple[Verification | None, datetime | None]:
+def load_verification(root: Path) -> tuple[VerificationReport | None, datetime | None]:
     """Return the result of `read_verification` and the time when it was saved."""
     sha256 = manifest_sha256(root)
     path = _record_path(sha256)
@@ -225,7 +227,7 @@ def kept_verification(root: Path) -> tuple[Verification | None, datetime | None]
     return found, datetime.fromtimestamp(path.stat().st_mtime, timezone.utc) if found else None
 
 
-def read_copy(root: Path) -> Verification | None:
+def read_untrusted_report(root: Path) -> VerificationReport | None:
     """Return the untrusted report in the artifact if it matches the manifest, or None."""
     try:
         return _verification(_copy(root), manifest_sha256(root))
@@ -233,13 +235,13 @@ def read_copy(root: Path) -> Verification | None:
         return None
 
 
-def trusted_report(root: Path, sha256: str) -> Verification:
+def trusted_report(root: Path, sha256: str) -> VerificationReport:
     """Return the report in the artifact; raise DigestMismatch unless its SHA-256 is `sha256`."""
     path, hint = root / REPORT, "`trtspec verify` prints the digest of its report"
     try:
         data = _copy(root)
     except OSError as error:
-        raise DigestMismatch(unreadable(error), where=str(path), hint=hint) from None
+        raise DigestMismatch(describe_read_error(error), where=str(path), hint=hint) from None
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
         message = f"digest of the report is sha256:{found}, expected sha256:{sha256}"
         raise DigestMismatch(message, where=str(path), hint=hint)
@@ -250,7 +252,7 @@ def trusted_report(root: Path, sha256: str) -> Verification:
 
 def _copy(root: Path) -> bytes:
     if (root / REPORTS).is_symlink():
-        raise UnfitFile(None, f"{REPORTS} is a symbolic link, which is not allowed here", str(root / REPORTS))
+        raise UnreadableFile(None, f"{REPORTS} is a symbolic link, which is not allowed here", str(root / REPORTS))
     return read_bounded(root / REPORT, MAX_BYTES, follow=False)
 
 
@@ -258,7 +260,7 @@ def _record_path(sha256: str) -> Path:
     return records_dir("verified") / f"{sha256}.json"
 
 
-def _verification(data: bytes, manifest: str) -> Verification | None:
+def _verification(data: bytes, manifest: str) -> VerificationReport | None:
     """Return the parsed report, or None if it is malformed or about another manifest."""
     from pydantic import ValidationError
 
@@ -269,7 +271,7 @@ def _verification(data: bytes, manifest: str) -> Verification | None:
         return None
     if found.manifest != manifest:
         return None
-    return Verification(found.checks, found.acceptance, found.manifest, found.left_out)
+    return VerificationReport(found.checks, found.acceptance, found.manifest, found.left_out)
 
 
 @cache

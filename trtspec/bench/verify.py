@@ -14,31 +14,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.backends.base import find_backend
-from trtspec.backends.code_policy import unknown_code
+from trtspec.backends.code_policy import disallowed_code
 from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
 from trtspec.bench.bench import measure_engine
-from trtspec.bench.gates import Judgement, judge_gates, left_out_on_request, on_request, undecided, wanted_gates
+from trtspec.bench.gates import (
+    GateResults,
+    active_gates,
+    evaluate_gates,
+    gates_skipped_on_request,
+    needs_more_runs,
+    skipped_on_request,
+)
 from trtspec.bench.overlap import overlap
 from trtspec.bench.parity import check_parity
-from trtspec.bench.run_gates import deploy_load, judge_engine, left_undecided
+from trtspec.bench.run_gates import deploy_load, evaluate_engine, skipped_as_undecided
 from trtspec.bench.source_copies import check_sources, find_source
 from trtspec.bench.speedup import MAX_RUNS
 from trtspec.bench.verification_report import (
     FILES,
     NEEDS_SERVER,
-    NOT_TOLD,
+    NOT_REPORTED,
     ON_REQUEST,
     PROCESS,
     REPORT,
     SERVER,
-    Check,
-    LeftOut,
-    Verification,
-    keep_verification,
+    SkippedCheck,
+    VerificationCheck,
+    VerificationReport,
+    make_report,
     read_verification,
+    save_verification,
     trusted_report,
     undecided_policy,
-    verification_of,
     write_report,
 )
 from trtspec.checkpoints.trtllm import load_checkpoint
@@ -84,7 +91,7 @@ def verify_artifact(
     expected: str = "",
     on_progress: OnProgress = lambda what, done, total: None,
     on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
-) -> Verification:
+) -> VerificationReport:
     """Check files, parity with the source model, losslessness and gates; save the result and write the report.
 
     If files are damaged, the other checks are skipped. `source` is the directory of the target's Hugging Face
@@ -94,13 +101,13 @@ def verify_artifact(
     or the state directory is not writable. Raises TrtspecError if the source is not found.
     """
     manifest = load_manifest(root, expected)
-    files, found = _check_files(root, manifest, reread=reread), Judgement((), ())
+    files, found = _check_files(root, manifest, reread=reread), GateResults((), ())
     if files.ok:
         examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
         found = examine(root, manifest, _Options(source, prompts_file, max_tokens, max_runs, skip, on_progress))
-    left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
+    left_out = (*gates_skipped_on_request(manifest.recipe, skip), *found.left_out)
     acceptance = manifest.recipe.speculation.acceptance
-    verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
+    verification = make_report(root, acceptance, (files, *found.checks), left_out, found.speedup)
     warnings = (found.overlap.warning,) if found.overlap else ()
     verification = replace(verification, warnings=warnings).under(undecided_policy())
     _save(root, manifest, verification, report, on_unwritten)
@@ -111,7 +118,7 @@ def ensure_gates(
     root: Path,
     on_progress: OnProgress = lambda what, done, total: None,
     skip: Collection[str] = (),
-    on_undecided: Callable[[Sequence[LeftOut]], None] = lambda those: None,
+    on_undecided: Callable[[Sequence[SkippedCheck]], None] = lambda those: None,
     on_measure: OnMeasure = lambda gates, in_process: None,
     *,
     expected: str = "",
@@ -140,25 +147,25 @@ def ensure_gates(
         root,
         "measuring them now" if in_process else "its server will measure them",
     )
-    on_measure(wanted_gates(manifest.recipe, skip), in_process)
+    on_measure(active_gates(manifest.recipe, skip), in_process)
     if in_process:
-        _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
-        _ensure(verification_of(root, manifest.recipe.speculation.acceptance, judged.checks), on_undecided)
+        _, judged = evaluate_engine(root, manifest, deploy_load(root, skip, on_progress))
+        _ensure(make_report(root, manifest.recipe.speculation.acceptance, judged.checks), on_undecided)
     return in_process
 
 
-def _ensure(found: Verification, on_undecided: Callable[[Sequence[LeftOut]], None]) -> None:
+def _ensure(found: VerificationReport, on_undecided: Callable[[Sequence[SkippedCheck]], None]) -> None:
     """Raise if a check fails, including undecided ones if the policy is "fail"."""
     judged = found.under(undecided_policy())
     if failure := judged.failure:
         raise failure
     if judged.undecided:
-        on_undecided([left_undecided(check) for check in judged.undecided])
+        on_undecided([skipped_as_undecided(check) for check in judged.undecided])
 
 
-def _settled(manifest: Manifest, report: Verification | None, in_process: bool, skip: Collection[str]) -> bool:
+def _settled(manifest: Manifest, report: VerificationReport | None, in_process: bool, skip: Collection[str]) -> bool:
     """Return whether a report without failures covers the gates; other engines need results from their server."""
-    wanted = frozenset(wanted_gates(manifest.recipe, skip))
+    wanted = frozenset(active_gates(manifest.recipe, skip))
     if not wanted or (not in_process and manifest.recipe.speculation.method == "none"):
         return True
     if report is None:
@@ -166,20 +173,20 @@ def _settled(manifest: Manifest, report: Verification | None, in_process: bool, 
     if in_process:
         return not any(each.name in wanted and each.reason == ON_REQUEST for each in report.left_out)
     told = {check.name for check in report.checks if check.measured_by == SERVER}
-    return wanted <= told | {each.name for each in report.left_out if each.reason == NOT_TOLD}
+    return wanted <= told | {each.name for each in report.left_out if each.reason == NOT_REPORTED}
 
 
-def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
+def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> VerificationCheck:
     started = time.perf_counter()
     differing, known = (verify_files(root, manifest), 0) if reread else verify_changed(root, manifest)
-    problems, count = [*differing, *unknown_code(root, manifest)], len(manifest.files)
+    problems, count = [*differing, *disallowed_code(root, manifest)], len(manifest.files)
     unchanged = f", {known} of them unchanged since the last check" if known else ""
     detail = "; ".join(problems[:3]) or f"{count} files match their recorded digests{unchanged}"
     seconds = time.perf_counter() - started
-    return Check(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
+    return VerificationCheck(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
 
 
-def _examine(root: Path, manifest: Manifest, asked: _Options) -> Judgement:
+def _examine(root: Path, manifest: Manifest, asked: _Options) -> GateResults:
     """Compare the converted target in the torch engine with its source, and evaluate the gates.
 
     The speed-up is reported only if the torch engine also serves the artifact.
@@ -187,36 +194,43 @@ def _examine(root: Path, manifest: Manifest, asked: _Options) -> Judgement:
     prompts, skip, early = artifact_prompts(root, asked.prompts_file), {*asked.skip}, []
     source, checks = None, []
     if load_checkpoint(root / TARGET).quantization.algo and "quantized_parity" in skip:
-        early = [on_request("parity")]
+        early = [skipped_on_request("parity")]
     else:
         source = find_source(root, manifest, asked.source)
     in_process = find_backend(manifest.backend.name).in_process
-    if not in_process and "min_speedup" in wanted_gates(manifest.recipe, skip):
-        skip, early = {*skip, "min_speedup"}, [*early, LeftOut("min_speedup", NEEDS_SERVER, ON_SERVER)]
+    if not in_process and "min_speedup" in active_gates(manifest.recipe, skip):
+        skip, early = {*skip, "min_speedup"}, [*early, SkippedCheck("min_speedup", NEEDS_SERVER, ON_SERVER)]
     with open_artifact(root, manifest) as artifact:
-        texts, again = [prompt.text for prompt in prompts], undecided(manifest.recipe, skip, asked.max_runs)
+        texts, again = [prompt.text for prompt in prompts], needs_more_runs(manifest.recipe, skip, asked.max_runs)
         comparison, results = measure_engine(artifact, texts, asked.max_tokens, 1, asked.on_progress, again)
         if source:
             started = time.perf_counter()
             parity = check_parity(artifact, source, prompts, results, asked.on_progress)
             checks = [replace(parity, seconds=time.perf_counter() - started)]
-    judged = judge_gates(manifest.recipe, comparison, PROCESS, skip).noting(overlap(root, texts, manifest))
+    judged = evaluate_gates(manifest.recipe, comparison, PROCESS, skip).noting(overlap(root, texts, manifest))
     speedup = judged.speedup if in_process else None
-    return Judgement((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
+    return GateResults((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
 
 
-def _examine_copies(root: Path, manifest: Manifest, asked: _Options) -> Judgement:
+def _examine_copies(root: Path, manifest: Manifest, asked: _Options) -> GateResults:
     """Run the checks that are possible for unconverted checkpoints of an engine in another process."""
     copies = check_sources(root, manifest, asked.source)
-    names = wanted_gates(manifest.recipe, asked.skip)
-    waiting = (LeftOut("parity", NOT_TOLD, NO_PARITY), *(LeftOut(name, NEEDS_SERVER, ON_SERVER) for name in names))
-    return Judgement((copies,), waiting) if isinstance(copies, Check) else Judgement((), (copies, *waiting))
+    names = active_gates(manifest.recipe, asked.skip)
+    waiting = (
+        SkippedCheck("parity", NOT_REPORTED, NO_PARITY),
+        *(SkippedCheck(name, NEEDS_SERVER, ON_SERVER) for name in names),
+    )
+    return (
+        GateResults((copies,), waiting)
+        if isinstance(copies, VerificationCheck)
+        else GateResults((), (copies, *waiting))
+    )
 
 
 def _save(
     root: Path,
     manifest: Manifest,
-    found: Verification,
+    found: VerificationReport,
     report: Path | None,
     on_unwritten: Callable[[TrtspecError], None],
 ) -> None:
@@ -224,7 +238,7 @@ def _save(
     if not find_backend(manifest.backend.name).in_process:
         found = found.after(read_verification(root))
     try:
-        keep_verification(root, found)
+        save_verification(root, found)
     except TrtspecError as error:
         on_unwritten(error)
     if report:

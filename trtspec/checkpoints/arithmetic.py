@@ -15,7 +15,7 @@ import numpy as np
 from trtspec.checkpoints.cast import E4M3_MAX, INFINITY, SIGNLESS, Bits, Floats, cast, every_value, to_e4m3, to_floats
 
 # The scale of an all-zero tensor, as in NVIDIA's exporter (modelopt, TensorQuantizer.export_amax); avoids 0 / 0.
-SCALE_OF_ZEROS = np.float32(1.0)
+ZERO_SCALE = np.float32(1.0)
 # Values quantized at a time: 256 KiB of float32, which fits into the processor's cache.
 BLOCK_VALUES = 1 << 16
 
@@ -76,10 +76,10 @@ class NumpyArithmetic:
         return encoded, scales, self.count(bits, dtype)
 
 
-def scales_of(largest: Floats) -> Floats:
+def compute_scales(largest: Floats) -> Floats:
     """Return the scale for each largest magnitude: the scale of zeros if the quotient underflows to 0."""
     scales = largest / np.float32(E4M3_MAX)
-    return np.where(scales > 0, scales, SCALE_OF_ZEROS)
+    return np.where(scales > 0, scales, ZERO_SCALE)
 
 
 def row_scales(values: Floats) -> Floats:
@@ -87,7 +87,7 @@ def row_scales(values: Floats) -> Floats:
     largest = np.maximum(values.max(1, keepdims=True, initial=0), -values.min(1, keepdims=True, initial=0))
     if not np.isfinite(largest).all():
         largest = np.abs(values).max(1, keepdims=True, initial=0, where=np.isfinite(values))
-    return scales_of(largest)
+    return compute_scales(largest)
 
 
 def divide(values: Floats, scale: np.float32 | Floats) -> Floats:

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from trtspec.checkpoints.streaming_digest import GrowingDigests
+from trtspec.checkpoints.streaming_digest import StreamingDigests
 from trtspec.core.files import write_all
 
 CORES = os.cpu_count() or 1
@@ -40,7 +40,7 @@ LOOK_S = 0.1  # polling interval while no block is free
 
 
 @dataclass
-class Writing:
+class WriteTask:
     """A task that writes output; `left` is the number of pending steps until its bytes are in the file."""
 
     number: int
@@ -49,18 +49,18 @@ class Writing:
     left: int = 1
 
 
-Done = Callable[[Writing], None]
+Done = Callable[[WriteTask], None]
 
 
-class Output(Protocol):
+class TaskOutput(Protocol):
     """Destination of the tasks' bytes. Tasks are numbered in the order of their output. Thread-safe."""
 
     tasks_at_once: int
 
-    def put(self, task: Writing, file: int, offset: int, data: memoryview) -> None:
+    def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
         """Write bytes at `offset` of a file; the caller may reuse `data` afterwards."""
 
-    def end(self, task: Writing) -> None:
+    def end(self, task: WriteTask) -> None:
         """Mark the task's output as complete."""
 
     def fail(self, error: BaseException) -> None:
@@ -72,15 +72,15 @@ class Output(Protocol):
 
 @contextmanager
 def open_output(
-    paths: Sequence[Path], files: Sequence[int], nbytes: int, growing: GrowingDigests, done: Done
-) -> Iterator[Output]:
+    paths: Sequence[Path], files: Sequence[int], nbytes: int, growing: StreamingDigests, done: Done
+) -> Iterator[TaskOutput]:
     """Yield an output for `nbytes` to files; it calls `done` for each task whose bytes are in the files."""
     with ExitStack() as stack:
         direct = _open_direct(stack, paths) if nbytes >= LEAST_BYTES else None
         if direct is None:
-            yield ThroughCache(files, growing, done)
+            yield CachedWriter(files, growing, done)
         else:
-            yield stack.enter_context(InBlocks(files, direct, growing, done))
+            yield stack.enter_context(DirectWriter(files, direct, growing, done))
 
 
 def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
@@ -95,20 +95,20 @@ def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
     return direct
 
 
-class ThroughCache:
+class CachedWriter:
     """Writes immediately through the page cache, from any number of threads."""
 
     tasks_at_once = 2 * CORES + 1  # more than cores, because most of them wait for the disk
 
-    def __init__(self, files: Sequence[int], growing: GrowingDigests, done: Done) -> None:
+    def __init__(self, files: Sequence[int], growing: StreamingDigests, done: Done) -> None:
         self._files, self._growing, self._done = files, growing, done
 
-    def put(self, task: Writing, file: int, offset: int, data: memoryview) -> None:
+    def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
         """Write the bytes."""
         self._growing.written(file, offset)
         write_all(self._files[file], data, offset)
 
-    def end(self, task: Writing) -> None:
+    def end(self, task: WriteTask) -> None:
         """Call `done`."""
         self._done(task)
 
@@ -128,7 +128,7 @@ class _Block:
     begin: int
     end: int
     memory: memoryview
-    tasks: list[Writing] = field(default_factory=list)
+    tasks: list[WriteTask] = field(default_factory=list)
     uses: int = 2
 
     @property
@@ -147,12 +147,12 @@ class _Block:
         return count
 
 
-class InBlocks:
+class DirectWriter:
     """Gathers the output of one task after the other in blocks. `_open` maps (file, end) to blocks, oldest first."""
 
     tasks_at_once = CORES  # one writes while the others search their maxima
 
-    def __init__(self, files: Sequence[int], direct: Sequence[int], growing: GrowingDigests, done: Done) -> None:
+    def __init__(self, files: Sequence[int], direct: Sequence[int], growing: StreamingDigests, done: Done) -> None:
         self._files, self._direct, self._growing, self._done = files, direct, growing, done
         self._block_bytes = block_bytes(len(files))
         self._memory = memoryview(mmap.mmap(-1, BLOCKS_BYTES))
@@ -165,13 +165,13 @@ class InBlocks:
         self._failure: BaseException | None = None
         self._writers = ThreadPoolExecutor(WRITERS, "write")
 
-    def __enter__(self) -> InBlocks:
+    def __enter__(self) -> DirectWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._writers.shutdown()
 
-    def put(self, task: Writing, file: int, offset: int, data: memoryview) -> None:
+    def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
         """Append to the block that ends at `offset`, or open one there, once it is the task's turn."""
         self._await_turn(task)
         self._growing.written(file, offset)
@@ -193,7 +193,7 @@ class InBlocks:
             else:
                 self._open[file, offset] = block
 
-    def end(self, task: Writing) -> None:
+    def end(self, task: WriteTask) -> None:
         """Let the next task write; blocks stay open because it may continue them."""
         with self._changed:
             self._ended.add(task.number)
@@ -217,7 +217,7 @@ class InBlocks:
             self._changed.wait_for(lambda: not self._in_flight)
             self._raise_failure()
 
-    def _await_turn(self, task: Writing) -> None:
+    def _await_turn(self, task: WriteTask) -> None:
         with self._changed:  # no time-out: earlier tasks end, or one fails
             self._changed.wait_for(lambda: self._turn == task.number or self._failure)
             self._raise_failure()
@@ -255,12 +255,12 @@ class InBlocks:
 
         Return whether there was a stall; if not, the hashes are only behind and will free their blocks.
         """
-        for file, hashed in self._growing.waiting_in_vain():
+        for file, hashed in self._growing.stalled_files():
             for place, block in self._open.items():
                 if (block.file, block.begin) == (file, hashed):
                     self._hand_on(self._open.pop(place))
                     return True
-            self._growing.let_go(file)
+            self._growing.drop_block(file)
             return True
         if len(self._open) * self._block_bytes < BLOCKS_BYTES:
             return False
@@ -307,7 +307,7 @@ class InBlocks:
                 self._free.append(block.memory)
                 self._changed.notify_all()
 
-    def _count(self, task: Writing, more: int) -> None:
+    def _count(self, task: WriteTask, more: int) -> None:
         with self._counting:
             task.left += more
             is_done = not task.left

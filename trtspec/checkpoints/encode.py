@@ -10,7 +10,7 @@ import numpy as np
 from trtspec.checkpoints.arithmetic import Arithmetic, Counts
 from trtspec.checkpoints.cast import Bits, from_floats, to_floats
 from trtspec.checkpoints.safetensors import TensorInfo
-from trtspec.checkpoints.stream import Flaws, Transfer, Worker
+from trtspec.checkpoints.stream import ConversionIssues, Transfer, TransferWorker
 
 DAMAGED = "the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway"
 
@@ -24,10 +24,10 @@ class Cast:
     arithmetic: Arithmetic
     plus: float = 0.0
 
-    def run(self, worker: Worker) -> None:
+    def run(self, worker: TransferWorker) -> None:
         """Encode the tensors; report values that are not finite or that overflow `dtype` as flaws."""
         for transfer in self.transfers:
-            source, census = transfer.source, Census(transfer.source, self.arithmetic)
+            source, census = transfer.source, ValueStats(transfer.source, self.arithmetic)
             for first, bits in worker.chunks(source, parts=transfer.parts):
                 census.add(bits)
                 encoded = self._encode(bits, source.dtype)
@@ -48,13 +48,13 @@ class Copy:
 
     transfers: tuple[Transfer, ...]
 
-    def run(self, worker: Worker) -> None:
+    def run(self, worker: TransferWorker) -> None:
         for transfer in self.transfers:
             for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                 worker.write(transfer.destinations, first, bits)
 
 
-class Census:
+class ValueStats:
     """Counts invalid values of a tensor; `largest_bits` is the pattern of the largest finite magnitude."""
 
     def __init__(self, source: TensorInfo, arithmetic: Arithmetic) -> None:
@@ -77,7 +77,7 @@ class Census:
         _, _, infinities = self._arithmetic.count(bits, dtype)
         self._overflows += infinities
 
-    def report(self, flaws: Flaws, dtype: str = "") -> None:
+    def report(self, flaws: ConversionIssues, dtype: str = "") -> None:
         """Report the flaws. The caller can allow values that are not finite, but not finite values that overflow."""
         if (self._nans or self._infinities) and not flaws.allow_nonfinite:
             flaws.add(self.source, f"{self._nans:,} NaN and {self._infinities:,} infinite values", DAMAGED)

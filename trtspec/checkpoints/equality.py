@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import identity_of, open_regular
+from trtspec.core.files import file_identity, open_regular
 
 ITEMS = 1 << 19  # compared at a time
 FLOATS = ("BF16", "F16", "F32")
@@ -22,7 +22,7 @@ def have_equal_values(one: TensorInfo, other: TensorInfo) -> bool:
     """
     if one.shape != other.shape:
         return False
-    return _compare(one, other, identity_of(one.file), identity_of(other.file))
+    return _compare(one, other, file_identity(one.file), file_identity(other.file))
 
 
 @lru_cache(maxsize=64)

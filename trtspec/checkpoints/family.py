@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import Rule, Skip
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import written
-from trtspec.core.errors import UnknownArchitecture
-from trtspec.core.registry import discover, discover_all, version_of
+from trtspec.core.diagnostics import quote_value
+from trtspec.core.errors import UnsupportedArchitecture
+from trtspec.core.registry import discover, discover_all, provider_version
 
 PACKAGE, ATTRIBUTE = "trtspec.families", "FAMILY"
 
@@ -34,15 +34,15 @@ class Family:
 
 def family_version(name: str) -> str:
     """Return the name and version of the installed package that provides a family; "" for a built-in one."""
-    return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)
+    return "" if name in discover(PACKAGE, ATTRIBUTE) else provider_version(PACKAGE, name)
 
 
-def family_of(source: Source) -> tuple[str, Family]:
+def find_family(source: Source) -> tuple[str, Family]:
     """Return (name, family) of a source; raise UnknownArchitecture, with the supported names, if it is unsupported."""
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise reader.refuse_value(f"architectures is {written(names)}, expected a list with one name")
+        raise reader.refuse_value(f"architectures is {quote_value(names)}, expected a list with one name")
     families: dict[str, Family] = {}
     for look in (discover, discover_all):
         families = look(PACKAGE, ATTRIBUTE)
@@ -52,4 +52,4 @@ def family_of(source: Source) -> tuple[str, Family]:
     known = sorted(architecture for family in families.values() for architecture in family.architectures)
     error = reader.unsupported(f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}")
     hint = f"{error.hint}; docs/extending.md describes how to add a family"
-    raise UnknownArchitecture(error.message, architecture=names[0], where=reader.where, hint=hint)
+    raise UnsupportedArchitecture(error.message, architecture=names[0], where=reader.where, hint=hint)

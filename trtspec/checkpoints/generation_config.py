@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoints.safe_json import shown
+from trtspec.checkpoints.safe_json import repr_short
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
-from trtspec.core.diagnostics import written
+from trtspec.core.diagnostics import quote_value
 from trtspec.core.errors import CheckpointError
 
 GENERATION_CONFIG, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
@@ -91,7 +91,7 @@ def find_end_ids(root: Path, token_id: TokenId) -> EndIds:
             _check_rows(ids, found.path, root)
             return EndIds(ids, f"{CONFIG}: {name}", departs=True)
     if (token := special_token(root, "eos_token")) and (own := token_id(token)) is not None:
-        return EndIds((own,), f"the tokenizer's eos_token {shown(token)}", departs=True)
+        return EndIds((own,), f"the tokenizer's eos_token {repr_short(token)}", departs=True)
     return EndIds((), "")
 
 
@@ -147,7 +147,7 @@ def _ids(value: Any, path: Path) -> tuple[int, ...]:
         raise _refuse(path, f"it has {len(listed):,} ids; at most {MAX_END_IDS} are allowed")
     for each in listed:
         if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each <= MAX_ID:
-            raise _refuse(path, f"{written(each)} is not a token id")
+            raise _refuse(path, f"{quote_value(each)} is not a token id")
     return tuple(dict.fromkeys(listed))
 
 

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # the token syntax of an Authorization: Bearer header
 NO_MODEL = "the model does not exist on the hub, or it is private"
-MAY_READ = "set HF_TOKEN to a token with read access"
+READ_ACCESS_HINT = "set HF_TOKEN to a token with read access"
 BUILD_AGAIN, TRY_AGAIN = "build again", "try again"
-KEPT = "complete files are kept"
+COMPLETE_FILES_HINT = "complete files are kept"
 
 OnBytes = Callable[[int, int], None]
 
@@ -60,7 +60,7 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
     or lacks a file, or if a file cannot be stored.
     """
     root, bar = snapshot_dir(model, revision), _bar_class(on_bytes)
-    with explained(f"{model} at commit {revision}"):
+    with explain_hub_errors(f"{model} at commit {revision}"):
         _download(model, revision, [*DESCRIPTIONS, *([PICKLE_INDEX] if pickles else [])], bar)
         weights = _weights(root, pickles) or ["*.safetensors"]
         if not is_fetched(root, pickles):
@@ -107,7 +107,7 @@ def _check_disk_space(model: str, revision: str, names: Collection[str]) -> None
 
 
 @contextmanager
-def explained(where: str, again: str = BUILD_AGAIN, place: Path | None = None) -> Iterator[None]:
+def explain_hub_errors(where: str, again: str = BUILD_AGAIN, place: Path | None = None) -> Iterator[None]:
     """Turn errors of the hub client into a CheckpointError about `where`; `again` is the action after the cause is
     fixed.
 
@@ -135,7 +135,7 @@ def hub_token() -> str | None:
     token = os.environ.get("HF_TOKEN", "").strip()
     if token and not TOKEN.fullmatch(token):
         raise CheckpointError(
-            "HF_TOKEN contains characters that are not valid in a token", hint=f"{MAY_READ}, or unset it"
+            "HF_TOKEN contains characters that are not valid in a token", hint=f"{READ_ACCESS_HINT}, or unset it"
         )
     return token or None
 
@@ -161,15 +161,18 @@ def _explain(error: Exception, again: str, place: Path) -> tuple[str, str]:
     """
     from huggingface_hub import constants, errors
 
-    then = f"then {again}: {KEPT}"
+    then = f"then {again}: {COMPLETE_FILES_HINT}"
     if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         if constants.HF_HUB_OFFLINE:
             return "not in the hub cache, and HF_HUB_OFFLINE is set", f"unset HF_HUB_OFFLINE and {again}"
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     explanations = {
-        errors.GatedRepoError: ("access to the model is gated", f"request access on the model's page, then {MAY_READ}"),
+        errors.GatedRepoError: (
+            "access to the model is gated",
+            f"request access on the model's page, then {READ_ACCESS_HINT}",
+        ),
         errors.RevisionNotFoundError: ("the model has no such commit", "copy one from the hub's list of commits"),
-        errors.RepositoryNotFoundError: (NO_MODEL, f"check the name, or {MAY_READ}"),
+        errors.RepositoryNotFoundError: (NO_MODEL, f"check the name, or {READ_ACCESS_HINT}"),
         errors.HFValidationError: ("not a valid name of a hub model", "a hub id is owner/name"),
     }
     for kind, explanation in explanations.items():  # the first class is a subclass of the third
@@ -177,7 +180,7 @@ def _explain(error: Exception, again: str, place: Path) -> tuple[str, str]:
             return explanation
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
-        hint = f"{MAY_READ}, or unset it" if status in (401, 403) else then
+        hint = f"{READ_ACCESS_HINT}, or unset it" if status in (401, 403) else then
         return f"the hub returned HTTP status {status}", hint
     if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
         return f"cannot be stored: {os.strerror(error.errno)}", f"free space in {place} or make it writable; {then}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 from trtspec import __version__
-from trtspec.checkpoints.hub import TRY_AGAIN, HubError, explained, hub_token
+from trtspec.checkpoints.hub import TRY_AGAIN, HubError, explain_hub_errors, hub_token
 from trtspec.core.errors import CheckpointError
 from trtspec.recipe.schema import COMMIT
 
@@ -29,7 +29,7 @@ class HubFile(NamedTuple):
 
 def newest_commit(model: str) -> str:
     """Return the newest commit of a hub model; raise CheckpointError if the hub returns none."""
-    with explained(model, TRY_AGAIN):
+    with explain_hub_errors(model, TRY_AGAIN):
         commit = str(_info(model).get("sha"))
         if not re.fullmatch(COMMIT, commit):
             raise CheckpointError("the hub returned no commit", where=model, hint=CHECK_ENDPOINT)
@@ -38,7 +38,7 @@ def newest_commit(model: str) -> str:
 
 @dataclass(frozen=True)
 class HubModel:
-    """One commit of a hub model. Methods raise the client's errors; see `explained`."""
+    """One commit of a hub model. Methods raise the client's errors; see `explain_hub_errors`."""
 
     model: str
     revision: str

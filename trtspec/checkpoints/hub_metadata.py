@@ -13,22 +13,22 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trtspec.checkpoints.hub import DESCRIPTIONS, TRY_AGAIN, explained
+from trtspec.checkpoints.hub import DESCRIPTIONS, TRY_AGAIN, explain_hub_errors
 from trtspec.checkpoints.hub_client import HubFile, HubModel
 from trtspec.checkpoints.metadata_cache import (
     Preview,
+    create_preview_dir,
     find_preview,
-    forget_old,
-    make_root,
     preview_dir,
     previews_dir,
-    put,
+    prune_previews,
+    write_preview_file,
 )
 from trtspec.checkpoints.safetensors import MAX_HEADER_BYTES, TensorInfo, read_header
 from trtspec.checkpoints.source import INDEX, MAX_INDEX_BYTES, SHARD, TOKENIZER_FILES, Source, read_weight_map
 from trtspec.checkpoints.tokenizer import check_tokenizers
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import in_threads
+from trtspec.core.files import map_in_threads
 
 THREADS = 16  # concurrent requests, which are almost always idle
 SMALL_BYTES = 1 << 16  # tokenizer files up to this size are downloaded
@@ -47,9 +47,9 @@ def make_preview(model: str, revision: str) -> Source:
     hub = HubModel(model, revision)
     found = find_preview(preview_dir(model, revision))
     if found is None:
-        with explained(str(hub), TRY_AGAIN, previews_dir()):
+        with explain_hub_errors(str(hub), TRY_AGAIN, previews_dir()):
             found = _make(hub)
-        forget_old()
+        prune_previews()
     return found.source()
 
 
@@ -58,7 +58,7 @@ def compare_tokenizers(target: Source, draft: Source) -> None:
     digests = {_digest(source, "tokenizer.json") for source in (target, draft)}
     if len(digests) > 1 or "" in digests:
         for source in (target, draft):
-            bring_tokenizer(source)
+            fetch_tokenizer(source)
         check_tokenizers(target.root, draft.root)
 
 
@@ -68,29 +68,29 @@ def _digest(source: Source, name: str) -> str:
     return found.files[name].digest if found and name in found.files else ""
 
 
-def bring_tokenizer(source: Source) -> None:
+def fetch_tokenizer(source: Source) -> None:
     """Download a tokenizer of which a preview has only the length; raise HubError if that fails."""
     name = "tokenizer.json"
     found = find_preview(source.root) if name in source.absent else None
     if found is None or name not in found.parts:
         return
     hub = HubModel(found.model, found.revision)
-    with explained(str(hub), TRY_AGAIN, previews_dir()):
-        put(source.root / name, hub.read(name, 0, found.files[name].nbytes))
+    with explain_hub_errors(str(hub), TRY_AGAIN, previews_dir()):
+        write_preview_file(source.root / name, hub.read(name, 0, found.files[name].nbytes))
         found.without_part(name).publish()
 
 
 def _make(hub: HubModel) -> Preview:
     """Download missing files, then write the marker of a complete preview."""
-    root, files = make_root(hub.model, hub.revision), hub.files()
+    root, files = create_preview_dir(hub.model, hub.revision), hub.files()
     if "config.json" not in files:
         raise CheckpointError("no config.json", where=hub.model, hint="a checkpoint is config.json and *.safetensors")
     described = [name for name in DESCRIPTIONS if name in files]
     large = [name for name in described if name in TOKENIZER_FILES and files[name].nbytes > SMALL_BYTES]
     for name in large:
         if not _is_there(root, name, files):
-            put(root / name, b"", files[name].nbytes)
-    in_threads(partial(_fetch, hub, root, files), [name for name in described if name not in large], THREADS)
+            write_preview_file(root / name, b"", files[name].nbytes)
+    map_in_threads(partial(_fetch, hub, root, files), [name for name in described if name not in large], THREADS)
     shards = _shards(root, files, hub.model)
     _make_shards(hub, root, files, shards)
     found = Preview(hub.model, hub.revision, files, (*large, *shards))
@@ -106,7 +106,7 @@ def _make_shards(hub: HubModel, root: Path, files: Mapping[str, HubFile], expect
             _make_shard(hub, Path(folder, name), files[name].nbytes, expected[name])
             Path(folder, name).replace(root / name)
 
-        in_threads(make, [name for name in expected if not _is_there(root, name, files)], THREADS)
+        map_in_threads(make, [name for name in expected if not _is_there(root, name, files)], THREADS)
 
 
 def _is_there(root: Path, name: str, files: Mapping[str, HubFile]) -> bool:
@@ -121,7 +121,7 @@ def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -
             f"{name} is larger than {MAX_INDEX_BYTES:,} bytes", where=hub.model, hint="name another model"
         )
     if not _is_there(root, name, files):
-        put(root / name, hub.read(name, 0, nbytes) if nbytes else b"")
+        write_preview_file(root / name, hub.read(name, 0, nbytes) if nbytes else b"")
 
 
 def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, int]:

@@ -41,14 +41,14 @@ class LayerCache:
     numbers: int
     window: int = 0
 
-    def numbers_of_text(self, tokens: int, tensor: int) -> int:
+    def numbers_per_text(self, tokens: int, tensor: int) -> int:
         """Return the cached numbers of a text on one of `tensor` ranks; each rank has at least one head."""
         heads = max(1, self.heads // tensor)
         return min(tokens, self.window or tokens) * heads * self.numbers
 
 
 @dataclass(frozen=True)
-class Outline:
+class MemoryProfile:
     """The sizes of a decoder that determine its memory use.
 
     Linear attention stores `state_heads` times `state_numbers` per text, whatever its length. `active_width` is the MLP
@@ -71,13 +71,13 @@ class Outline:
 
     def cache_bytes(self, texts: int, tokens: int, tensor: int, item_bytes: int) -> int:
         """Return the cache bytes of `texts` texts of `tokens` tokens each on one rank."""
-        numbers = sum(layer.numbers_of_text(tokens, tensor) for layer in self.layers)
+        numbers = sum(layer.numbers_per_text(tokens, tensor) for layer in self.layers)
         return texts * (numbers * item_bytes + self.state_heads // tensor * self.state_numbers * STATE_ITEM_BYTES)
 
 
-def read_outline(source: Source) -> Outline:
+def read_memory_profile(source: Source) -> MemoryProfile:
     """Read a source's config; raise CheckpointError if a size is missing or invalid."""
-    text = read_text(source)
+    text = read_text_config(source)
     hidden, vocab, heads = (
         text.positive("hidden_size"),
         text.positive("vocab_size"),
@@ -88,7 +88,7 @@ def read_outline(source: Source) -> Outline:
     tied = text.get("tie_word_embeddings", bool, source.reader.get("tie_word_embeddings", bool, False))
     count = next((text.positive(key) for key in EXPERT_COUNTS if text.values.get(key)), 0)
     linear = kinds.count(LINEAR) * text.positive("linear_num_value_heads", 1)
-    return Outline(
+    return MemoryProfile(
         hidden_size=hidden,
         vocab_size=vocab,
         max_positions=text.positive("max_position_embeddings"),
@@ -104,7 +104,7 @@ def read_outline(source: Source) -> Outline:
     )
 
 
-def read_text(source: Source) -> ConfigReader:
+def read_text_config(source: Source) -> ConfigReader:
     """Return the config section of the text model, completed with the defaults of its class."""
     text = next(filter(None, map(source.reader.section, TEXT_SECTIONS)), source.reader)
     return ConfigReader(DEFAULTS.get(str(text.values.get("model_type")), {}) | text.values, text.where)

@@ -28,7 +28,7 @@ from trtspec.core.paths import cache_dir
 from trtspec.recipe.schema import COMMIT
 
 MARKER, FORMAT = "preview.json", "trtspec.preview/1"
-KEPT = 100  # previews, including incomplete ones; the least recently used are deleted
+MAX_PREVIEWS = 100  # previews, including incomplete ones; the least recently used are deleted
 
 
 def previews_dir() -> Path:
@@ -67,7 +67,7 @@ class Preview:
     def publish(self) -> None:
         """Write the marker of a complete preview."""
         document = json.dumps({"format": FORMAT, **asdict(self)})
-        put(self.root / MARKER, document.encode())
+        write_preview_file(self.root / MARKER, document.encode())
 
 
 def find_preview(root: Path) -> Preview | None:
@@ -84,12 +84,12 @@ def find_preview(root: Path) -> Preview | None:
     return found if is_complete else None
 
 
-def put(path: Path, data: bytes, nbytes: int | None = None) -> None:
+def write_preview_file(path: Path, data: bytes, nbytes: int | None = None) -> None:
     """Write a file atomically: `data`, then a hole up to `nbytes`."""
     replace_file(path, data, nbytes=nbytes or 0, durable=nbytes is None)
 
 
-def make_root(model: str, revision: str) -> Path:
+def create_preview_dir(model: str, revision: str) -> Path:
     """Create and return the directory of a preview; only its owner can read previews."""
     previews_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     root = preview_dir(model, revision)
@@ -97,15 +97,15 @@ def make_root(model: str, revision: str) -> Path:
     return root
 
 
-def forget_old() -> None:
-    """Delete the least recently used previews beyond `KEPT`."""
+def prune_previews() -> None:
+    """Delete the least recently used previews beyond `MAX_PREVIEWS`."""
     folders = (path for depth in ("*/*", "*/*/*") for path in previews_dir().glob(depth))
     found = [path for path in folders if re.fullmatch(COMMIT, path.name)]
-    for root in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+    for root in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[MAX_PREVIEWS:]:
         (root / MARKER).unlink(missing_ok=True)  # without its marker it does not count as a preview
         shutil.rmtree(root, ignore_errors=True)
 
 
-def named(text: str) -> str:
+def with_model_ids(text: str) -> str:
     """Return a text with the directories of previews replaced by the models' ids."""
     return re.sub(rf"{re.escape(str(previews_dir()))}/((?:[^/\s]+/)?[^/\s]+)/{COMMIT.strip('^$')}", r"\1", text)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trtspec.core.diagnostics import written
+from trtspec.core.diagnostics import quote_value
 from trtspec.core.errors import CheckpointError, UnsupportedModel
 
 MAX_MESSAGE = 2000
@@ -191,7 +191,7 @@ class ConfigReader:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise self.refuse_value(f"{key} is {written(value)}, expected {kind.__name__}")
+            raise self.refuse_value(f"{key} is {quote_value(value)}, expected {kind.__name__}")
         return value
 
     def positive(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
@@ -207,7 +207,7 @@ class ConfigReader:
         if not value:
             return None
         if not isinstance(value, dict):
-            raise self.refuse_value(f"{key} is {written(value)}, expected a mapping")
+            raise self.refuse_value(f"{key} is {quote_value(value)}, expected a mapping")
         return ConfigReader(value, f"{self.where}: {key}")
 
 

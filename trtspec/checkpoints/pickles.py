@@ -36,8 +36,8 @@ from trtspec.checkpoints.source import (
     read_json,
     read_weight_map,
 )
-from trtspec.core.errors import CheckpointError, remedy_of
-from trtspec.core.files import file_lock, sync, sync_directories
+from trtspec.core.errors import CheckpointError, os_error_remedy
+from trtspec.core.files import file_lock, fsync_path, sync_directories
 from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import cache_dir
 from trtspec.core.processes import die_with_parent
@@ -80,7 +80,7 @@ def unpickle(root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
             _fill(temporary, root, pins, on_bytes)
             sync_directories(temporary)
             os.rename(temporary, target)
-            sync(target.parent)
+            fsync_path(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -89,7 +89,7 @@ def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> 
     for path in (inside(root, name) for name in DESCRIPTIONS):
         if path.is_file():
             shutil.copyfile(path, out / path.name)
-            sync(out / path.name)
+            fsync_path(out / path.name)
     indexed = _read_index(inside(root, PICKLE_INDEX), pins)
     shards = _shard_names(sorted(pins))
     found: dict[str, str] = {}
@@ -109,7 +109,7 @@ def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> 
     if len(shards) > 1:
         weight_map = {tensor: shards[name] for tensor, name in found.items()}
         (out / INDEX).write_text(json.dumps({"weight_map": weight_map}, indent=1))
-        sync(out / INDEX)
+        fsync_path(out / INDEX)
 
 
 def _shard_names(pickles: Sequence[str]) -> dict[str, str]:
@@ -140,7 +140,7 @@ def _convert(pickle: Path, sha256: str, out: Path, on_bytes: OnBytes) -> None:
             hint = f"its SHA-256 is {found}; pin it only if you trust the file's origin"
             raise CheckpointError("does not have the SHA-256 pinned in the recipe", where=str(pickle), hint=hint)
         _run_unpickler(pickle, file.fileno(), out)
-    sync(out)
+    fsync_path(out)
 
 
 def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
@@ -195,5 +195,5 @@ def _explain_os_errors(target: Path) -> Iterator[None]:
     except OSError as error:
         hint = "free space or make the cache (TRTSPEC_CACHE) writable, then build again"
         raise CheckpointError(
-            f"cannot be created: {error.strerror}", where=str(target), hint=remedy_of(error) or hint
+            f"cannot be created: {error.strerror}", where=str(target), hint=os_error_remedy(error) or hint
         ) from error

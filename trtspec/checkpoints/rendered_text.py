@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 
-class Rendered(str):
+class RenderedText(str):
     """A chat rendered by a template, which includes the special tokens: encoding adds none.
 
     JSON does not preserve the type, so senders must transmit it separately.

@@ -72,7 +72,7 @@ def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
     return base
 
 
-def refuse_share(reader: ConfigReader, share: float) -> None:
+def check_share(reader: ConfigReader, share: float) -> None:
     """Raise CheckpointError for partially rotated heads, which transformers ignores for most families."""
     if share != 1.0:
         message = f"{SHARE} is {share:g}, but models of this architecture rotate whole heads"
@@ -110,7 +110,7 @@ def _merge(reader: ConfigReader, max_positions: int, base: float, aliases: Mappi
     for key, value, where in statements:
         if key in read and (key not in values or value != values[key]):
             taken = (values[key], places.get(key, _DEFAULT)) if key in values else ("missing", f"in {place}")
-            raise differing(reader, key, (value, where), taken)
+            raise conflicting_values_error(reader, key, (value, where), taken)
     return values
 
 
@@ -130,7 +130,9 @@ def _replaced(parameters: ConfigReader, aliases: Mapping[str, str]) -> list[tupl
     return found + [(key, value, f"in {PARAMETERS}") for key, value in values.items()]
 
 
-def differing(reader: ConfigReader, key: str, one: tuple[Any, str], taken: tuple[Any, str]) -> CheckpointError:
+def conflicting_values_error(
+    reader: ConfigReader, key: str, one: tuple[Any, str], taken: tuple[Any, str]
+) -> CheckpointError:
     """Return the error for a key with two values, each with its place; transformers uses the second."""
     message = f"{key} is {_short(one[0])} {one[1]} and {_short(taken[0])} {taken[1]}"
     hint = f"transformers uses the value {taken[1]}, other engines may not; write the same {key} in both places"

@@ -44,7 +44,7 @@ class Split(Enum):
     EMBEDDING = "embedding"  # VOCABULARY if the mapping divides embeddings, else WHOLE
 
 
-def of_rows(split: Split) -> Split:
+def row_split(split: Split) -> Split:
     """Return the split of per-row values (a bias, scales) of a matrix with this split."""
     return Split.WHOLE if split is Split.COLUMNS else split
 
@@ -196,13 +196,13 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
 def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo, ...]]:
     """Return the source tensors of each rule that has any, by the rule's full name; raise KeyError if one is absent."""
     return {
-        rule.name: tuple(rows_of(tensor, source.tensors[tensor.name]) for tensor in rule.sources)
+        rule.name: tuple(select_rows(tensor, source.tensors[tensor.name]) for tensor in rule.sources)
         for rule in rules
         if all(tensor.name for tensor in rule.sources)
     }
 
 
-def rows_of(wanted: SourceTensor, stored: TensorInfo) -> TensorInfo:
+def select_rows(wanted: SourceTensor, stored: TensorInfo) -> TensorInfo:
     """Return the rows of `stored` that belong to `wanted`; `stored` is its tensor or has one value per row."""
     if not wanted.stored_rows:
         return stored

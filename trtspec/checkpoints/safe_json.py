@@ -28,7 +28,7 @@ def inside(root: Path, name: str) -> Path:
     """
     if not name.isprintable():
         raise CheckpointError(
-            f"the file name {shown(name)} has unprintable characters", where=str(root), hint="rename the file"
+            f"the file name {repr_short(name)} has unprintable characters", where=str(root), hint="rename the file"
         )
     path = root / name
     if path.is_symlink():
@@ -37,7 +37,7 @@ def inside(root: Path, name: str) -> Path:
         blobs = [repository / "blobs", repository.parent / "blobs"] if repository else []
         allowed = [home, *(Path(os.path.realpath(folder)) for folder in blobs)]
         if not any(real.is_relative_to(folder) for folder in allowed):
-            message = f"a link to {shown(os.readlink(path))}, which is outside its directory"
+            message = f"a link to {repr_short(os.readlink(path))}, which is outside its directory"
             raise CheckpointError(message, where=str(path), hint="replace the link by the file itself")
     return path
 
@@ -77,7 +77,7 @@ def _check_is_text(value: Any) -> None:
         raise ValueError("not text: it has half a surrogate pair") from None
 
 
-def shown(text: str) -> str:
+def repr_short(text: str) -> str:
     """Return `text` quoted and escaped for a message, and cut if it is long."""
     return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
@@ -86,7 +86,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"duplicate key {shown(name)}")
+        raise ValueError(f"duplicate key {repr_short(name)}")
     return table
 
 
@@ -99,7 +99,7 @@ def _integer(text: str) -> int | float:
 def _float(text: str) -> float:
     value = float(text) if len(text) <= MAX_DIGITS else float("inf")
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"the number {shown(text)} is too large or too long")
+        raise ValueError(f"the number {repr_short(text)} is too large or too long")
     return value
 
 

@@ -16,9 +16,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from trtspec.checkpoints.safe_json import parse_object, shown
+from trtspec.checkpoints.safe_json import parse_object, repr_short
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import open_regular, unreadable
+from trtspec.core.files import describe_read_error, open_regular
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
               "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}  # fmt: skip
@@ -64,7 +64,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             size = os.fstat(file.fileno()).st_size
             raw = _read_raw(path, file, size)
     except OSError as error:
-        _refuse(path, unreadable(error), UNREADABLE)
+        _refuse(path, describe_read_error(error), UNREADABLE)
     start = 8 + len(raw)
     tensors = [_tensor(path, name, entry, start) for name, entry in _parse(path, raw).items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
@@ -112,25 +112,27 @@ def _check_metadata(metadata: Any) -> None:
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     if not _is_name(name):
         _refuse(
-            path, f"tensor name {shown(name)} has a path separator or unprintable character, or a wrong length", RENAME
+            path,
+            f"tensor name {repr_short(name)} has a path separator or unprintable character, or a wrong length",
+            RENAME,
         )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        _refuse(path, f"tensor {shown(name)} must have exactly the keys dtype, shape and data_offsets")
+        _refuse(path, f"tensor {repr_short(name)} must have exactly the keys dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         _refuse(
             path,
-            f"tensor {shown(name)} has the unknown dtype {shown(str(dtype))}",
+            f"tensor {repr_short(name)} has the unknown dtype {repr_short(str(dtype))}",
             f"supported: {', '.join(ITEM_BYTES)}",
         )
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        _refuse(path, f"tensor {shown(name)} has an invalid shape or offset")
+        _refuse(path, f"tensor {repr_short(name)} has an invalid shape or offset")
     # other readers multiply all dimensions, even of an empty tensor, and could overflow
     if len(shape) > MAX_RANK or prod(n for n in shape if n) * 8 * ITEM_BYTES[dtype] > MAX_TENSOR_BITS:
-        _refuse(path, f"tensor {shown(name)} has more than {MAX_RANK} dimensions, or is too large")
+        _refuse(path, f"tensor {repr_short(name)} has more than {MAX_RANK} dimensions, or is too large")
     nbytes = offsets[1] - offsets[0]
     if prod(shape) * ITEM_BYTES[dtype] != nbytes:
-        _refuse(path, f"tensor {shown(name)}: {dtype} {shape} does not fill its {nbytes:,} bytes")
+        _refuse(path, f"tensor {repr_short(name)}: {dtype} {shape} does not fill its {nbytes:,} bytes")
     return TensorInfo(name, dtype, tuple(shape), path, data_start + offsets[0], nbytes)
 
 
@@ -147,7 +149,7 @@ def _check_contiguous(path: Path, tensors: list[TensorInfo], start: int, size: i
     position = start
     for tensor in tensors:
         if tensor.offset != position:
-            _refuse(path, f"tensor {shown(tensor.name)} begins at byte {tensor.offset:,}, expected {position:,}")
+            _refuse(path, f"tensor {repr_short(tensor.name)} begins at byte {tensor.offset:,}, expected {position:,}")
         position += tensor.nbytes
     if position > size:
         _refuse(path, f"truncated: its tensors need {position:,} bytes, but the file has {size:,}")

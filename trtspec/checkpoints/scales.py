@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtspec.checkpoints.rules import Rule, SourceTensor, of_rows
+from trtspec.checkpoints.rules import Rule, SourceTensor, row_split
 
 # TensorRT-LLM uses the larger of the first two, or the last if it is the only one.
 KV_SCALES = ("k", "v", "kv")
@@ -22,7 +22,7 @@ def weight_scale(weight: Rule) -> Rule:
 def row_scales(weight: Rule) -> Rule:
     """Return the rule of a weight's scales, one per row; its sources have the order of the weight's sources."""
     sources = tuple(replace(source, name="", shape=source.shape[:1]) for source in weight.sources)
-    target, split = f"{_module(weight)}.per_channel_scale", of_rows(weight.split)
+    target, split = f"{_module(weight)}.per_channel_scale", row_split(weight.split)
     return replace(weight, target=target, sources=sources, split=split, linear=None)
 
 

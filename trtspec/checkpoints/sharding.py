@@ -68,21 +68,21 @@ def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]
     return problems
 
 
-def fitting(config: ModelConfig, mapping: ParallelMapping) -> str:
+def valid_sizes_hint(config: ModelConfig, mapping: ParallelMapping) -> str:
     """Return a message with the supported tensor and pipeline sizes of a model."""
     powers = (1 << power for power in range(MOST_RANKS.bit_length()))
     fit = [str(each) for each in powers if not mapping_problems(config, replace(mapping, tensor=each, pipeline=1))]
     return f"tensor can be {', '.join(fit)}; pipeline at most {config.num_layers}"
 
 
-def split_of(rule: Rule, mapping: ParallelMapping) -> Split:
+def resolve_split(rule: Rule, mapping: ParallelMapping) -> Split:
     """Return how a mapping divides a rule's target; it may leave embeddings whole."""
     if rule.split is Split.EMBEDDING:
         return Split.VOCABULARY if mapping.embedding else Split.WHOLE
     return rule.split
 
 
-def uneven(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
+def row_split_problems(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
     """Return a message per target that cannot be divided by rows, for rules that `mapping_problems` does not cover."""
     problems = []
     for rule in rules:
@@ -94,7 +94,7 @@ def uneven(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardRegion:
     """The destination of a rectangle of a source tensor: its rows and columns, and its first row in the rank's file."""
 
     rank: int
@@ -104,31 +104,31 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Sharded:
+class ShardedTarget:
     """One target on the ranks that hold it: name and shape on each rank, and the places of each source tensor."""
 
     name: str
     ranks: range
     shape: tuple[int, ...]
-    places: tuple[tuple[Place, ...], ...]
+    places: tuple[tuple[ShardRegion, ...], ...]
 
 
-def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> Sharded:
+def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> ShardedTarget:
     """Divide a rule's target over the ranks of its stage."""
     stage, layer = mapping.locate(rule.at, num_layers)
-    ranks, split = mapping.stage_ranks(stage), split_of(rule, mapping)
+    ranks, split = mapping.stage_ranks(stage), resolve_split(rule, mapping)
     at_row, columns, by_source = 0, range(0), []
     for source in rule.sources:
         height, places = 0, []
         for position, rank in enumerate(ranks):
             rows, columns, height = _rectangle(source, split, position, mapping.tensor)
-            places.append(Place(rank, rows, columns, at_row))
+            places.append(ShardRegion(rank, rows, columns, at_row))
         by_source.append(tuple(places))
         at_row += height
     width = () if len(rule.sources[0].shape) == 1 else (len(columns),)
     shape = (rule.experts, at_row // rule.experts, *width) if rule.experts else (at_row, *width)
     name = rule.target if isinstance(rule.at, Stage) else layer_tensor(layer, rule.target)
-    return Sharded(name, ranks, shape, tuple(by_source))
+    return ShardedTarget(name, ranks, shape, tuple(by_source))
 
 
 def _rectangle(source: SourceTensor, split: Split, position: int, tensor: int) -> tuple[range, range, int]:
@@ -155,7 +155,7 @@ def _head_rows(source: SourceTensor, position: int, tensor: int) -> range:
     return range(first * size, (first + heads) * size)
 
 
-def join_places(sharded: Sharded) -> Iterator[tuple[int, Place]]:
+def distinct_regions(sharded: ShardedTarget) -> Iterator[tuple[int, ShardRegion]]:
     """Yield (source number, place) so that every element of every source tensor is covered exactly once."""
     for number, places in enumerate(sharded.places):
         seen = set()

@@ -12,10 +12,10 @@ from shlex import quote
 from typing import Any
 
 from trtspec.checkpoints.model_config import ConfigReader
-from trtspec.checkpoints.safe_json import inside, parse_object, shown
+from trtspec.checkpoints.safe_json import inside, parse_object, repr_short
 from trtspec.checkpoints.safetensors import DAMAGED, UNREADABLE, TensorInfo, bytes_by_dtype, read_header
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import Absent, read_bounded, unreadable
+from trtspec.core.files import AbsentFile, describe_read_error, read_bounded
 from trtspec.core.paths import hub_cache_dir
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -50,7 +50,7 @@ class Source:
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
-    absent: dict[str, Absent] = field(default_factory=dict)
+    absent: dict[str, AbsentFile] = field(default_factory=dict)
 
     @cached_property
     def weight_files(self) -> list[Path]:
@@ -176,7 +176,7 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     try:
         return parse_object(read_bounded(path, max_bytes), MAX_JSON_VALUES)
     except OSError as error:
-        raise CheckpointError(unreadable(error), where=str(path), hint=_unreadable_hint(path, error)) from None
+        raise CheckpointError(describe_read_error(error), where=str(path), hint=_unreadable_hint(path, error)) from None
     except ValueError as error:
         raise CheckpointError(
             str(error), where=str(path), hint=f"{path.name} must be a JSON object; save it again"
@@ -206,7 +206,7 @@ def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if not SHARD.fullmatch(shard):
-            message = f"shard {shown(shard)} is not the name of a .safetensors file in this directory"
+            message = f"shard {repr_short(shard)} is not the name of a .safetensors file in this directory"
             raise CheckpointError(message, where=str(index), hint="the index must contain file names of this directory")
         if not (root / shard).exists():
             message = f"names the shard {shard}, which is missing"
@@ -223,11 +223,11 @@ def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
             raise CheckpointError(
-                f"maps {shown(name)} to {shard}, which does not contain it", where=str(index), hint=hint
+                f"maps {repr_short(name)} to {shard}, which does not contain it", where=str(index), hint=hint
             )
     for name in tensors:
         if name not in weight_map:
-            message = f"lacks {shown(name)}, which {tensors[name].file.name} contains"
+            message = f"lacks {repr_short(name)}, which {tensors[name].file.name} contains"
             raise CheckpointError(message, where=str(index), hint=hint)
     return tensors
 
@@ -241,7 +241,7 @@ def _read_shards(root: Path, shards: list[str]) -> dict[str, TensorInfo]:
         header = read_header(path)
         if twice := header.keys() & tensors.keys():
             name = min(twice)
-            message = f"tensor {shown(name)} is also in {tensors[name].file.name}"
+            message = f"tensor {repr_short(name)} is also in {tensors[name].file.name}"
             hint = f"remove the file that should not be used; if {WEIGHTS} or an index exists, other files are ignored"
             raise CheckpointError(message, where=str(path), hint=hint)
         tensors |= header

@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtspec.checkpoints.family import family_of, family_version
+from trtspec.checkpoints.family import family_version, find_family
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.quant.prequantized import Prequantized, read_prequantized, scheme_of
+from trtspec.checkpoints.quant.prequantized import Prequantized, read_prequantized, resolve_scheme
 from trtspec.checkpoints.quant.quant_config import QuantFormat
 from trtspec.checkpoints.quant.scheme import Scheme, scheme_problems, stage_problems
 from trtspec.checkpoints.rules import Matched, Rule, SourceTensor, match
-from trtspec.checkpoints.sharding import ParallelMapping, fitting, mapping_problems
+from trtspec.checkpoints.sharding import ParallelMapping, mapping_problems, valid_sizes_hint
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.tied_embeddings import UNREAD, UNTIED, Ties, compare_ties
 from trtspec.checkpoints.trtllm import EMBEDDING, LM_HEAD
@@ -55,7 +55,7 @@ class SourceModel:
 
     def diagnose(self, wanted: Scheme, mapping: ParallelMapping, *, converts: bool) -> list[Diagnostic]:
         """Return diagnostics about storing and dividing the model; paths are relative to the model's."""
-        hint = fitting(self.config, mapping)
+        hint = valid_sizes_hint(self.config, mapping)
         found = [Diagnostic("parallel", "parallel", each, hint) for each in mapping_problems(self.config, mapping)]
         found += self.ties.diagnose(converts=converts)
         if converts:
@@ -78,7 +78,7 @@ class SourceModel:
 
     def scheme(self, wanted: Scheme) -> Scheme:
         """Return the scheme of the converted model; raise CheckpointError if source and recipe conflict."""
-        return scheme_of(self.prequantized, wanted, self.config, self.rules)
+        return resolve_scheme(self.prequantized, wanted, self.config, self.rules)
 
     def format(self, wanted: Scheme) -> QuantFormat:
         """Return the format of `scheme`; unquantized if `scheme` raises."""
@@ -89,7 +89,7 @@ class SourceModel:
         return QuantFormat(scheme.weights, scheme.kv_cache)
 
 
-def padded(model: SourceModel, vocab_size: int) -> SourceModel:
+def with_vocab_size(model: SourceModel, vocab_size: int) -> SourceModel:
     """Return a model with `vocab_size` entries: rows of zeros are added to embedding and LM head, or rows are removed.
 
     Models with the same tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B,
@@ -110,12 +110,12 @@ def _with_rows(source: SourceTensor, rows: int) -> SourceTensor:
     return replace(source, shape=(rows, *source.shape[1:]), stored_rows=source.stored_rows or source.shape[0])
 
 
-def mapping_of(asked: ModelSource) -> ParallelMapping:
+def parallel_mapping(asked: ModelSource) -> ParallelMapping:
     """Return the parallel mapping of a model in a recipe."""
     return ParallelMapping(asked.parallel.tensor, asked.parallel.pipeline, asked.parallel.embedding)
 
 
-def scheme_wanted(asked: ModelSource) -> Scheme:
+def requested_scheme(asked: ModelSource) -> Scheme:
     """Return the quantization scheme that a recipe requests for a model."""
     return Scheme(asked.quantization.weights, asked.quantization.kv_cache, tuple(asked.quantization.exclude))
 
@@ -123,7 +123,7 @@ def scheme_wanted(asked: ModelSource) -> Scheme:
 def read_model(source: Source, dtype: str) -> SourceModel:
     """Read a source's model; raise CheckpointError if it is incomplete or unsupported."""
     prequantized = read_prequantized(source)
-    name, family = family_of(source)
+    name, family = find_family(source)
     config = family.read(source.reader, dtype)
     ties = UNTIED
     if config.tied_embeddings:

@@ -26,12 +26,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.checkpoints.direct_io import Output, Writing, open_output
+from trtspec.checkpoints.direct_io import TaskOutput, WriteTask, open_output
 from trtspec.checkpoints.journal import ConversionJournal
 from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
-from trtspec.checkpoints.streaming_digest import GrowingDigests, written_by
+from trtspec.checkpoints.streaming_digest import StreamingDigests, write_positions
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import reserve, write_all
+from trtspec.core.files import reserve_space, write_all
 
 CHUNK_BYTES = 2 << 20
 MOST_THREADS = 12  # each has some MB of buffers
@@ -84,7 +84,7 @@ class Transfer:
 class Encoding(Protocol):
     """The transformation of a task's tensors."""
 
-    def run(self, worker: Worker) -> None:
+    def run(self, worker: TransferWorker) -> None:
         """Read, encode and write everything through `worker`."""
 
 
@@ -98,7 +98,7 @@ class Task:
 
 
 @dataclass
-class Flaws:
+class ConversionIssues:
     """Invalid values found in source tensors, one line per tensor; thread-safe."""
 
     allow_nonfinite: bool = False
@@ -124,17 +124,19 @@ class Flaws:
             )
 
 
-class Worker:
+class TransferWorker:
     """State of one thread: a read buffer, the output, the flaws and the progress."""
 
-    def __init__(self, output: Output, flaws: Flaws, on_bytes: Callable[[int], None], *, keep: bool) -> None:
+    def __init__(
+        self, output: TaskOutput, flaws: ConversionIssues, on_bytes: Callable[[int], None], *, keep: bool
+    ) -> None:
         self.flaws = flaws
         self._output, self._on_bytes, self._keep = output, on_bytes, keep
         self._buffer = bytearray(CHUNK_BYTES)
 
     def run(self, task: Task, number: int) -> None:
         """Run a task; it is not sound if it adds a flaw."""
-        self._writing, before = Writing(number, task.name), self.flaws.count
+        self._writing, before = WriteTask(number, task.name), self.flaws.count
         task.encoding.run(self)
         self._writing.is_sound = self.flaws.count == before
         self._output.end(self._writing)
@@ -217,7 +219,7 @@ def run_tasks(
     layouts: Sequence[FileLayout],
     tasks: Sequence[Task],
     *,
-    flaws: Flaws,
+    flaws: ConversionIssues,
     on_bytes: Callable[[int], None],
     on_resumed: Callable[[int], None],
     journal: Path | None = None,
@@ -246,12 +248,14 @@ def run_tasks(
             journal.unlink(missing_ok=True)
         files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
         notes = stack.enter_context(ConversionJournal(journal, files, stamp))
-        writes = {task.name: sorted(set(written_by(task.encoding))) for task in tasks if task.name not in notes.done}
+        writes = {
+            task.name: sorted(set(write_positions(task.encoding))) for task in tasks if task.name not in notes.done
+        }
         todo = sorted((task for task in tasks if task.name in writes), key=lambda task: writes[task.name][:1])
         on_resumed(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
-        growing = stack.enter_context(GrowingDigests(files, layouts, writes))
+        growing = stack.enter_context(StreamingDigests(files, layouts, writes))
 
-        def done(task: Writing) -> None:
+        def done(task: WriteTask) -> None:
             growing.finish(task.name)
             if task.is_sound:  # else it must run again, to report its flaws again
                 notes.finish(task.name)
@@ -259,7 +263,7 @@ def run_tasks(
         nbytes = sum(layout.nbytes for layout in layouts)
         output = stack.enter_context(open_output(paths, files, nbytes, growing, done))
         threads = threads or min(output.tasks_at_once, MOST_THREADS)
-        _run_all(todo, threads, lambda: Worker(output, flaws, advance, keep=keep_cached), output, growing)
+        _run_all(todo, threads, lambda: TransferWorker(output, flaws, advance, keep=keep_cached), output, growing)
         flaws.raise_if_any()
         found = zip(paths, growing.digests(), strict=True)
         return {path.name: digest for path, digest in found if digest}
@@ -280,18 +284,22 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
     stack.callback(os.close, descriptor)
     if not laid_out:
         os.ftruncate(descriptor, 0)  # padding is never written: truncation makes it zero
-        reserve(descriptor, layout.nbytes)
+        reserve_space(descriptor, layout.nbytes)
         write_all(descriptor, layout.header, 0)
     return descriptor
 
 
 def _run_all(
-    tasks: Sequence[Task], threads: int, make_worker: Callable[[], Worker], output: Output, growing: GrowingDigests
+    tasks: Sequence[Task],
+    threads: int,
+    make_worker: Callable[[], TransferWorker],
+    output: TaskOutput,
+    growing: StreamingDigests,
 ) -> None:
     local, stop = threading.local(), threading.Event()
 
     def work(number: int, task: Task) -> None:
-        growing.wait_for_room()
+        growing.wait_for_hashing()
         if stop.is_set():
             return
         if not hasattr(local, "worker"):

@@ -16,13 +16,13 @@ from typing import Any
 
 from trtspec.checkpoints.safetensors import FileLayout
 from trtspec.core.errors import CheckpointError
-from trtspec.core.hashing import grow, hashing, pieces, threads_beside
+from trtspec.core.hashing import background_thread_count, hash_backend, read_chunks, update_digests
 
 Place = tuple[int, int]  # (number of a file, offset in it)
 
 STRETCH_BYTES = 8 << 20  # hashed before the file that is furthest behind is selected again
 MOST_UNHASHED = 256 << 20  # small enough that the page cache still has the written bytes
-COMPANY_S = 0.005  # time a file waits for others, to be hashed together
+BATCHING_S = 0.005  # time a file waits for others, to be hashed together
 MOST_SMALL = 4096  # small pieces kept in memory per file
 
 
@@ -92,7 +92,7 @@ class _File:
     def _read_back(self, end: int) -> Iterator[memoryview]:
         """Yield the file's bytes up to `end` or the next bytes in memory."""
         end = min([end, *(offset for offset in list(self.fresh) if offset > self.hashed)])
-        for piece in pieces(self.descriptor, self.hashed, end):
+        for piece in read_chunks(self.descriptor, self.hashed, end):
             yield piece
             self.hashed += len(piece)
         if self.hashed < end:
@@ -101,7 +101,7 @@ class _File:
             )
 
 
-class GrowingDigests:
+class StreamingDigests:
     """Digests of files that tasks are writing; a tensor is final when all tasks that write to it are finished.
 
     `writes` are the places where each task begins to write. A file that is modified after its bytes were hashed gets no
@@ -111,7 +111,7 @@ class GrowingDigests:
     def __init__(
         self, files: Sequence[int], layouts: Sequence[FileLayout], writes: Mapping[str, Iterable[Place]]
     ) -> None:
-        self._code = hashing()
+        self._code = hash_backend()
         self._files = [_File(*each, self._code.begin()) for each in zip(files, layouts, strict=True)]
         self._parts = {
             task: {(number, self._files[number].part(offset)) for number, offset in places}
@@ -122,12 +122,12 @@ class GrowingDigests:
         for file in self._files:
             file.advance_ready()
         self._changed, self._stopped = Condition(), False
-        self._hashing = threads_beside(len(files))
+        self._hashing = background_thread_count(len(files))
         self._most = self._code.most if len(files) > 1 else 1  # a single file cannot be hashed in parallel
         self._pool = ThreadPoolExecutor(self._hashing, "digest")
         self._work: list[Future[None]] = []
 
-    def __enter__(self) -> GrowingDigests:
+    def __enter__(self) -> StreamingDigests:
         self._work = [self._pool.submit(self._hash) for _ in range(self._hashing)]
         for each in self._work:
             each.add_done_callback(lambda _: self._wake())
@@ -155,7 +155,7 @@ class GrowingDigests:
                 file.fresh[offset] = _InMemory(data, release)
                 self._changed.notify_all()
 
-    def waiting_in_vain(self) -> list[tuple[int, int]]:
+    def stalled_files(self) -> list[tuple[int, int]]:
         """Return (number, hashed offset) of files whose next bytes are missing although later blocks are in memory."""
         with self._changed:
             return [
@@ -164,7 +164,7 @@ class GrowingDigests:
                 if not file.is_taken and not file.has_more and file.blocks
             ]
 
-    def let_go(self, number: int) -> None:
+    def drop_block(self, number: int) -> None:
         """Drop the last block of a file from memory; it is read back from the file."""
         with self._changed:
             file = self._files[number]
@@ -187,7 +187,7 @@ class GrowingDigests:
                 file.advance_ready()
             self._changed.notify_all()
 
-    def wait_for_room(self) -> None:
+    def wait_for_hashing(self) -> None:
         """Return when few written bytes are unhashed; raise the error of the hashing threads, if any."""
         with self._changed:  # no time-out: hashing progresses
             self._changed.wait_for(lambda: self._stopped or self._is_ended() or self._unhashed() < MOST_UNHASHED)
@@ -212,7 +212,7 @@ class GrowingDigests:
     def _hash_stretches(self, files: Sequence[_File]) -> None:
         stretches = [(file.digest, file.read_stretch()) for file in files]
         while grown := [(digest, piece) for digest, stretch in stretches if (piece := next(stretch, None))]:
-            grow(self._code, grown, self._most)
+            update_digests(self._code, grown, self._most)
 
     def _take(self) -> list[_File]:
         """Wait for and return the files that are furthest behind; an empty list when all are hashed."""
@@ -226,7 +226,7 @@ class GrowingDigests:
                         file.is_taken = True
                     return files
                 # no time-out unless a file waits: a task or the conversion will end
-                has_waited = not self._changed.wait(COMPANY_S if waiting else None)
+                has_waited = not self._changed.wait(BATCHING_S if waiting else None)
         return []
 
     def _are_enough(self, waiting: Sequence[_File], growing: int) -> bool:
@@ -244,13 +244,13 @@ class GrowingDigests:
         return any(each.done() for each in self._work)
 
 
-def written_by(encoding: object) -> Iterator[Place]:
+def write_positions(encoding: object) -> Iterator[Place]:
     """Yield the places where an encoding begins to write: every nested object with a rank and an offset."""
     if hasattr(encoding, "rank") and hasattr(encoding, "offset"):
         yield encoding.rank, encoding.offset
     elif isinstance(encoding, tuple):
         for each in encoding:
-            yield from written_by(each)
+            yield from write_positions(each)
     elif is_dataclass(encoding):
         for field in fields(encoding):
-            yield from written_by(getattr(encoding, field.name))
+            yield from write_positions(getattr(encoding, field.name))

@@ -71,7 +71,7 @@ def compare_ties(source: Source, embedding: str, head: str) -> Ties:
     return Ties(embedding, head, differ=not have_equal_values(stored, own))
 
 
-def ties_of(source: Source, text: ConfigReader) -> Ties:
+def find_ties(source: Source, text: ConfigReader) -> Ties:
     """Return the ties of a model without a family; `text` is the section of config.json for its text model."""
     if text.values.get("tie_word_embeddings", source.config.get("tie_word_embeddings")) is not True:
         return UNTIED

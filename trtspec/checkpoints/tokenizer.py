@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.generation_config import find_end_ids, special_token
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source
-from trtspec.checkpoints.tokenizer_classes import as_transformers
+from trtspec.checkpoints.tokenizer_classes import apply_transformers_class
 from trtspec.checkpoints.vetting import vet
 from trtspec.core.errors import CheckpointError, TrtspecError
 
@@ -76,7 +76,7 @@ class Tokenizer:
         if not vetted:
             vet(root)
         with _panics("not a tokenizer", path):
-            self._backend = as_transformers(Backend.from_file(str(path)), root)
+            self._backend = apply_transformers_class(Backend.from_file(str(path)), root)
             self._backend.no_padding()
             self._backend.no_truncation()
         self.root = root
@@ -119,12 +119,12 @@ class Tokenizer:
         return () if token is None else (token,)
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return the ids of `text`; special tokens are added unless it is `Rendered`, or according to the flag.
+        """Return the ids of `text`; special tokens are added unless it is `RenderedText`, or according to the flag.
 
         Raises TrtspecError for a text with lone surrogates, which UTF-8 cannot encode.
         """
         if add_special_tokens is None:
-            add_special_tokens = not isinstance(text, Rendered)
+            add_special_tokens = not isinstance(text, RenderedText)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -134,7 +134,7 @@ class Tokenizer:
 
     @cached_property
     def adds(self) -> tuple[int, ...]:
-        """Return the special tokens that are added to every text that is not `Rendered`."""
+        """Return the special tokens that are added to every text that is not `RenderedText`."""
         return tuple(self.encode("", add_special_tokens=True))
 
     def as_plain(self, text: str) -> str | None:
@@ -158,7 +158,7 @@ class Tokenizer:
         """Return the text of `ids` without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
-    def decode_whole(self, ids: Sequence[int]) -> str:
+    def decode_with_specials(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` with special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
@@ -204,7 +204,7 @@ def _panics(what: str, where: Path) -> Iterator[None]:
         raise CheckpointError(f"{what}: {words.splitlines()[0][:300]}", where=str(where)) from None
 
 
-class TokenizersDiffer(TrtspecError):
+class TokenizerMismatch(TrtspecError):
     """A draft's tokenizer has other ids than the target's."""
 
 
@@ -219,12 +219,12 @@ def check_tokenizers(target: Path, draft: Path) -> None:
         return
     ours, theirs = Tokenizer(target), Tokenizer(draft)
     if odd := _differing_token(ours, theirs):
-        raise TokenizersDiffer(
+        raise TokenizerMismatch(
             f"draft and target have different tokenizers: their vocabularies differ, e.g. at {odd[0]!r} (id {odd[1]})",
             hint="draft tokens would mean other texts; choose a draft of the target's family",
         )
     if ours.merges != theirs.merges or ours.encode(PROBE) != theirs.encode(PROBE):
-        raise TokenizersDiffer(
+        raise TokenizerMismatch(
             "draft and target have different tokenizers: equal vocabularies, but different tokens for the same text",
             hint="choose a draft of the target's family",
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.checkpoints.safe_json import shown
+from trtspec.checkpoints.safe_json import repr_short
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.core.errors import CheckpointError
 
@@ -97,7 +97,7 @@ def special_tokens(root: Path) -> dict[str, str]:
     return tokens
 
 
-def as_transformers(backend: Backend, root: Path) -> Backend:
+def apply_transformers_class(backend: Backend, root: Path) -> Backend:
     """Return the tokenizer that AutoTokenizer would make of `backend`, the directory's tokenizer.json.
 
     Raises CheckpointError for a configuration that transformers rejects too.
@@ -182,7 +182,7 @@ def _added(config: Mapping[str, Any], root: Path, added_token: Any) -> list[Any]
         ordered = sorted(described.items(), key=lambda item: int(item[0]))
         return [added_token(**{key: value for key, value in each.items() if key != "__type"}) for _, each in ordered]
     except (TypeError, ValueError, AttributeError) as error:
-        message = f"added_tokens_decoder cannot be read: {shown(str(error))}"
+        message = f"added_tokens_decoder cannot be read: {repr_short(str(error))}"
         raise CheckpointError(message, where=str(root / "tokenizer_config.json")) from None
 
 

@@ -24,10 +24,10 @@ def attempt(root: str, data: bytes) -> None:
         for special in (True, False):
             encoded = tokenizer.encode(text, special)
             _check_ids(encoded, largest)
-            tokenizer.decode(encoded), tokenizer.decode_whole(encoded)
+            tokenizer.decode(encoded), tokenizer.decode_with_specials(encoded)
     every = sorted(ids)
     for start in range(0, len(every), 4096):
-        tokenizer.decode_whole(every[start : start + 4096])
+        tokenizer.decode_with_specials(every[start : start + 4096])
     _ = tokenizer.fragments, tokenizer.decoders, tokenizer.merges
 
 

@@ -24,14 +24,14 @@ from trtspec.core.files import read_bounded
 TRANSLATION = "translation.safetensors"  # in the draft's checkpoint
 PARTS = ("target_ids", "draft_ids", "spelling_lens", "spellings")
 MAX_BYTES = 64 << 20
-LONGER = 2
+MAX_LENGTH_RATIO = 2
 """Largest ratio of draft tokens to target tokens of a text; beyond it the draft stops drafting."""
-LONGEST = 8
+MAX_SPELLING = 8
 """Most draft tokens per target token; of a longer spelling the draft reads the last ones."""
 
 
 @dataclass(frozen=True)
-class Translation:
+class VocabMapping:
     """Shared tokens, as ids of the target and of the draft, and the draft's spelling of each target token."""
 
     target_ids: list[int]
@@ -39,7 +39,7 @@ class Translation:
     spellings: list[list[int]]
 
     @classmethod
-    def between(cls, target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> Translation:
+    def between(cls, target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> VocabMapping:
         """Map two tokenizers, for models with these numbers of vocabulary entries; raise CheckpointError if token bytes
         are unknown.
         """
@@ -62,7 +62,7 @@ class Translation:
         (out / TRANSLATION).write_bytes(layout.header + b"".join(part.tobytes() for part in parts))
 
 
-def read_translation(root: Path, target_size: int, draft_size: int) -> Translation | None:
+def read_vocab_mapping(root: Path, target_size: int, draft_size: int) -> VocabMapping | None:
     """Return the mapping in a draft's checkpoint, or None if its vocabulary is the target's.
 
     Raises CheckpointError if the mapping does not fit models with these numbers of vocabulary entries.
@@ -77,7 +77,7 @@ def read_translation(root: Path, target_size: int, draft_size: int) -> Translati
     if not fits:
         raise CheckpointError("does not match this target and draft", where=str(path), hint="build the artifact again")
     spellings = [spelled[end - length : end] for end, length in zip(ends, lens, strict=True)]
-    return Translation(target_ids, draft_ids, spellings)
+    return VocabMapping(target_ids, draft_ids, spellings)
 
 
 def _read_parts(path: Path) -> list[list[int]]:
@@ -110,7 +110,7 @@ def _spell(text: bytes, words: Mapping[bytes, int]) -> list[int]:
         end = next((end for end in ends if text[start:end] in words), start)
         found += [words[text[start:end]]] if end > start else []
         start = max(end, start + 1)
-    return found[-LONGEST:]
+    return found[-MAX_SPELLING:]
 
 
 def _are_ids(values: list[int], size: int) -> bool:

@@ -19,7 +19,7 @@ from trtspec.checkpoints.rope import read_stored_scaling, render_longrope, rende
 from trtspec.checkpoints.safetensors import TensorInfo, read_header
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
-from trtspec.core.diagnostics import written
+from trtspec.core.diagnostics import quote_value
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
 MOST_RANKS_READ = 4096
@@ -121,7 +121,7 @@ def _render_quantization(quantization: TrtllmQuantization) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TrtllmCheckpoint:
     """A converted checkpoint in a directory; `ranks` holds the headers of each rank's file.
 
     `document` is config.json, for the keys of draft heads inside the model.
@@ -150,12 +150,12 @@ def is_converted(root: Path) -> bool:
     return (root / "rank0.safetensors").is_file()
 
 
-def load_checkpoint(root: Path) -> Checkpoint:
+def load_checkpoint(root: Path) -> TrtllmCheckpoint:
     """Read config.json and headers of a converted checkpoint; raise CheckpointError if it is invalid."""
     reader = ConfigReader(read_json(root / "config.json", MAX_CONFIG_BYTES), str(root / "config.json"))
     mapping, quantization = _read_mapping(reader), _read_quantization(reader)
     ranks = tuple(read_header(root / f"rank{rank}.safetensors") for rank in range(mapping.ranks))
-    return Checkpoint(root, reader, read_config(reader, ranks[0].keys()), mapping, quantization, ranks)
+    return TrtllmCheckpoint(root, reader, read_config(reader, ranks[0].keys()), mapping, quantization, ranks)
 
 
 def _read_mapping(reader: ConfigReader) -> ParallelMapping:
@@ -235,7 +235,7 @@ def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tup
     layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_KINDS.values() for kind in kinds):
         raise reader.refuse_value(
-            f"layer_types is {written(kinds)}, expected {layers} times {' or '.join(LAYER_KINDS.values())}"
+            f"layer_types is {quote_value(kinds)}, expected {layers} times {' or '.join(LAYER_KINDS.values())}"
         )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == LAYER_KINDS[False])
 

@@ -20,7 +20,7 @@ from pickle import Unpickler, UnpicklingError
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from trtspec.checkpoints.safetensors import lay_out
-from trtspec.core.files import reserve
+from trtspec.core.files import reserve_space
 
 if TYPE_CHECKING:
     import torch
@@ -191,7 +191,7 @@ def _write(tensors: dict[str, torch.Tensor], out: Path) -> None:
 
     layout = lay_out((name, DTYPES[_dtype(tensor)], tuple(tensor.shape)) for name, tensor in tensors.items())
     with out.open("wb") as file:
-        reserve(file.fileno(), layout.nbytes)
+        reserve_space(file.fileno(), layout.nbytes)
         file.write(layout.header)
         for tensor in tensors.values():
             file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)

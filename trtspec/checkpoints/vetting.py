@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import UnfitFile, read_bounded, unreadable
+from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded
 from trtspec.core.paths import cache_dir
 from trtspec.core.processes import installed_version
-from trtspec.core.sandbox import REFUSED, Limits, SandboxError, run_in_child
+from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_child
 
 FORMAT = "trtspec.vetted/1"
-LIMITS = Limits(memory_bytes=4 << 30, cpu_s=60, wall_s=180, output_bytes=4096)
+LIMITS = SandboxLimits(memory_bytes=4 << 30, cpu_s=60, wall_s=180, output_bytes=4096)
 MAX_BYTES = 64 << 20
 # The files that affect the loaded tokenizer, the tokenizer itself first.
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
@@ -57,8 +57,8 @@ def _key(root: Path) -> str:
         if path.is_file():
             try:
                 content = read_bounded(path, MAX_BYTES)
-            except UnfitFile as error:
-                raise CheckpointError(unreadable(error), where=str(path)) from None
+            except UnreadableFile as error:
+                raise CheckpointError(describe_read_error(error), where=str(path)) from None
             except OSError as error:
                 raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
             digest.update(f"\n{name} {len(content)}\n".encode() + hashlib.sha256(content).digest())

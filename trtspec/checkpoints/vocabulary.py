@@ -18,7 +18,7 @@ from typing import Any
 from trtspec.checkpoints.generation_config import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_json
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import read_bounded, unreadable
+from trtspec.core.files import describe_read_error, read_bounded
 
 TOKENIZER, ADDED_TOKENS = "tokenizer.json", "added_tokens.json"
 MAX_VALUES = 4_000_000  # in tokenizer.json; the largest known, Gemma 3's, has 1.9 million
@@ -41,7 +41,7 @@ class VocabularyFiles:
         try:
             return read_bounded(path, MAX_TOKENIZER_BYTES)
         except OSError as error:
-            raise CheckpointError(unreadable(error), where=str(path)) from None
+            raise CheckpointError(describe_read_error(error), where=str(path)) from None
 
     @cached_property
     def _document(self) -> dict[str, Any]:

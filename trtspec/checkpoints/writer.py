@@ -16,14 +16,14 @@ from typing import Any, BinaryIO
 
 from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo, lay_out
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import sync, sync_directories
+from trtspec.core.files import fsync_path, sync_directories
 
 CHUNK_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
 
 
-def ignore(count: int) -> None:
+def ignore_progress(count: int) -> None:
     """Discard progress."""
 
 
@@ -66,7 +66,7 @@ def new_directory(out: Path) -> Iterator[Path]:
         yield temporary
         sync_directories(temporary)
         temporary.rename(out)
-        sync(out.parent)
+        fsync_path(out.parent)
     except OSError as error:
         raise CheckpointError(
             f"cannot be written: {error.strerror}", where=str(out), hint="choose another directory"
@@ -79,10 +79,10 @@ def write_config(root: Path, config: dict[str, Any]) -> None:
     """Write config.json."""
     path = root / "config.json"
     path.write_text(json.dumps(config, indent=2) + "\n")
-    sync(path)
+    fsync_path(path)
 
 
-def write_tensors(path: Path, parts: Sequence[Part], on_bytes: OnBytes = ignore) -> None:
+def write_tensors(path: Path, parts: Sequence[Part], on_bytes: OnBytes = ignore_progress) -> None:
     """Write a safetensors file, in this order; `on_bytes` receives the number of bytes just written."""
     layout = lay_out((each.name, each.dtype, each.shape) for each in parts)
     with path.open("wb") as file:

@@ -15,13 +15,13 @@ from trtspec.engine.prompts.prompt import KINDS
 
 if TYPE_CHECKING:
     from trtspec.report.advisor.evaluate import Advice
-    from trtspec.report.advisor.questions import Answer
-    from trtspec.report.advisor.rules import Rule
+    from trtspec.report.advisor.questions import AdvisorFact
+    from trtspec.report.advisor.rules import AdviceRule
 
 Work = Enum("Work", {kind.replace("-", "_"): kind for kind in KINDS}, type=str)  # type: ignore[misc]
 
 
-class Drafts(str, Enum):
+class AvailableDraft(str, Enum):
     """Kind of draft that is available."""
 
     none = "none"
@@ -69,7 +69,7 @@ def advise(
         Work | None, typer.Option(metavar="KIND", help=f"Main kind of request: {', '.join(KINDS)}.")
     ] = None,
     draft: Annotated[
-        Drafts | None, typer.Option(help="Available draft: a smaller model, a trained head or MTP layers.")
+        AvailableDraft | None, typer.Option(help="Available draft: a smaller model, a trained head or MTP layers.")
     ] = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="URL", help="Read metrics from a Triton, vLLM, SGLang or TensorRT-LLM server.")
@@ -91,9 +91,9 @@ def advise(
     """
     from trtspec.cli.render import print_json
     from trtspec.report.advisor.evaluate import advise as advise_on
-    from trtspec.report.advisor.metric_facts import measured_answers, scrape
-    from trtspec.report.advisor.prometheus_values import Queried
-    from trtspec.report.advisor.questions import Answer
+    from trtspec.report.advisor.metric_facts import measured_facts, scrape
+    from trtspec.report.advisor.prometheus_values import QueriedMetrics
+    from trtspec.report.advisor.questions import AdvisorFact
     from trtspec.report.monitoring.prometheus import Prometheus
 
     given = {
@@ -111,12 +111,12 @@ def advise(
         "work": work and work.value,
         "draft": draft and draft.value,
     }
-    answers: dict[str, Answer] = {}
+    answers: dict[str, AdvisorFact] = {}
     if prometheus:
-        answers |= measured_answers(Queried(Prometheus(prometheus), selector), prometheus)
+        answers |= measured_facts(QueriedMetrics(Prometheus(prometheus), selector), prometheus)
     if metrics:
         answers |= scrape(metrics, seconds)
-    answers |= {name: Answer(value, "told") for name, value in given.items() if value is not None}
+    answers |= {name: AdvisorFact(value, "told") for name, value in given.items() if value is not None}
     planned, notes = _planned(recipe, set_ or [], answers) if recipe else ({}, [])
     found = advise_on(planned | answers, notes)
     if json:
@@ -125,13 +125,15 @@ def advise(
         show(found)
 
 
-def _planned(recipe: Path, overrides: list[str], told: dict[str, Answer]) -> tuple[dict[str, Answer], list[str]]:
+def _planned(
+    recipe: Path, overrides: list[str], told: dict[str, AdvisorFact]
+) -> tuple[dict[str, AdvisorFact], list[str]]:
     from trtspec.recipe.load import load_recipe
-    from trtspec.report.advisor.questions import Answer
-    from trtspec.report.advisor.recipe import recipe_answers
+    from trtspec.report.advisor.questions import AdvisorFact
+    from trtspec.report.advisor.recipe import recipe_facts
 
-    found, notes = recipe_answers(load_recipe(recipe, overrides), told)
-    return {"recipe": Answer(str(recipe), "told"), **found}, notes
+    found, notes = recipe_facts(load_recipe(recipe, overrides), told)
+    return {"recipe": AdvisorFact(str(recipe), "told"), **found}, notes
 
 
 COLOURS = {"yes": "green", "measure": "yellow", "no": "red"}
@@ -141,7 +143,7 @@ VERDICTS = {"yes": "yes", "measure": "measure it", "no": "no"}
 
 def show(found: Advice) -> None:
     """Show the verdict with its rule, the methods to try, the other rules that apply, and missing facts."""
-    from trtspec.cli.render import say, say_command, show_table
+    from trtspec.cli.render import print_command, print_line, show_table
 
     rows = [
         (name.replace("_", " "), _format_value(each), SOURCES.get(each.source, each.source))
@@ -150,7 +152,7 @@ def show(found: Advice) -> None:
     if rows:
         show_table("", ("fact", "value", "source"), rows)
     for note in found.notes:
-        say(note, "yellow")
+        print_line(note, "yellow")
     others = [(rule.name, VERDICTS[rule.says], rule.reason(found.answers)) for rule in found.others]
     if others:
         show_table("other rules that apply", ("rule", "verdict", "reason"), others)
@@ -158,18 +160,18 @@ def show(found: Advice) -> None:
     if missing:
         show_table("missing facts, and the rules that need them", ("option", "rules"), missing)
     if found.speculate != "no":
-        say(f"try {', then '.join(found.methods)}: {_because(found, found.method_rule)}")
+        print_line(f"try {', then '.join(found.methods)}: {_because(found, found.method_rule)}")
     for command in found.first:
-        say_command("first", command)
+        print_command("first", command)
     verdict = f"speculate: {VERDICTS[found.speculate]}, by {found.decided_by.name}: {_because(found, found.decided_by)}"
-    say(verdict, COLOURS[found.speculate])
+    print_line(verdict, COLOURS[found.speculate])
 
 
-def _because(found: Advice, rule: Rule) -> str:
+def _because(found: Advice, rule: AdviceRule) -> str:
     return f"{rule.reason(found.answers)}; source: {rule.source}"
 
 
-def _format_value(answer: Answer) -> str:
+def _format_value(answer: AdvisorFact) -> str:
     value: Any = answer.value
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 

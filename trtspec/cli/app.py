@@ -25,9 +25,9 @@ from typer.exceptions import TyperException
 
 from trtspec import __version__, cli
 from trtspec.cli import completing
-from trtspec.cli.helping import Command, Group
+from trtspec.cli.helping import HelpCommand, HelpGroup
 from trtspec.cli.streams import OutputError, guarded_streams
-from trtspec.core.errors import TrtspecError, describe_refusal, exhaustion, remedy_of
+from trtspec.core.errors import TrtspecError, describe_os_error_at, os_error_remedy, resource_exhaustion_error
 from trtspec.core.registry import discover
 
 VERBOSE = {"-v", "--verbose"}
@@ -56,7 +56,7 @@ def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
     """
     app = typer.Typer(
         name="trtspec",
-        cls=Group,
+        cls=HelpGroup,
         help="Speculative decoding for TensorRT-LLM: build, verify, serve and benchmark from one recipe.",
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -65,7 +65,7 @@ def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
     )
     app.callback()(_root)
     for command in [_find_command(only)] if only else discover("trtspec.cli", "command").values():
-        register = app.command(name=command_name(command), help=command.__doc__, cls=Command)
+        register = app.command(name=command_name(command), help=command.__doc__, cls=HelpCommand)
         register(command if reads_signatures else _unread)
     return typer.main.get_command(app)
 
@@ -129,7 +129,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
-        if exhausted := exhaustion(error):
+        if exhausted := resource_exhaustion_error(error):
             del error  # frees the memory that its frames hold
             _show_exhausted(exhausted, as_json="--json" in arguments)
             _exhausted.append(exhausted.exit_code)
@@ -150,10 +150,10 @@ def _run(arguments: Sequence[str]) -> int | None:
     try:
         code: int | None = _command_for(arguments)(args=arguments, prog_name="trtspec", standalone_mode=False)
     except OSError as error:  # fallback: callers that know the operation raise a more specific error
-        refused = describe_refusal(error, "a disk that is written to")
+        refused = describe_os_error_at(error, "a disk that is written to")
         if refused is None:
             raise
-        raise TrtspecError(refused, hint=remedy_of(error) or REFUSED_HINT) from error
+        raise TrtspecError(refused, hint=os_error_remedy(error) or REFUSED_HINT) from error
     except ModuleNotFoundError as error:
         from trtspec.planning.doctor import install_hint
 
@@ -179,9 +179,9 @@ def _show_exhausted(error: TrtspecError, *, as_json: bool) -> None:
 
 def _show_usage_error(error: TyperException, *, as_json: bool) -> None:
     if error.message:  # typer converts values with pydantic
-        from trtspec.core.diagnostics import plain_words
+        from trtspec.core.diagnostics import simplify_pydantic_message
 
-        error.message = plain_words(error.message)
+        error.message = simplify_pydantic_message(error.message)
     if as_json:
         from trtspec.cli.render import print_json, render_error
 

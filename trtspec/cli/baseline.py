@@ -36,13 +36,13 @@ def baseline(
 
     Example: trtspec baseline build/quickstart -o baseline.json
     """
-    from trtspec.bench.saved_documents import keep_document
+    from trtspec.bench.saved_documents import save_document
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
 
     with counter() as on_progress:
         root, document = _measure(what, prompts, max_tokens, runs, on_progress)
-    keep_document(root, document["kind"], document)
+    save_document(root, document["kind"], document)
     if out is not None:
         _write(out, document)
         note(f"{out}: written")
@@ -72,11 +72,11 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 def _served(name: str) -> tuple[Any, Path]:
     """Return a client and the artifact of a deployment; raise DeployError if the artifact was rebuilt since."""
     from trtspec.core.errors import DeployError
-    from trtspec.deployment.base import address_of
+    from trtspec.deployment.base import resolve_server_address
     from trtspec.serving.triton.client import Client
     from trtspec.store.manifest import manifest_sha256
 
-    url, document = address_of(name)
+    url, document = resolve_server_address(name)
     if not document:
         raise DeployError("a URL does not identify the artifact", where=name, hint="pass the name of a deployment")
     root = Path(document["artifact"])
@@ -99,7 +99,7 @@ def _write(out: Path, document: dict[str, Any]) -> None:
 
 def show(document: dict[str, Any]) -> None:
     """Show the measurements and where they were taken."""
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import print_line, show_table
 
     rows = [
         ("seconds per request", *(f"{document['request_s'][key]:.3f}" for key in ("mean", "p50", "p95"))),
@@ -109,8 +109,8 @@ def show(document: dict[str, Any]) -> None:
     show_table(title, ("target alone", "mean", "median", "p95"), rows, (1, 2, 3))
     machine, engine = document["machine"], document["engine"]
     where = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of {machine['cpu']}"
-    say(f"{engine['backend']} engine, {where}")
-    say(f"{document['median_tokens_per_s']:.0f} tokens/s (median of {document['runs']} runs)")
+    print_line(f"{engine['backend']} engine, {where}")
+    print_line(f"{document['median_tokens_per_s']:.0f} tokens/s (median of {document['runs']} runs)")
 
 
 command = baseline

@@ -68,7 +68,7 @@ def bench(
 
     Example: trtspec bench build/quickstart
     """
-    asked = load.LoadAsked(
+    asked = load.LoadOptions(
         concurrency, rate, until_crossover, api, model, key_env, input_tokens, output_tokens, tokenizer, temperature,
         seed, requests, max_rounds, interval, duration, slo, samples, timeout, driver, min_ratio,
     )  # fmt: skip

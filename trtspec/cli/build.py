@@ -11,7 +11,7 @@ import typer
 from trtspec.cli.options import Cell, Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.planning.pipeline import Built
+    from trtspec.planning.pipeline import BuildResult
 
 
 def build(
@@ -28,10 +28,10 @@ def build(
     Example: trtspec build recipes/quickstart.yaml
     """
     from trtspec.cli.progress import build_bars
-    from trtspec.cli.render import one_or_many, print_json, say, show_diagnostics
+    from trtspec.cli.render import combine_documents, print_json, print_line, show_diagnostics
     from trtspec.core.errors import TrtspecError
-    from trtspec.planning.pipeline import artifact_place, open_store, run_build
-    from trtspec.planning.prebuild import check_builds, plan_to_run
+    from trtspec.planning.pipeline import default_artifact_dir, open_store, run_build
+    from trtspec.planning.prebuild import check_builds, plan_runnable
     from trtspec.recipe.load import load_matrix
 
     recipes = load_matrix(recipe, set_ or (), cell or ())
@@ -39,22 +39,22 @@ def build(
         message = f"the recipe has {len(recipes)} cells, but --out names one directory"
         raise TrtspecError(message, hint="omit --out, or select one cell with --cell")
     documents, store = [], open_store()
-    builds = [(loaded, out or artifact_place(loaded.recipe)) for loaded in recipes]
+    builds = [(loaded, out or default_artifact_dir(loaded.recipe)) for loaded in recipes]
     for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):
         with build_bars(store.rates.seconds_of) as bars:
-            planned = plan_to_run(loaded, checked, store, bars.preparing, bars.reading)
+            planned = plan_runnable(loaded, checked, store, bars.preparing, bars.reading)
             show_diagnostics(planned.diagnostics)
             built = run_build(planned, place, store, bars)
         documents.append({"name": loaded.recipe.name, **describe(built)})
         if not json:
             done = "nothing to do" if built.status == "unchanged" else "built"
-            say(f"{built.artifact}: {done} ({built.seconds:.2f} s)", "green")
-            say(f"manifest sha256:{built.manifest}")
+            print_line(f"{built.artifact}: {done} ({built.seconds:.2f} s)", "green")
+            print_line(f"manifest sha256:{built.manifest}")
     if json:
-        print_json(one_or_many(documents))
+        print_json(combine_documents(documents))
 
 
-def describe(built: Built) -> dict[str, Any]:
+def describe(built: BuildResult) -> dict[str, Any]:
     """Return the document of `build --json`."""
     steps = [
         {"name": step.name, "key": step.key, "status": step.status, "seconds": round(step.seconds, 4)}

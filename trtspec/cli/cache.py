@@ -10,7 +10,7 @@ import typer
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.store.prune import Limits, Removed
+    from trtspec.store.prune import PruneLimits, PruneResult
     from trtspec.store.store import Store
 
 
@@ -55,11 +55,13 @@ def cache(
         raise typer.Exit(DigestMismatch.exit_code)
 
 
-def _limits(clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool) -> Limits | None:
+def _limits(
+    clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool
+) -> PruneLimits | None:
     """Return the limits of the entries to keep, or None if no entry is to be removed."""
     from trtspec.cli.quantities import parse_bytes, parse_seconds
     from trtspec.core.errors import TrtspecError
-    from trtspec.store.prune import Limits
+    from trtspec.store.prune import PruneLimits
 
     age = parse_seconds(older_than, "--older-than") if older_than is not None else None
     size = parse_bytes(max_size, "--max-size") if max_size is not None else None
@@ -71,25 +73,25 @@ def _limits(clear: bool, prune: bool, older_than: str | None, max_size: str | No
     if dry_run and not (clear or prune):
         raise TrtspecError("--dry-run requires --prune or --clear", hint="trtspec cache lists the entries")
     if clear:
-        return Limits(max_bytes=0)
-    return Limits(age, size) if prune else None
+        return PruneLimits(max_bytes=0)
+    return PruneLimits(age, size) if prune else None
 
 
-def _remove(store: Store, limits: Limits, clear: bool, dry_run: bool) -> Removed:
+def _remove(store: Store, limits: PruneLimits, clear: bool, dry_run: bool) -> PruneResult:
     from datetime import datetime, timezone
 
-    from trtspec.store.prune import beyond, clear_rest, remove, uses_of
+    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
 
-    chosen = beyond(uses_of(store), limits, datetime.now(timezone.utc))
+    chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc))
     removed = remove(store, chosen, dry_run=dry_run)
     return clear_rest(store, removed, dry_run=dry_run) if clear else removed
 
 
-def describe(store: Store, removed: Removed | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
+def describe(store: Store, removed: PruneResult | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
     """Return the document of `cache --json`; the bytes of a recipe include entries shared with other recipes."""
-    from trtspec.store.prune import Removed, by_recipe, uses_of
+    from trtspec.store.prune import PruneResult, by_recipe, list_usage
 
-    uses, gone = uses_of(store), removed or Removed()
+    uses, gone = list_usage(store), removed or PruneResult()
     entries = [
         {
             "name": each.entry.name,
@@ -120,22 +122,22 @@ def describe(store: Store, removed: Removed | None, problems: list[str], dry_run
 
 def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> None:
     """Show the entries and recipes, and the results of removal and verification if requested."""
-    from trtspec.cli.layout import counted
-    from trtspec.cli.render import say, show_table
-    from trtspec.store.disk_space import amount
+    from trtspec.cli.layout import pluralize
+    from trtspec.cli.render import print_line, show_table
+    from trtspec.store.disk_space import format_bytes
 
     entries, recipes = document["entries"], document["recipes"]
     rows = [
-        (e["name"], e["key"][:12], amount(e["bytes"]), e["last_used"][:10], ", ".join(e["recipes"]) or "-")
+        (e["name"], e["key"][:12], format_bytes(e["bytes"]), e["last_used"][:10], ", ".join(e["recipes"]) or "-")
         for e in sorted(entries, key=lambda e: (e["name"], e["key"]))
     ]
     show_table(document["root"], ("step", "key", "size", "used", "recipes"), rows, (2,))
     if recipes:
-        totals = [(each["name"], str(each["entries"]), amount(each["bytes"])) for each in recipes]
+        totals = [(each["name"], str(each["entries"]), format_bytes(each["bytes"])) for each in recipes]
         show_table("", ("recipe", "entries", "size"), totals, (1, 2))
     left = document["resumable_bytes"]
-    rest = f", and {amount(left)} from interrupted builds" if left else ""
-    say(f"{counted(len(entries), 'entry', 'entries')}, {amount(document['bytes'])}{rest}")
+    rest = f", and {format_bytes(left)} from interrupted builds" if left else ""
+    print_line(f"{pluralize(len(entries), 'entry', 'entries')}, {format_bytes(document['bytes'])}{rest}")
     if was_removing:
         _show_removed(document)
     if was_verifying:
@@ -143,26 +145,28 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
 
 
 def _show_removed(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import say
-    from trtspec.store.disk_space import amount
+    from trtspec.cli.render import print_line
+    from trtspec.store.disk_space import format_bytes
 
     would = "would be " if document["dry_run"] else ""
     linked = document["linked_bytes"]
-    stays = f"; {amount(linked)} more stay on disk because artifacts link to them" if linked else ""
-    say(f"{len(document['removed'])} {would}removed, {amount(document['freed_bytes'])} {would}freed{stays}")
+    stays = f"; {format_bytes(linked)} more stay on disk because artifacts link to them" if linked else ""
+    print_line(
+        f"{len(document['removed'])} {would}removed, {format_bytes(document['freed_bytes'])} {would}freed{stays}"
+    )
     if held := sum(entry["held"] for entry in document["entries"]):
-        say(f"{held} are in use by a running build")
+        print_line(f"{held} are in use by a running build")
 
 
 def _show_problems(problems: list[str]) -> None:
-    from trtspec.cli.render import say
+    from trtspec.cli.render import print_line
 
     for problem in problems:
-        say(problem, "red")
+        print_line(problem, "red")
     if problems:
-        say("the next build recreates them")
+        print_line("the next build recreates them")
     else:
-        say("all files match their recorded digests", "green")
+        print_line("all files match their recorded digests", "green")
 
 
 command = cache

@@ -50,10 +50,10 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
     from trtspec.core.diagnostics import RecipeError
     from trtspec.planning.check.recipe import check_recipe
-    from trtspec.recipe.files import name_of
+    from trtspec.recipe.files import display_name
     from trtspec.recipe.load import load_matrix
 
-    name = name_of(file)
+    name = display_name(file)
     try:
         found = load_matrix(file, overrides, cells)
     except RecipeError as error:
@@ -64,15 +64,15 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
 
 def _show(checked: Sequence[Checked]) -> None:
     """Show the diagnostics of one file."""
-    from trtspec.cli.render import problems_of, say, show_diagnostics
+    from trtspec.cli.render import count_problems, print_line, show_diagnostics
 
     found = _diagnostics(checked)
     show_diagnostics(found, are_result=True)
     errors = _count_errors(found)
     names = ", ".join(each.name or "" for each in checked)
     for ends in dict.fromkeys(str(each.end_ids) for each in checked if each.end_ids):
-        say(f"end ids: {ends}")
-    say(f"{problems_of(found)} in {checked[0].file}" if errors else f"{names}: valid")
+        print_line(f"end ids: {ends}")
+    print_line(f"{count_problems(found)} in {checked[0].file}" if errors else f"{names}: valid")
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:

@@ -12,7 +12,7 @@ import typer
 from trtspec.cli.options import Artifact, Json
 
 if TYPE_CHECKING:
-    from trtspec.report.readiness.row import Row
+    from trtspec.report.readiness.row import ReadinessItem
 
 COLOURS = {"done": "green", "missing": "red", "not needed": "dim"}
 
@@ -38,30 +38,30 @@ def checklist(
     from trtspec.cli.render import print_json
     from trtspec.core.errors import GateNotMet
     from trtspec.report.monitoring.prometheus import Prometheus
-    from trtspec.report.readiness.checklist import check, document_of, missing_of
+    from trtspec.report.readiness.checklist import check, checklist_document, missing_rows
     from trtspec.report.readiness.facts import gather
 
     facts = gather(artifact, with_ or (), Prometheus(prometheus) if prometheus else None)
     rows = check(facts)
     if json:
-        print_json(document_of(facts, rows))
+        print_json(checklist_document(facts, rows))
     else:
         show(rows, str(artifact))
-    raise typer.Exit(GateNotMet.exit_code if strict and missing_of(rows) else 0)
+    raise typer.Exit(GateNotMet.exit_code if strict and missing_rows(rows) else 0)
 
 
-def show(rows: Sequence[Row], artifact: str) -> None:
+def show(rows: Sequence[ReadinessItem], artifact: str) -> None:
     """Show the rows, the commands for the missing items, and their number."""
-    from trtspec.cli.layout import counted
-    from trtspec.cli.render import say, say_command, show_table
-    from trtspec.report.readiness.checklist import missing_of
+    from trtspec.cli.layout import pluralize
+    from trtspec.cli.render import print_command, print_line, show_table
+    from trtspec.report.readiness.checklist import missing_rows
 
     show_table("", ("", "state", "evidence"), [(row.name, row.state, row.evidence) for row in rows])
-    open_ = missing_of(rows)
+    open_ = missing_rows(rows)
     for row in open_:
-        say_command(row.name, row.command)
-    verdict = f"{counted(len(open_), 'item')} missing" if open_ else "nothing is missing"
-    say(f"{artifact}: {verdict}", "red" if open_ else "green")
+        print_command(row.name, row.command)
+    verdict = f"{pluralize(len(open_), 'item')} missing" if open_ else "nothing is missing"
+    print_line(f"{artifact}: {verdict}", "red" if open_ else "green")
 
 
 command = checklist

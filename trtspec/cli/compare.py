@@ -14,9 +14,9 @@ from trtspec.cli import completing
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.planning.compare.difference import Comparison, Place
+    from trtspec.planning.compare.difference import InputComparison, ValueDifference
 
-THEY_DIFFER = 2
+EXIT_DIFFERENT = 2
 WIDEST = 60
 
 
@@ -50,7 +50,7 @@ def compare(
         print_json(comparison.as_dict(everything=all_))
     else:
         show(comparison, everything=all_)
-    raise typer.Exit(THEY_DIFFER if exit_code and comparison.differences else 0)
+    raise typer.Exit(EXIT_DIFFERENT if exit_code and comparison.differences else 0)
 
 
 def _plan_document(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
@@ -72,17 +72,17 @@ def _plan_document(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str
     return document
 
 
-def show(comparison: Comparison, *, everything: bool) -> None:
+def show(comparison: InputComparison, *, everything: bool) -> None:
     """Show the differences, their effects, and the sections that are equal or were not compared."""
     from itertools import groupby
     from operator import attrgetter
 
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import print_line, show_table
 
     for letter, side in (("a", comparison.a), ("b", comparison.b)):
-        say(f"{letter}: {side.kind} {side.path}")
+        print_line(f"{letter}: {side.kind} {side.path}")
         for remark in side.remarks:
-            say(f"   {_plain(remark)}", "yellow")
+            print_line(f"   {_plain(remark)}", "yellow")
     places = comparison.places if everything else comparison.differences
     document = comparison.as_dict()
     reasons = {step["name"]: step["why"] for step in document["effects"]["steps"] or ()}
@@ -93,21 +93,21 @@ def show(comparison: Comparison, *, everything: bool) -> None:
         show_table("", (section, "a", "b", ""), rows)
     _show_effects(document["effects"])
     for section, reason in comparison.not_compared.items():
-        say(f"not compared: {section}: {reason}")
+        print_line(f"not compared: {section}: {reason}")
     same = ", ".join(f"{section} {count}" for section, count in comparison.same.items())
-    say(f"the same: {same or 'nothing'}" if comparison.differences else f"no difference; compared: {same}")
+    print_line(f"the same: {same or 'nothing'}" if comparison.differences else f"no difference; compared: {same}")
 
 
-def _cell(place: Place, value: Any) -> str:
+def _cell(place: ValueDifference, value: Any) -> str:
     """Return a value formatted for the table."""
-    from trtspec.store.disk_space import amount
+    from trtspec.store.disk_space import format_bytes
 
     if value is None:
         return "-"
     if place.section == "memory":
-        return amount(value)
+        return format_bytes(value)
     if place.section == "files":
-        return f"{amount(value['size'])} {value['sha256'][:12]}"
+        return f"{format_bytes(value['size'])} {value['sha256'][:12]}"
     if isinstance(value, dict):  # a whole draft section that only one side has
         value = value.get("model", value)
     text = value if isinstance(value, str) else json.dumps(value)
@@ -124,7 +124,7 @@ def _plain(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _change(place: Place, reasons: dict[str, str]) -> str:
+def _change(place: ValueDifference, reasons: dict[str, str]) -> str:
     """Return a short description of the change; for a step, the reason."""
     if place.what != "differs":
         return "" if place.what == "same" else place.what
@@ -135,21 +135,21 @@ def _change(place: Place, reasons: dict[str, str]) -> str:
 
 
 def _show_effects(effects: dict[str, Any]) -> None:
-    from trtspec.cli.render import say
-    from trtspec.store.disk_space import amount
+    from trtspec.cli.render import print_line
+    from trtspec.store.disk_space import format_bytes
 
     if build := effects["build"]:
         sizes = {verb: build[f"left_{verb}_bytes"] for verb in ("read", "write")}
-        known = [f"{amount(size)} to {verb}" for verb, size in sizes.items() if size]
-        say("; ".join(["to build b after a: " + (_plain(", ".join(build["steps"])) or "nothing"), *known]))
+        known = [f"{format_bytes(size)} to {verb}" for verb, size in sizes.items() if size]
+        print_line("; ".join(["to build b after a: " + (_plain(", ".join(build["steps"])) or "nothing"), *known]))
     if speedup := effects["speedup"]:
         intervals = " and ".join("{:.2f} to {:.2f}".format(*speedup[letter]) for letter in "ab")
         verdict = "overlap: the difference may be noise" if speedup["overlap"] else "do not overlap"
-        say(f"speed-up: {intervals}; the intervals {verdict}")
+        print_line(f"speed-up: {intervals}; the intervals {verdict}")
     if files := effects["files"]:
         apart = f"{files['different']} different, {files['only_a']} only in a, {files['only_b']} only in b"
-        both = f"{amount(files['a_bytes'])} and {amount(files['b_bytes'])}"
-        say(f"files: {files['same']} the same, {apart}; {both}")
+        both = f"{format_bytes(files['a_bytes'])} and {format_bytes(files['b_bytes'])}"
+        print_line(f"files: {files['same']} the same, {apart}; {both}")
 
 
 command = compare

@@ -67,23 +67,23 @@ def dialects(incomplete: str) -> Offers:
 @_quietly
 def trainers(incomplete: str) -> Offers:
     """Return the names of the supported external trainers."""
-    from trtspec.core.registry import names
+    from trtspec.core.registry import extension_names
 
-    return [(name, "") for name in names("trtspec.training.external.trainers")]
+    return [(name, "") for name in extension_names("trtspec.training.external.trainers")]
 
 
 @_quietly
 def overrides(incomplete: str) -> Offers:
     """Return recipe keys ending in `=`; after `=`, known values; both if only one key matches."""
-    from trtspec.planning.completion import override_keys, values_of
+    from trtspec.planning.completion import known_values, override_keys
 
     if key := os.environ.get(KEY):
-        return list(values_of(key).items())
+        return list(known_values(key).items())
     key, equals, _ = incomplete.partition("=")
     keys = {key: ""} if equals else override_keys(key)
     found = [] if equals else [(f"{each}=", text) for each, text in keys.items()]
     if len(keys) == 1:  # the shell adds no space after `=` if several completions share the prefix
-        found += [(f"{each}={value}", text) for each in keys for value, text in values_of(each).items()]
+        found += [(f"{each}={value}", text) for each in keys for value, text in known_values(each).items()]
     return found
 
 

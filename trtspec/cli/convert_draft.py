@@ -45,7 +45,7 @@ def convert_draft(
     Example: trtspec convert-draft recipes/models/quickstart-eagle3 --to modelopt -o draft
     """
     from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json, say
+    from trtspec.cli.render import note, print_json, print_line
     from trtspec.methods.draft_formats.convert import convert_draft as convert
 
     with counter() as on_progress:
@@ -56,7 +56,9 @@ def convert_draft(
     for warning in converted.draft.warnings:
         note(f"warning: {warning.message}; {warning.hint}", "yellow")
     draft = converted.draft
-    say(f"{out}: {draft.kind} from {draft.dialect} to {to}, {converted.tensors} tensors, {converted.nbytes:,} bytes")
+    print_line(
+        f"{out}: {draft.kind} from {draft.dialect} to {to}, {converted.tensors} tensors, {converted.nbytes:,} bytes"
+    )
 
 
 command = convert_draft

@@ -16,7 +16,7 @@ from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, ManifestDig
 from trtspec.core.ports import LOOPBACK
 
 if TYPE_CHECKING:
-    from trtspec.bench.verification_report import LeftOut
+    from trtspec.bench.verification_report import SkippedCheck
 
 ROOT = "running as root, as will the server and its models; use a dedicated user (--systemd)"
 ROOT_NOTE = "warned-of-root"  # marker in the cache: warn once per machine
@@ -101,14 +101,14 @@ def deploy(
     from trtspec.bench.gates import check_gate_names
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
-    from trtspec.cli.verify import left_out_lines
+    from trtspec.cli.verify import skipped_check_lines
     from trtspec.core.errors import DeployError
     from trtspec.deployment.base import deploy as serve
     from trtspec.deployment.base import render as write
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.manifest import parse_expected
 
-    settings = settings_of(option or (), image)
+    settings = parse_target_settings(option or (), image)
     ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
     if openai_host is not None and target != "local":
         hint = "set the address in the compose file or manifest"
@@ -132,7 +132,7 @@ def deploy(
         )
         show_rendered(target, render, files, json)
         return
-    for line in exposures(host, openai_host or ""):
+    for line in exposure_warnings(host, openai_host or ""):
         note(f"warning: {line}", "yellow")
     if systemd:
         given = {
@@ -154,11 +154,11 @@ def deploy(
         return
     if target == "local" and os.geteuid() == 0 and is_first_time(ROOT_NOTE):
         note(f"warning: {ROOT}", "yellow")
-    left_out: list[LeftOut] = []
+    left_out: list[SkippedCheck] = []
 
-    def leave_out(those: Sequence[LeftOut]) -> None:
+    def leave_out(those: Sequence[SkippedCheck]) -> None:
         left_out.extend(those)
-        for line in left_out_lines(those):
+        for line in skipped_check_lines(those):
             note(line, "yellow")
 
     options = DeployOptions(
@@ -172,8 +172,8 @@ def deploy(
         skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
         manifest=expected,
         trusted_report=trusted,
-        shares=shares_of(canary),
-        shadow=shadow_of(shadow),
+        shares=parse_canary_shares(canary),
+        shadow=parse_mirror_share(shadow),
         wait_warm=wait_warm,
         settings=settings,
         on_event=lambda state, what: note(f"  {state:<7} {what}"),
@@ -190,17 +190,17 @@ def deploy(
         deployment.wait()  # unbounded: a foreground server runs until interrupted
 
 
-def exposures(host: str, openai_host: str) -> list[str]:
+def exposure_warnings(host: str, openai_host: str) -> list[str]:
     """Return warnings about what the server and its OpenAI gateway expose; DeployError for an invalid address."""
-    from trtspec.deployment.network import exposure, gateway_exposure
+    from trtspec.deployment.network import exposure_warning, gateway_exposure_warning
 
     has_keys = bool(os.environ.get(KEYS))
-    found = [exposure(host)]
+    found = [exposure_warning(host)]
     if found[0] and has_keys:
         keep = f"--host {LOOPBACK} --openai-host {openai_host or host} keeps them on loopback"
         found.append(f"{KEYS} protects only the OpenAI API; Triton's ports at {host} are unprotected; {keep}")
     if openai_host and openai_host != host:
-        found.append(gateway_exposure(openai_host, has_keys=has_keys))
+        found.append(gateway_exposure_warning(openai_host, has_keys=has_keys))
     return [line for line in found if line]
 
 
@@ -236,7 +236,7 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
         sys.stdout.write(unit)
 
 
-def settings_of(given: Sequence[str], image: str | None) -> dict[str, str]:
+def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
     """Parse KEY=VALUE settings of the target; DeployError for a missing value or a repeated key."""
     from trtspec.core.errors import DeployError
 
@@ -247,7 +247,7 @@ def settings_of(given: Sequence[str], image: str | None) -> dict[str, str]:
     return settings
 
 
-def shadow_of(share: str | None) -> int | None:
+def parse_mirror_share(share: str | None) -> int | None:
     """Parse a percentage from 0 to 100, or None; DeployError if it is invalid."""
     from trtspec.core.errors import DeployError
 
@@ -259,7 +259,7 @@ def shadow_of(share: str | None) -> int | None:
     return int(digits)
 
 
-def shares_of(canary: str | None) -> tuple[int, ...]:
+def parse_canary_shares(canary: str | None) -> tuple[int, ...]:
     """Parse increasing percentages from 1 to 100, () for None; DeployError if they are invalid."""
     from trtspec.core.errors import DeployError
 
@@ -272,24 +272,24 @@ def shares_of(canary: str | None) -> tuple[int, ...]:
 
 def show_rendered(target: str, out: Path, files: Sequence[str], as_json: bool) -> None:
     """Show the written files."""
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.render import print_json, print_line
 
     if as_json:
         print_json({"format_version": 1, "target": target, "rendered": str(out), "files": list(files)})
         return
     for path in files:
-        say(str(out / path))
+        print_line(str(out / path))
 
 
 def show(document: dict[str, object]) -> None:
     """Show the endpoints and the command that stops the server."""
-    from trtspec.cli.render import say
+    from trtspec.cli.render import print_line
 
     endpoints = document["endpoints"]
     if isinstance(endpoints, dict):
         for name, url in endpoints.items():
-            say(f"  {name:<7} {url}")
-    say(f"{document['name']} is {document['state']}; stop it with: trtspec stop {document['name']}", "green")
+            print_line(f"  {name:<7} {url}")
+    print_line(f"{document['name']} is {document['state']}; stop it with: trtspec stop {document['name']}", "green")
 
 
 command = deploy

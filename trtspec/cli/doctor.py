@@ -10,7 +10,7 @@ import typer
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.core.doctor_check import Probe
+    from trtspec.core.doctor_check import DoctorCheck
 
 
 def doctor(json: Json = False) -> None:
@@ -34,17 +34,17 @@ def doctor(json: Json = False) -> None:
     raise typer.Exit(0 if fine else 1)
 
 
-def show(findings: list[Probe]) -> None:
+def show(findings: list[DoctorCheck]) -> None:
     """Show the findings, and hints for missing requirements."""
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import print_line, show_table
 
     rows = [(each.name, "ok" if each.ok else "MISSING", each.detail) for each in findings]
     show_table("", ("", "", "details"), rows)
     for finding in findings:
         if not finding.ok and finding.hint:
-            say(f"{finding.name}: {finding.hint}", "yellow")
+            print_line(f"{finding.name}: {finding.hint}", "yellow")
     missing = [finding.name for finding in findings if not finding.ok]
-    say(f"missing: {', '.join(missing)}" if missing else "nothing is missing", "red" if missing else "green")
+    print_line(f"missing: {', '.join(missing)}" if missing else "nothing is missing", "red" if missing else "green")
 
 
 command = doctor

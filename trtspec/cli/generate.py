@@ -13,7 +13,7 @@ import typer
 from trtspec.cli.options import AllowCode, Artifact, Json
 
 if TYPE_CHECKING:
-    from trtspec.bench.generate import Generated
+    from trtspec.bench.generate import GeneratedText
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except line feeds and tabs
 
@@ -73,7 +73,7 @@ def generate(
         )
 
 
-def document(generated: Generated) -> dict[str, Any]:
+def document(generated: GeneratedText) -> dict[str, Any]:
     """Return the document of `generate --json` for one text."""
     stats = generated.result.stats
     return {

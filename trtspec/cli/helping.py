@@ -11,13 +11,13 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from trtspec.cli.layout import folded_command
+from trtspec.cli.layout import wrap_command
 
 EXAMPLE = "Example: "
 SHORT_HELP_CHARS = 1000  # longer than any help text: typer truncates beyond it
 
 
-class Command(TyperCommand):
+class HelpCommand(TyperCommand):
     """A command with usage without braces and an example that wraps between shell arguments."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -31,7 +31,7 @@ class Command(TyperCommand):
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(description.rstrip())
-        lines = folded_command(EXAMPLE + example, formatter.width - len(indent))
+        lines = wrap_command(EXAMPLE + example, formatter.width - len(indent))
         formatter.write("\n" + "".join(f"{indent}{line}\n" for line in lines))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -48,7 +48,7 @@ class Command(TyperCommand):
                     formatter.write_dl(those)
 
 
-class Group(TyperGroup):
+class HelpGroup(TyperGroup):
     """The root command, which lists each subcommand with the full first sentence of its description."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

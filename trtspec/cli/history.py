@@ -28,7 +28,7 @@ def history(name: Name, json: Json = False) -> None:
 def _row(entry: dict[str, Any]) -> list[str]:
     from datetime import datetime
 
-    from trtspec.core.diagnostics import printable
+    from trtspec.core.diagnostics import escape_unprintable
 
     time = f"{datetime.fromisoformat(entry['time']).astimezone():%Y-%m-%d %H:%M:%S}"
     artifact = str(entry.get("artifact", "")).rstrip("/").rpartition("/")[2]
@@ -39,7 +39,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
         str(entry.get("revision") or "-"),
         entry["state"],
         named or "-",
-        printable(entry.get("detail") or "-"),
+        escape_unprintable(entry.get("detail") or "-"),
     ]
 
 

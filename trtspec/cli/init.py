@@ -11,7 +11,7 @@ import typer
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.planning.init.write import Made
+    from trtspec.planning.init.write import InitResult
 
 Checkpoint = typer.Argument(metavar="TARGET", help="Model to serve: a directory or hub id.", show_default=False)
 Drafting = typer.Argument(metavar="DRAFT", help="Draft model or head: a directory or hub id.", show_default=False)
@@ -40,9 +40,9 @@ def init(
     Example: trtspec init recipes/models/quickstart-target recipes/models/quickstart-draft -o /tmp/mine.yaml --force
     """
     from trtspec.cli.render import print_json
-    from trtspec.planning.init.write import Wishes, make_recipe
+    from trtspec.planning.init.write import InitRequest, make_recipe
 
-    made = make_recipe(Wishes(target, draft, name, gpu, method, backend), out, force=force)
+    made = make_recipe(InitRequest(target, draft, name, gpu, method, backend), out, force=force)
     if json:
         print_json(describe(made))
     else:
@@ -50,7 +50,7 @@ def init(
     raise typer.Exit(0 if made.is_fit else 1)
 
 
-def describe(made: Made) -> dict[str, Any]:
+def describe(made: InitResult) -> dict[str, Any]:
     """Return the document of `init --json`."""
     from dataclasses import asdict
 
@@ -71,17 +71,17 @@ def _format_value(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def show(made: Made) -> None:
+def show(made: InitResult) -> None:
     """Show the choices and the diagnostics of the recipe."""
-    from trtspec.cli.render import say, show_diagnostics, show_table
+    from trtspec.cli.render import print_line, show_diagnostics, show_table
 
     rows = [(each.path, _format_value(each.value), each.why) for each in made.choices if each.why]
     show_table("", ("key", "value", "why"), rows)
     show_diagnostics(made.problems, are_result=True)
     if made.is_fit:
-        say(f"{made.path}: written and valid; next: trtspec build {made.path}")
+        print_line(f"{made.path}: written and valid; next: trtspec build {made.path}")
     else:
-        say(f"{made.path}: written, but invalid; see the errors above")
+        print_line(f"{made.path}: written, but invalid; see the errors above")
 
 
 command = init

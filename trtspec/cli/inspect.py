@@ -11,7 +11,7 @@ import typer
 from trtspec.cli.options import Json
 
 
-class Weights(Enum):
+class WeightFormat(Enum):
     """Weight formats, as named in recipes."""
 
     NONE = "none"
@@ -25,7 +25,9 @@ def inspect(
     ],
     tensor: Annotated[int, typer.Option(min=1, max=64, help="Tensor parallel size to assume.")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, max=64, help="Pipeline parallel size to assume.")] = 1,
-    weights: Annotated[Weights, typer.Option(help="Weight format of linear layers to assume.")] = Weights.NONE,
+    weights: Annotated[
+        WeightFormat, typer.Option(help="Weight format of linear layers to assume.")
+    ] = WeightFormat.NONE,
     json: Json = False,
 ) -> None:
     """Describe a checkpoint or an artifact.

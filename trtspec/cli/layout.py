@@ -21,23 +21,23 @@ ARGUMENT = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""  # a shell argume
 Row = Sequence[str]
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def pluralize(number: int, noun: str, plural: str = "") -> str:
     """Return a number with a noun in singular or plural: "1 entry", "2 entries"."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def cells_of(text: str) -> int:
+def display_width(text: str) -> int:
     """Return the number of terminal columns that a text occupies."""
     return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def folded(text: str, width: int) -> list[str]:
+def wrap_text(text: str, width: int) -> list[str]:
     """Wrap a text to a width; continuation lines are indented."""
     return [piece for line in text.split("\n") for piece in _folded_line(line, width)]
 
 
 def _folded_line(line: str, width: int) -> list[str]:
-    if cells_of(line) <= width:
+    if display_width(line) <= width:
         return [line]
     return _wrapped(line, width, " " * (len(line) - len(line.lstrip())) + GAP)
 
@@ -55,9 +55,9 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return wrapper.wrap(text) or [""]
 
 
-def folded_command(command: str, width: int) -> list[str]:
+def wrap_command(command: str, width: int) -> list[str]:
     r"""Wrap a shell command; all lines but the last end in \, so that the result is valid shell."""
-    if cells_of(command) <= width:
+    if display_width(command) <= width:
         return [command]
     *lines, last = _between_options(command, width - 2)
     return [*(f"{line} \\" for line in lines), last]
@@ -67,7 +67,7 @@ def _between_options(command: str, width: int) -> list[str]:
     """Break a command between arguments, but not between an option and its value."""
     lines: list[str] = []
     for part in re.findall(rf"-[\w-]+(?: (?!-){ARGUMENT})?|{ARGUMENT}", command):
-        if lines and cells_of(f"{lines[-1]} {part}") <= width:
+        if lines and display_width(f"{lines[-1]} {part}") <= width:
             lines[-1] += f" {part}"
         else:
             lines.append(GAP * bool(lines) + part)
@@ -96,7 +96,9 @@ def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width:
 
 def _widths(rows: Sequence[Row]) -> list[int]:
     """Return the width of the widest line of each column."""
-    return [max(cells_of(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)]
+    return [
+        max(display_width(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
+    ]
 
 
 def _least(rows: Sequence[Row]) -> list[int]:
@@ -123,21 +125,21 @@ def _folded_row(row: Row, widths: Sequence[int], right: Sequence[int]) -> Iterat
         [line for part in cell.split("\n") for line in _wrapped(part, width)]
         for cell, width in zip(row, widths, strict=True)
     ]
-    below = columns.pop() if any(cells_of(line) > widths[-1] for line in columns[-1]) else []
+    below = columns.pop() if any(display_width(line) > widths[-1] for line in columns[-1]) else []
     for cells in zip_longest(*columns, fillvalue=""):
         yield _aligned(cells, widths[: len(cells)], right)
     yield from (GAP + line for line in below)
 
 
 def _paragraph(columns: Row, row: Row, width: int) -> list[str]:
-    names = max(map(cells_of, columns[1:]))
+    names = max(map(display_width, columns[1:]))
     named = [f"{GAP}{name:<{names}}{GAP}{cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
-    return [line for text in (row[0], *named) for line in folded(text.replace("\n", "; "), width)]
+    return [line for text in (row[0], *named) for line in wrap_text(text.replace("\n", "; "), width)]
 
 
 def _aligned(cells: Row, widths: Sequence[int], right: Sequence[int]) -> str:
     padded = []
     for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        padding = " " * (width - cells_of(cell))
+        padding = " " * (width - display_width(cell))
         padded.append(padding + cell if number in right else cell + padding)
     return GAP.join(padded).rstrip()

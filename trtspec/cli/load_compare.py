@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
-    from trtspec.bench.load.comparison import Compared, Gate
+    from trtspec.bench.load.comparison import LoadComparison, RatioGate
 
 
 def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, json: bool) -> int:
@@ -25,11 +25,11 @@ def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, js
 
 def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bool) -> dict[str, Any]:
     """Return the document of a comparison; raise TrtspecError if the two are not comparable."""
-    from trtspec.bench.load.comparison import CONFIDENCE, FORMAT_VERSION, KIND, Gate, compare
+    from trtspec.bench.load.comparison import CONFIDENCE, FORMAT_VERSION, KIND, RatioGate, compare
     from trtspec.bench.load.schema import read_saved
 
     found = compare(read_saved(a), read_saved(b), absolutely=absolutely)
-    gate = Gate(least, tuple(each.ratio for each in found)) if least is not None else None
+    gate = RatioGate(least, tuple(each.ratio for each in found)) if least is not None else None
     return {
         "format_version": FORMAT_VERSION,
         "kind": KIND,
@@ -44,18 +44,18 @@ def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bo
     }
 
 
-def load_gate(document: dict[str, Any], least: float) -> Gate:
+def load_gate(document: dict[str, Any], least: float) -> RatioGate:
     """Return the gate of one run: a minimum speed-up for each load that has a baseline."""
-    from trtspec.bench.load.comparison import Gate, confidence_for
+    from trtspec.bench.load.comparison import RatioGate, confidence_for
     from trtspec.bench.load.intervals import ratio_of_rounds
 
     points = document["points"]
     found, unfit = [point["speedups"] for point in points if point["speedups"]], [point["unfit"] for point in points]
     ratios = tuple(ratio_of_rounds(each, confidence_for(len(found))) for each in found)
-    return Gate(least, ratios, tuple(reason for reason in unfit if reason))
+    return RatioGate(least, ratios, tuple(reason for reason in unfit if reason))
 
 
-def _warnings(found: Sequence[Compared]) -> list[str]:
+def _warnings(found: Sequence[LoadComparison]) -> list[str]:
     from trtspec.bench.load.comparison import SPEEDUP
 
     warnings = [
@@ -68,7 +68,7 @@ def _warnings(found: Sequence[Compared]) -> list[str]:
     return warnings
 
 
-def _summary(found: Sequence[Compared]) -> str:
+def _summary(found: Sequence[LoadComparison]) -> str:
     shown = [each for each in found if each.ratio.shows]
     if not shown:
         return "no difference shown"

@@ -74,7 +74,7 @@ Absolute = Annotated[
 
 
 @dataclass(frozen=True)
-class LoadAsked:
+class LoadOptions:
     """Values of the load options; None for an option that was not given."""
 
     concurrency: str | None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trtspec.cli.render import note, say, show_table
+from trtspec.cli.render import note, print_line, show_table
 
 Document = Mapping[str, Any]
 NAMES = {"baseline": "target alone", "served": "as served"}
@@ -31,16 +31,16 @@ def show_load(document: Document, what: str) -> None:
     columns = (*COLUMNS[:-1], "goodput", COLUMNS[-1]) if has_slo else COLUMNS
     show_table(title, columns, rows, range(2, len(columns)))
     for judged_by in dict.fromkeys(point["judged_by"] for point in document["points"]):
-        say("\n" + "\n".join(_bars(document["points"], judged_by)))
-    say("")
+        print_line("\n" + "\n".join(_bars(document["points"], judged_by)))
+    print_line("")
     _show_kinds(document["points"])
     for warning in document["warnings"]:
         note(f"warning: {warning}", "yellow")
     for point in document["points"]:
         if same := point["identical_texts"]:
-            say(f"{load_name(point['load'])}: {same['same']} of {same['compared']} texts are identical")
+            print_line(f"{format_load(point['load'])}: {same['same']} of {same['compared']} texts are identical")
     for line in _conclusions(document):
-        say(line)
+        print_line(line)
 
 
 def _show_kinds(points: Sequence[Document]) -> None:
@@ -49,11 +49,11 @@ def _show_kinds(points: Sequence[Document]) -> None:
     kinds = sorted({kind for point in points for kind in point["speedup_by_kind"]})
     if kinds:
         rows = [[kind, *(_speedup(point["speedup_by_kind"].get(kind)) for point in points)] for kind in kinds]
-        columns = ("tokens by kind", *(load_name(point["load"]) for point in points))
+        columns = ("tokens by kind", *(format_load(point["load"]) for point in points))
         show_table("", columns, rows, range(1, len(columns)))
 
 
-def load_name(load: Document) -> str:
+def format_load(load: Document) -> str:
     """Return a description of a load, such as "concurrency 4"."""
     return f"concurrency {load['concurrency']:g}" if "concurrency" in load else f"{load['requests_per_s']:g} requests/s"
 
@@ -61,7 +61,7 @@ def load_name(load: Document) -> str:
 def _row(point: Document, name: str, *, has_slo: bool) -> list[str]:
     arm = point["arms"][name]
     length = arm["mean_accepted_len"]
-    cells = [load_name(point["load"]), NAMES[name], f"{arm['output_tokens_per_s']:,.0f}"]
+    cells = [format_load(point["load"]), NAMES[name], f"{arm['output_tokens_per_s']:,.0f}"]
     cells += [_percentiles(arm[key]) for key in ("ttft_ms", "tpot_ms", "e2e_ms")]
     cells.append("-" if length is None else f"{length:.2f}")
     cells += [f"{arm['goodput_share']:.0%}"] if has_slo else []
@@ -77,10 +77,10 @@ def _short(number: float) -> str:
 
 
 def _speedup(speedup: Document | None) -> str:
-    return "-" if speedup is None else f"{speedup['ratio']:.2f}x ({interval_words(speedup)})"
+    return "-" if speedup is None else f"{speedup['ratio']:.2f}x ({format_interval(speedup)})"
 
 
-def interval_words(ratio: Document) -> str:
+def format_interval(ratio: Document) -> str:
     """Return the confidence interval of a ratio, or "one round" if there is none."""
     low, high = ratio["low"], ratio["high"]
     return "one round" if low is None or high is None else f"{low:.2f} to {high:.2f}"
@@ -90,7 +90,7 @@ def _bars(points: Sequence[Document], judged_by: str) -> list[str]:
     """Return the bars of the arms and loads that are judged by this metric (tokens/s or mean e2e ms)."""
     unit, value = BARS[judged_by]
     arms = [
-        (load_name(point["load"]), name, value(point["arms"][name]))
+        (format_load(point["load"]), name, value(point["arms"][name]))
         for point in points if point["judged_by"] == judged_by for name in NAMES if name in point["arms"]
     ]  # fmt: skip
     most, width = max(number for _, _, number in arms), max(len(load) for load, _, _ in arms)
@@ -114,10 +114,12 @@ def _conclusions(document: Document) -> list[str]:
     if not judged:
         return ["no baseline: the speed-up is unknown"]
     crossover = document["crossover"]
-    lines = [f"{load_name(point['load'])}: {_describe_ratio(point['speedup'], 'with speculation')}" for point in judged]
+    lines = [
+        f"{format_load(point['load'])}: {_describe_ratio(point['speedup'], 'with speculation')}" for point in judged
+    ]
     if crossover:
         sure = "is slower" if crossover["is_shown"] else "may be slower"
-        lines.append(f"crossover: from {load_name(crossover)} on, speculation {sure} ({crossover['speedup']:.2f}x)")
+        lines.append(f"crossover: from {format_load(crossover)} on, speculation {sure} ({crossover['speedup']:.2f}x)")
     return lines
 
 
@@ -126,16 +128,16 @@ def _describe_ratio(ratio: Document, subject: str) -> str:
     sure = low is not None and high is not None and (low > 1 or high < 1)
     value = f"{ratio['ratio']:.2f}"
     finding = f"{subject} {value} times as fast" if sure else f"{subject}: no difference shown ({value})"
-    return f"{finding}, interval {interval_words(ratio)} of {ratio['rounds']} rounds"
+    return f"{finding}, interval {format_interval(ratio)} of {ratio['rounds']} rounds"
 
 
 def show_comparison(document: Document) -> None:
     """Show a comparison; the last line is the result of its gate."""
     rows = [
         (
-            load_name(point["load"]),
+            format_load(point["load"]),
             f"{point['b_to_a']['ratio']:.3f}",
-            interval_words(point["b_to_a"]),
+            format_interval(point["b_to_a"]),
             f"{point['served_b_to_a']['ratio']:.3f}",
             f"{point['baseline_b_to_a']['ratio']:.3f}" if point["baseline_b_to_a"] else "-",
             {"faster": "B is faster", "slower": "B is SLOWER"}.get(point["verdict"], point["verdict"]),
@@ -146,7 +148,7 @@ def show_comparison(document: Document) -> None:
     show_table(f"A {document['a']}, B {document['b']}", columns, rows, (1, 2, 3, 4))
     for remark in document["remarks"]:
         note(f"warning: {remark}", "yellow")
-    say(document["says"])
+    print_line(document["says"])
     show_gate(document["gate"])
 
 
@@ -156,9 +158,9 @@ def show_gate(gate: Document | None) -> None:
         return
     limit = f"minimum ratio {gate['min_ratio']:g}"
     if gate["ok"]:
-        say(f"{limit}: reached" if gate["is_decided"] else f"{limit}: undecided",
+        print_line(f"{limit}: reached" if gate["is_decided"] else f"{limit}: undecided",
             "green" if gate["is_decided"] else "yellow")  # fmt: skip
     elif gate["unfit"]:
-        say(f"{limit}: cannot be evaluated: {'; '.join(dict.fromkeys(gate['unfit']))}", "red")
+        print_line(f"{limit}: cannot be evaluated: {'; '.join(dict.fromkeys(gate['unfit']))}", "red")
     else:
-        say(f"{limit}: MISSED", "red")
+        print_line(f"{limit}: MISSED", "red")

@@ -6,44 +6,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.cli.load_options import LoadAsked
+from trtspec.cli.load_options import LoadOptions
 from trtspec.cli.quantities import parse_seconds
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.load.arrival import Load
-    from trtspec.bench.load.runner import Plan, Server
-    from trtspec.bench.load.sweep import Effort
-    from trtspec.bench.load.workload import Workload
+    from trtspec.bench.load.arrival import ArrivalProcess
+    from trtspec.bench.load.runner import LoadPlan, ServerAddress
+    from trtspec.bench.load.sweep import StopRule
+    from trtspec.bench.load.workload import LoadWorkload
 
 RANDOM_PROMPTS = 64
 MOST = 4096  # concurrent requests
 OPENAI_APIS = ("completions", "chat")
-ALONE = "no baseline: this server cannot disable speculation; pass a server without it as --baseline"
+NO_BASELINE = "no baseline: this server cannot disable speculation; pass a server without it as --baseline"
 
 
 def bench_load(
-    what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
+    what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
 ) -> int:
     """Run a load benchmark, show the results and return the exit code."""
-    from trtspec.bench.evidence import evidence, of_artifact, of_load
-    from trtspec.bench.saved_documents import keep_document
-    from trtspec.bench.verdict import verdict_of
+    from trtspec.bench.evidence import artifact_facts, evidence, load_facts
+    from trtspec.bench.saved_documents import save_document
+    from trtspec.bench.verdict import derive_verdict
     from trtspec.cli.load_compare import load_gate
     from trtspec.cli.load_view import show_gate, show_load
-    from trtspec.cli.render import note, print_json, say
+    from trtspec.cli.render import note, print_json, print_line
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
-    verdict = verdict_of(evidence(of_artifact(root), of_load(document["points"])))
+    verdict = derive_verdict(evidence(artifact_facts(root), load_facts(document["points"])))
     document |= verdict.as_dict()
     gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
     document["gate"] = gate.as_dict() if gate else None
     if root and not document["ended_by"]:  # keep complete runs only
-        keep_document(root, document["kind"], document)
+        save_document(root, document["kind"], document)
     if json:
         print_json(document)
     else:
-        say(verdict.text, verdict.style)
+        print_line(verdict.text, verdict.style)
         show_load(document, what)
         show_gate(document["gate"])
     if document["ended_by"]:
@@ -54,16 +54,16 @@ def bench_load(
 
 
 def load_document(
-    what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
+    what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
     """Measure, and return the document and the served artifact, if known; TrtspecError for incompatible options."""
     from trtspec.bench.load.slo import parse_slo
     from trtspec.bench.overlap import overlap
     from trtspec.cli.render import note
 
-    served, deployed = server_of(what, asked.api, asked.model or "", asked.key_env)
+    served, deployed = resolve_server(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
-    other = server_of(baseline, asked.api, "", asked.key_env)[0] if baseline else None
+    other = resolve_server(baseline, asked.api, "", asked.key_env)[0] if baseline else None
     slo = parse_slo(asked.slo) if asked.slo else None
     plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
     if plan.workload.source == "random":
@@ -72,33 +72,40 @@ def load_document(
     if root and plan.workload.source != "random" and (shared := overlap(root, (p.text for p in plan.workload.prompts))):
         document["warnings"].append(shared.warning)
     if "baseline" not in document["arms"]:
-        note(ALONE, "yellow")
+        note(NO_BASELINE, "yellow")
     return document, root
 
 
-def _measured(plan: Plan, asked: LoadAsked, slo: Any) -> dict[str, Any]:
-    from trtspec.bench.load.document import document_of
+def _measured(plan: LoadPlan, asked: LoadOptions, slo: Any) -> dict[str, Any]:
+    from trtspec.bench.load.document import build_document
     from trtspec.bench.load.runner import measure
     from trtspec.bench.load.sample_log import samples_file
     from trtspec.cli.progress import counter
 
     with samples_file(asked.samples) as samples, counter() as on_progress:
         swept = measure(plan, samples, on_progress)
-    return document_of(swept, plan.workload, slo, plan.driver)
+    return build_document(swept, plan.workload, slo, plan.driver)
 
 
 def _plan(
-    served: Server, other: Server | None, asked: LoadAsked, workload: Workload, runs: int, root: Path | None
-) -> Plan:
-    from trtspec.bench.load.runner import DRIVER, TIMEOUT_S, Plan
+    served: ServerAddress,
+    other: ServerAddress | None,
+    asked: LoadOptions,
+    workload: LoadWorkload,
+    runs: int,
+    root: Path | None,
+) -> LoadPlan:
+    from trtspec.bench.load.runner import DRIVER, TIMEOUT_S, LoadPlan
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
     is_judged = asked.min_ratio is not None
-    return Plan(served, other, workload, _loads(asked), _effort(asked, runs), timeout_s, driver, tokenizer, is_judged)
+    return LoadPlan(
+        served, other, workload, _loads(asked), _effort(asked, runs), timeout_s, driver, tokenizer, is_judged
+    )
 
 
-def _tokenizer(asked: LoadAsked, root: Path | None) -> Path | None:
+def _tokenizer(asked: LoadOptions, root: Path | None) -> Path | None:
     from trtspec.store.artifact_paths import TOKENIZER
 
     return asked.tokenizer or (root / TOKENIZER if root else None)
@@ -109,35 +116,37 @@ def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
     return {key: status.get(key, "") for key in ("name", "backend", "method", "manifest")} if status else None
 
 
-def server_of(what: str, api: str | None, model: str, key_env: str | None) -> tuple[Server, dict[str, Any]]:
+def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
     """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
     from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
-    from trtspec.bench.load.runner import Server
-    from trtspec.deployment.base import address_of
+    from trtspec.bench.load.runner import ServerAddress
+    from trtspec.deployment.base import resolve_server_address
 
     if "://" not in what and (Path(what).exists() or "/" in what):
         raise TrtspecError(
             "a load benchmark requires a server, not an artifact", where=what, hint=f"trtspec deploy {what}"
         )
-    url, document = address_of(what)
+    url, document = resolve_server_address(what)
     api = api or (TRITON if document else AUTO)
     if document and api in OPENAI_APIS:
         url = document["endpoints"].get("openai") or ""
         if not url:
             raise DeployError("the deployment does not serve the OpenAI API", where=what, hint="enable serving.openai")
-    return Server(url, api, model, key_env or KEY_VARIABLE), document
+    return ServerAddress(url, api, model, key_env or KEY_VARIABLE), document
 
 
-def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tokens: int) -> Workload:
+def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_tokens: int) -> LoadWorkload:
     from trtspec.bench.artifact import artifact_prompts
-    from trtspec.bench.load.api import Wanted
-    from trtspec.bench.load.workload import Workload
+    from trtspec.bench.load.api import SamplingParams
+    from trtspec.bench.load.workload import LoadWorkload
 
     seed = asked.seed or 0
-    wanted = Wanted(asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens))
+    wanted = SamplingParams(
+        asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens)
+    )
     if asked.input_tokens is None:
         source = str(prompts) if prompts else "the artifact's own" if root else "default"
-        return Workload(artifact_prompts(root, prompts), wanted, source, seed)
+        return LoadWorkload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
         raise TrtspecError("--input-tokens and --prompts are mutually exclusive", hint="omit one of them")
     from trtspec.bench.load.random_prompts import random_prompts
@@ -145,14 +154,16 @@ def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tok
     tokenizer = _tokenizer(asked, root)
     if tokenizer is None:
         raise TrtspecError("--input-tokens requires a tokenizer", hint="pass its directory with --tokenizer")
-    return Workload(random_prompts(tokenizer, asked.input_tokens, RANDOM_PROMPTS, seed), wanted, "random", seed)
+    return LoadWorkload(random_prompts(tokenizer, asked.input_tokens, RANDOM_PROMPTS, seed), wanted, "random", seed)
 
 
-def _loads(asked: LoadAsked) -> list[Load]:
+def _loads(asked: LoadOptions) -> list[ArrivalProcess]:
     from trtspec.bench.load.arrivals.closed import Closed
     from trtspec.bench.load.arrivals.poisson import Poisson
 
-    closed: list[Load] = [Closed(int(number)) for number in _numbers(asked.concurrency, "--concurrency", whole=True)]
+    closed: list[ArrivalProcess] = [
+        Closed(int(number)) for number in _numbers(asked.concurrency, "--concurrency", whole=True)
+    ]
     return closed + [Poisson(number) for number in _numbers(asked.rate, "--rate", whole=False)]
 
 
@@ -169,14 +180,14 @@ def _numbers(text: str | None, option: str, *, whole: bool) -> list[float]:
     return found
 
 
-def _effort(asked: LoadAsked, runs: int) -> Effort:
-    from trtspec.bench.load.sweep import Effort
+def _effort(asked: LoadOptions, runs: int) -> StopRule:
+    from trtspec.bench.load.sweep import StopRule
 
-    usual = Effort()
+    usual = StopRule()
     most = asked.max_rounds or max(runs, usual.most_rounds)
     if most < runs:
         raise TrtspecError(f"--max-rounds {most} is below --runs {runs}", hint="--runs is the minimum number of rounds")
-    return Effort(
+    return StopRule(
         runs,
         most,
         (asked.interval or None) if asked.interval is not None else usual.interval,

@@ -26,18 +26,18 @@ def logs(
 
     Example: trtspec logs quickstart --lines 20
     """
-    from trtspec.cli.render import note, print_json, show_foreign
+    from trtspec.cli.render import note, print_json, print_untrusted
     from trtspec.core.errors import TrtspecError
-    from trtspec.deployment.log import follow_log, last_lines, log_of, read_log
+    from trtspec.deployment.log import fetch_log_path, follow_log, last_lines, read_log
 
     if json and follow:
         raise TrtspecError("--json and --follow are mutually exclusive", hint="omit one of them")
-    path = log_of(name)
+    path = fetch_log_path(name)
     if json:
         found = last_lines(path, lines, MAX_DOCUMENT_BYTES)
         print_json({"format_version": 1, "name": name, "log_file": str(path), "lines": found})
         return
-    show_foreign(follow_log(name, lines) if follow else read_log(path, lines))
+    print_untrusted(follow_log(name, lines) if follow else read_log(path, lines))
     if follow:
         note(f"{name} has ended")
 

@@ -15,7 +15,7 @@ from trtspec.cli.options import AnyName, Json
 RUNNING = ("starting", "live")
 
 
-class What(str, Enum):
+class MetricsDocument(str, Enum):
     """Configuration document for a monitoring system."""
 
     dashboard = "dashboard"
@@ -46,16 +46,16 @@ def metrics(
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
 
-    if what not in [each.value for each in What]:
+    if what not in [each.value for each in MetricsDocument]:
         show_metrics(what, name, json)
         return
-    chosen = What(what)
-    if name is not None and chosen is not What.scrape:
+    chosen = MetricsDocument(what)
+    if name is not None and chosen is not MetricsDocument.scrape:
         raise TrtspecError(f"metrics {chosen.value} does not take a deployment name", hint="omit the name")
     found = _document(chosen, name)
     if json:
         print_json({"format_version": 1, chosen.value: found})
-    elif chosen is What.dashboard:
+    elif chosen is MetricsDocument.dashboard:
         print_json(found)
     else:
         sys.stdout.write(_text(chosen, found))
@@ -69,7 +69,7 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     from trtspec.deployment.journal import DeploymentJournal, deployment_names
     from trtspec.report.monitoring.fetch import fetch
 
-    known = [each.value for each in What]
+    known = [each.value for each in MetricsDocument]
     if deployment not in deployment_names():
         names = ", ".join(deployment_names()) or "none"
         kinds = ", ".join(map(repr, known))
@@ -89,12 +89,12 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     print_json({"format_version": 1, "name": deployment, "metrics": values})
 
 
-def _document(what: What, name: str | None) -> dict[str, Any]:
-    if what is What.dashboard:
+def _document(what: MetricsDocument, name: str | None) -> dict[str, Any]:
+    if what is MetricsDocument.dashboard:
         from trtspec.report.monitoring.dashboard import dashboard
 
         return dashboard()
-    if what is What.rules:
+    if what is MetricsDocument.rules:
         from trtspec.report.monitoring.rules import rules
 
         return rules()
@@ -119,8 +119,8 @@ def _endpoints(name: str | None) -> dict[str, str]:
     return running
 
 
-def _text(what: What, found: dict[str, Any]) -> str:
-    if what is What.rules:
+def _text(what: MetricsDocument, found: dict[str, Any]) -> str:
+    if what is MetricsDocument.rules:
         from trtspec.report.monitoring.rules import rules_text
 
         return rules_text()

@@ -36,7 +36,7 @@ def migrate(
     """
     from dataclasses import asdict
 
-    from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_table
+    from trtspec.cli.render import FORMAT_VERSION, print_json, print_line, show_table
     from trtspec.core.errors import TrtspecError
     from trtspec.core.paths import PACKAGE, is_below
     from trtspec.planning.migration import migrate as migrated
@@ -69,7 +69,7 @@ def migrate(
         )
     else:
         show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
-        say(
+        print_line(
             f"{out}: written"
             if found.is_complete
             else f"{out}: written; fill in the open values, then run trtspec check"

@@ -13,8 +13,8 @@ import typer
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.bench import Comparison, OnProgress
-    from trtspec.bench.verification_report import Verification
+    from trtspec.bench.bench import BenchComparison, OnProgress
+    from trtspec.bench.verification_report import VerificationReport
 
 
 def bench_one_at_a_time(
@@ -22,12 +22,12 @@ def bench_one_at_a_time(
     gates: bool, json: bool,
 ) -> None:  # fmt: skip
     """Measure, show and save the results; with `gates`, exit with the code of the verification."""
-    from trtspec.bench.evidence import evidence, of_artifact, of_comparison
-    from trtspec.bench.saved_documents import keep_document
-    from trtspec.bench.verdict import verdict_of
+    from trtspec.bench.evidence import artifact_facts, comparison_facts, evidence
+    from trtspec.bench.saved_documents import save_document
+    from trtspec.bench.verdict import derive_verdict
     from trtspec.cli.one_at_a_time_view import show_comparison
     from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json, say
+    from trtspec.cli.render import note, print_json, print_line
 
     url, status = _find(what)
     other = _find(baseline)[0] if baseline else None
@@ -45,15 +45,15 @@ def bench_one_at_a_time(
         else:
             comparison = _measure_artifact(Path(what), measuring)
     root = root or (None if url else Path(what))
-    verdict = verdict_of(evidence(of_artifact(root, found), of_comparison(comparison)))
+    verdict = derive_verdict(evidence(artifact_facts(root, found), comparison_facts(comparison)))
     warnings = _warnings(root, prompts)
     document = verdict.as_dict() | comparison.as_dict() | (_identity(root) if root else {}) | {"warnings": warnings}
     if root:
-        keep_document(root, "bench", document)
+        save_document(root, "bench", document)
     if json:
         print_json(document | (_gate_results(found) if found else {}))
     else:
-        say(verdict.text, verdict.style)
+        print_line(verdict.text, verdict.style)
         show_comparison(comparison, url or what)
         for warning in warnings:
             note(f"warning: {warning}", "yellow")
@@ -76,17 +76,17 @@ def _find(what: str) -> tuple[str, dict[str, Any]]:
     """Return a server's URL and its deployment status ({} for a URL); "" and {} for an artifact."""
     if "://" not in what and (Path(what).exists() or "/" in what):
         return "", {}
-    from trtspec.deployment.base import address_of
+    from trtspec.deployment.base import resolve_server_address
 
-    return address_of(what)
+    return resolve_server_address(what)
 
 
 def _judge(
     what: str, url: str, document: dict[str, Any], measuring: _Measuring, skip: Sequence[str]
-) -> tuple[Comparison, Verification]:
+) -> tuple[BenchComparison, VerificationReport]:
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.gates import check_gate_names
-    from trtspec.bench.run_gates import Load, bench_gates
+    from trtspec.bench.run_gates import GateWorkload, bench_gates
     from trtspec.cli.render import note
     from trtspec.serving.triton.client import Client
 
@@ -96,7 +96,7 @@ def _judge(
         )
     root = Path(document["artifact"]) if document else Path(what)
     texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
-    load = Load(texts, measuring.max_tokens, measuring.runs, check_gate_names(skip), measuring.on_progress)
+    load = GateWorkload(texts, measuring.max_tokens, measuring.runs, check_gate_names(skip), measuring.on_progress)
     return bench_gates(
         root,
         load,
@@ -123,21 +123,21 @@ def _identity(root: Path) -> dict[str, Any]:
     return {"name": load_manifest(root).recipe.name, "manifest": manifest_sha256(root)}
 
 
-def _gate_results(found: Verification) -> dict[str, Any]:
+def _gate_results(found: VerificationReport) -> dict[str, Any]:
     return {key: value for key, value in found.as_dict().items() if key in ("ok", "checks", "left_out")}
 
 
-def _end(found: Verification, what: str, *, quietly: bool) -> None:
-    from trtspec.cli.render import say
+def _end(found: VerificationReport, what: str, *, quietly: bool) -> None:
+    from trtspec.cli.render import print_line
     from trtspec.cli.verify import show_checks
 
     if not quietly:
         show_checks(found)
-        say(f"{what}: gates {'passed' if found.ok else 'FAILED'}", "green" if found.ok else "red")
+        print_line(f"{what}: gates {'passed' if found.ok else 'FAILED'}", "green" if found.ok else "red")
     raise typer.Exit(found.failure.exit_code if found.failure else 0)
 
 
-def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> Comparison:
+def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> BenchComparison:
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.bench import measure_server
     from trtspec.serving.triton.client import Client
@@ -151,7 +151,7 @@ def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> Compa
     )
 
 
-def _measure_artifact(root: Path, measuring: _Measuring) -> Comparison:
+def _measure_artifact(root: Path, measuring: _Measuring) -> BenchComparison:
     from trtspec.bench.artifact import artifact_prompts, open_artifact
     from trtspec.bench.bench import measure_engine
 

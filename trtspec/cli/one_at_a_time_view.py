@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from trtspec.cli.render import say, say_command, show_table
+from trtspec.cli.render import print_command, print_line, show_table
 
 if TYPE_CHECKING:
-    from trtspec.bench.bench import Comparison
+    from trtspec.bench.bench import BenchComparison
 
 
-def show_comparison(comparison: Comparison, what: str) -> None:
+def show_comparison(comparison: BenchComparison, what: str) -> None:
     """Show the table, and for a server a curl command."""
     sides = (
         ("target alone", 1.0, comparison.baseline),
@@ -33,10 +33,12 @@ def show_comparison(comparison: Comparison, what: str) -> None:
         f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
     )
     if comparison.acceptance == "typical":
-        say("typical acceptance is lossy: sampled text differs from the target's", "yellow")
+        print_line("typical acceptance is lossy: sampled text differs from the target's", "yellow")
     if what.startswith("http://"):
         body = json.dumps({"text_input": '{"id": 7, "name":', "max_tokens": 32})
-        say_command("try it", f"curl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
-    say(f"with speculation {comparison.speedup}")
+        print_command("try it", f"curl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
+    print_line(f"with speculation {comparison.speedup}")
     same, total = comparison.identical_texts, comparison.prompts
-    say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")
+    print_line(
+        f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red"
+    )

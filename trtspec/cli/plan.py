@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtspec.planning.pipeline import Build
     from trtspec.store.store import Store
 
-THERE_IS_WORK = 2
+EXIT_WORK_PENDING = 2
 
 
 def plan(
@@ -41,7 +41,7 @@ def plan(
 
     Example: trtspec plan recipes/quickstart.yaml
     """
-    from trtspec.cli.render import one_or_many, print_json, show_diagnostics
+    from trtspec.cli.render import combine_documents, print_json, show_diagnostics
     from trtspec.planning.pipeline import open_store, plan_build
     from trtspec.recipe.load import load_matrix
 
@@ -54,14 +54,14 @@ def plan(
         if not json:
             show(documents[-1], build)
     if json:
-        print_json(one_or_many(documents))
+        print_json(combine_documents(documents))
     work = any(step["status"] == "miss" for document in documents for step in document["steps"])
-    raise typer.Exit(THERE_IS_WORK if detailed_exitcode and work else 0)
+    raise typer.Exit(EXIT_WORK_PENDING if detailed_exitcode and work else 0)
 
 
 def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict[str, Any]:
     """Return the document of `plan --json`."""
-    from trtspec.planning.pipeline import artifact_place
+    from trtspec.planning.pipeline import default_artifact_dir
 
     unread = "" if build.is_read else "; the key is provisional because the source is not hashed yet"
     statuses = build.status(store)
@@ -82,14 +82,16 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
     return {
         "format_version": 1,
         "name": build.recipe.name,
-        "recipe": build.recipe.without_places().as_dict(),
+        "recipe": build.recipe.without_directories().as_dict(),
         "backend": {"name": build.recipe.engine.backend, "why": build.recipe.engine.backend_why},
         "speculation": build.speculation(),
         "keys_are_final": build.is_read,
         "steps": steps,
         "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
         "downloads": build.downloads,
-        "disk": [{**asdict(need), "path": str(need.path)} for need in build.disk(store, artifact_place(build.recipe))],
+        "disk": [
+            {**asdict(need), "path": str(need.path)} for need in build.disk(store, default_artifact_dir(build.recipe))
+        ],
         "predicted": build.predicted(gpu_price),
         "notes": list(build.artifact.notes),
         **build.artifact.facts,
@@ -107,55 +109,55 @@ def _speculative_config(document: dict[str, Any]) -> str:
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan."""
     from trtspec.cli.predicted import show_predicted
-    from trtspec.cli.render import say, say_command, show_table
-    from trtspec.store.disk_space import amount
+    from trtspec.cli.render import print_command, print_line, show_table
+    from trtspec.store.disk_space import format_bytes
 
     backend = document["backend"]
     version = f" {build.recipe.engine.version}" if build.recipe.engine.version else ""
-    say(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")
+    print_line(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")
     drafting = document["speculation"]
     if drafting["draft_tokens"]:
         config = _speculative_config(document)
         lossy = "" if drafting["acceptance"] == "exact" else f", {drafting['acceptance']} acceptance: lossy"
         many = f"{drafting['draft_tokens']} draft tokens per step, at most {drafting['draft_len']} in sequence"
-        say(f"{drafting['method']}: {many}{lossy}{config}")
+        print_line(f"{drafting['method']}: {many}{lossy}{config}")
     for note in document["notes"]:
-        say(note)
+        print_line(note)
     steps = document["steps"]
     show_table("", ("step", "", "why", "key"), [(s["name"], s["status"], s["why"], s["key"][:12]) for s in steps])
     for step in steps:
         if step["command"]:
-            say_command(step["name"], shlex.join(step["command"]))
+            print_command(step["name"], shlex.join(step["command"]))
     parts = ("weights", "kv_cache", "draft", "activation")
     for memory in document["memory"]["gpus"]:
-        sizes = ", ".join(f"{part.replace('_', ' ')} {amount(memory[f'{part}_bytes'])}" for part in parts)
-        of = f" of {amount(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
-        say(f"memory on {memory['id']}: {amount(memory['total_bytes'])}{of} ({sizes})")
+        sizes = ", ".join(f"{part.replace('_', ' ')} {format_bytes(memory[f'{part}_bytes'])}" for part in parts)
+        of = f" of {format_bytes(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
+        print_line(f"memory on {memory['id']}: {format_bytes(memory['total_bytes'])}{of} ({sizes})")
     if any(not memory["limit_bytes"] for memory in document["memory"]["gpus"]):
-        say("GPU memory is unknown; set engine.gpu, e.g. --set engine.gpu=h200")
+        print_line("GPU memory is unknown; set engine.gpu, e.g. --set engine.gpu=h200")
     for each in document["downloads"]:
-        say(f"download of {each['model']}: {amount(each['bytes'])}")
+        print_line(f"download of {each['model']}: {format_bytes(each['bytes'])}")
     for need in document["disk"]:
-        sizes = f"{amount(need['needed_bytes'])} to write, {amount(need['free_bytes'])} free"
+        sizes = f"{format_bytes(need['needed_bytes'])} to write, {format_bytes(need['free_bytes'])} free"
         is_short = need["needed_bytes"] > need["free_bytes"]
         short = "NOT ENOUGH " if is_short else ""
-        say(f"{short}disk for the {need['what']}: {sizes} at {need['path']}", "red" if is_short else "")
+        print_line(f"{short}disk for the {need['what']}: {sizes} at {need['path']}", "red" if is_short else "")
     if document["predicted"]:
         show_predicted(document["predicted"], build.recipe.engine.max_seq_len)
     missing = sum(step["status"] == "miss" for step in steps)
-    say(f"{missing} of {len(steps)} steps to build{_expected(steps)}" if missing else "nothing to do")
+    print_line(f"{missing} of {len(steps)} steps to build{_expected(steps)}" if missing else "nothing to do")
 
 
 def _expected(steps: Sequence[dict[str, Any]]) -> str:
     """Return the expected duration of the steps with a known throughput, or ""."""
-    from trtspec.cli.progress import duration
+    from trtspec.cli.progress import format_duration
 
     known = [step for step in steps if step["expected_seconds"] is not None]
     if not known:
         return ""
     names = ", ".join(step["name"] for step in known)
     seconds = sum(step["expected_seconds"] for step in known)
-    return f"; {names}: about {duration(seconds)} at the throughput of earlier builds"
+    return f"; {names}: about {format_duration(seconds)} at the throughput of earlier builds"
 
 
 command = plan

@@ -65,10 +65,10 @@ def _build(architectures: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show_built(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import say
+    from trtspec.cli.render import print_line
 
     what = f"{', '.join(document['plugins'])} for {', '.join(('CPUs', *document['architectures']))}"
-    say(f"{document['path']}: {document['status']} in {document['seconds']:.2f} s; {what}")
+    print_line(f"{document['path']}: {document['status']} in {document['seconds']:.2f} s; {what}")
 
 
 def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
@@ -88,13 +88,13 @@ def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show_tested(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import say
+    from trtspec.cli.render import print_line
 
     checks = document["checks"]
     failed = [check for check in checks if not check["ok"]]
     for check in failed:
-        say(f"{check['name']}: {check['detail']}", "red")
-    say(f"{len(checks) - len(failed)} of {len(checks)} checks passed", "red" if failed else "green")
+        print_line(f"{check['name']}: {check['detail']}", "red")
+    print_line(f"{len(checks) - len(failed)} of {len(checks)} checks passed", "red" if failed else "green")
 
 
 def _list(architectures: tuple[str, ...]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _list(architectures: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show_list(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import print_line, show_table
 
     show_table("", ("plugin", "description"), [(each["name"], each["summary"]) for each in document["plugins"]])
     built = [
@@ -115,7 +115,7 @@ def _show_list(document: dict[str, Any]) -> None:
     if built:
         show_table("", ("built", "for", "library"), built)
     else:
-        say("no plugin is compiled; run trtspec plugins build")
+        print_line("no plugin is compiled; run trtspec plugins build")
 
 
 _ACTIONS = {Action.build: (_build, _show_built), Action.test: (_test, _show_tested), Action.list: (_list, _show_list)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trtspec.cli.render import say, show_chart, show_table
+from trtspec.cli.render import print_line, show_chart, show_table
 
 Document = dict[str, Any]
 
@@ -16,7 +16,7 @@ def show_predicted(predicted: Document, max_seq_len: int) -> None:
     if predicted["why_not"]:
         is_predicted = _show_by_parameters(predicted)
         what = "tokens/s and larger batches are not predicted" if is_predicted else "no speed is predicted"
-        say(f"{what}: {predicted['why_not']}")
+        print_line(f"{what}: {predicted['why_not']}")
         return
     show_table(_title(predicted), *_table(predicted), right=range(1, 6))
     rates = {rate[-1]: f"acceptance rate {rate}" for rate in predicted["by_acceptance_rate"]}
@@ -24,14 +24,14 @@ def show_predicted(predicted: Document, max_seq_len: int) -> None:
     if predicted["gpu_price"] is not None:
         show_table("dollars per million tokens, for GPUs without idle time", *_costs(predicted), right=range(1, 6))
     for sentence in _sentences(predicted, max_seq_len):
-        say(sentence)
+        print_line(sentence)
 
 
 def _show_by_parameters(predicted: Document) -> bool:
     """Show the prediction from model sizes alone, and return whether there is one."""
     if by_rate := predicted.get("speedup_by_acceptance_rate"):
         rates = ", ".join(f"{value}x at {rate}" for rate, value in by_rate.items())
-        say(f"expected at batch 1 from model sizes, by acceptance rate: {rates}")
+        print_line(f"expected at batch 1 from model sizes, by acceptance rate: {rates}")
     return bool(by_rate)
 
 

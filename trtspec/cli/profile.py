@@ -24,7 +24,7 @@ from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.profile.document import Profile
-    from trtspec.bench.profile.options import Asked, Screen, Servers
+    from trtspec.bench.profile.options import ProfileRequest, ProgressUI, ServerSet
 
 
 def profile(
@@ -66,8 +66,8 @@ def profile(
 
     Example: trtspec profile recipes/quickstart.yaml --samples 8 --methods draft_target,ngram
     """
-    from trtspec.bench.profile.metadata import keep
-    from trtspec.bench.profile.options import Asked, Limits, Screen
+    from trtspec.bench.profile.metadata import save_profile
+    from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.cli.profiled import show
     from trtspec.cli.progress import build_bars, counter
     from trtspec.cli.render import print_json
@@ -80,11 +80,11 @@ def profile(
         )
     if write:
         check_editable(recipe)  # fail before minutes of measuring
-    limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
-    asked = Asked(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
-    found = _run(asked, servers, Screen(build_bars, counter))
+    limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
+    asked = ProfileRequest(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
+    found = _run(asked, servers, ProgressUI(build_bars, counter))
     document = found.as_dict()
-    keep(document, "profile")
+    save_profile(document, "profile")
     if json:
         print_json(document)
     else:
@@ -95,21 +95,21 @@ def profile(
 
 def _servers(
     server: list[str] | None, baseline: str | None, api: str | None, model: str | None, key_env: str | None
-) -> Servers | None:
-    from trtspec.bench.profile.options import Servers
-    from trtspec.cli.loading import server_of
+) -> ServerSet | None:
+    from trtspec.bench.profile.options import ServerSet
+    from trtspec.cli.loading import resolve_server
 
     if not server:
         if baseline or api or model or key_env:
             raise TrtspecError("--baseline, --api, --model and --key-env require --server", hint="add --server URL")
         return None
-    (served, deployed), *others = (server_of(each, api, model or "", key_env) for each in server)
-    alone = server_of(baseline, api, "", key_env)[0] if baseline else None
+    (served, deployed), *others = (resolve_server(each, api, model or "", key_env) for each in server)
+    alone = resolve_server(baseline, api, "", key_env)[0] if baseline else None
     artifact = Path(deployed["artifact"]) if deployed else None
-    return Servers(served, alone, artifact, [other for other, _ in others])
+    return ServerSet(served, alone, artifact, [other for other, _ in others])
 
 
-def _run(asked: Asked, servers: Servers | None, screen: Screen) -> Profile:
+def _run(asked: ProfileRequest, servers: ServerSet | None, screen: ProgressUI) -> Profile:
     if servers:
         from trtspec.bench.profile import server_profile as served
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtspec.cli.layout import counted
+from trtspec.cli.layout import pluralize
 from trtspec.cli.recommended import show_recommendation, show_verdict
 from trtspec.cli.render import note, show_chart, show_table
 
 if TYPE_CHECKING:
-    from trtspec.bench.profile.document import Profile, Server
+    from trtspec.bench.profile.document import Profile, ServerProfile
 
 
 def show(found: Profile) -> None:
     """Print the measurements by candidate and by prompt category, and the recommendation."""
-    from trtspec.bench.profile.recommend import verdict
+    from trtspec.bench.profile.recommend import candidate_verdict
 
     show_verdict(found.recommendation)
     batch = found.recommendation.batch
@@ -31,15 +31,15 @@ def show(found: Profile) -> None:
                 f"{acceptance.depth_rate:.0%}",
                 str(acceptance.token_weighted),
                 *faster,
-                verdict(each, batch),
+                candidate_verdict(each, batch),
             )
         )
-    columns = ("draft", "accepted", "tokens per step", *(f"at {counted(each, 'request')}" for each in batches), "")
+    columns = ("draft", "accepted", "tokens per step", *(f"at {pluralize(each, 'request')}" for each in batches), "")
     title = f"{found.name}: {len(found.kinds)} prompts, {found.tokens} tokens of the target"
     show_table(title, columns, rows, right=tuple(range(1, len(columns) - 1)))
     _show_chart(found)
     if found.too_long:
-        note(f"{counted(found.too_long, 'prompt')} skipped: too long for the engine with the response", "yellow")
+        note(f"{pluralize(found.too_long, 'prompt')} skipped: too long for the engine with the response", "yellow")
     for name, why in found.left_out.items():
         note(f"{name} was skipped: {why}", "yellow")
     if found.parity:
@@ -78,7 +78,7 @@ def _show_kinds(found: Profile) -> None:
     show_table("", ("kind", "prompts", "accepted", "tokens per step"), rows, right=(1, 2, 3))
 
 
-def _show_server(server: Server) -> None:
+def _show_server(server: ServerProfile) -> None:
     """Show the speed of the server with its draft length and without speculation."""
     speeds = server.tokens_per_s
     rows = [
@@ -89,4 +89,4 @@ def _show_server(server: Server) -> None:
     columns = ("concurrency", "target alone, tokens/s", f"draft_len {server.draft_len}", "measured")
     show_table(f"{server.url}, model {server.model or '-'}", columns, rows, right=(0, 1, 2, 3))
     if server.failures:
-        note(f"{counted(len(server.failures), 'request')} failed and were excluded: {server.failures[0]}", "yellow")
+        note(f"{pluralize(len(server.failures), 'request')} failed and were excluded: {server.failures[0]}", "yellow")

@@ -112,7 +112,7 @@ def _live_progress(*columns: ProgressColumn) -> Iterator[Progress]:
             yield progress
         return
     progress = Progress(console=out, disable=True)  # not drawn, but still counts
-    reporter = Thread(target=tell, args=(progress, ended.wait), daemon=True)
+    reporter = Thread(target=report_progress, args=(progress, ended.wait), daemon=True)
     reporter.start()
     try:
         yield progress
@@ -121,7 +121,7 @@ def _live_progress(*columns: ProgressColumn) -> Iterator[Progress]:
         reporter.join()  # unbounded: `ended` is set
 
 
-def tell(progress: Progress, wait: Callable[[float], bool]) -> None:
+def report_progress(progress: Progress, wait: Callable[[float], bool]) -> None:
     """Print the progress of all tasks each time that `wait(PERIOD_S)` returns False, until it returns True."""
     started = progress.get_time()
     while not wait(PERIOD_S):
@@ -129,18 +129,18 @@ def tell(progress: Progress, wait: Callable[[float], bool]) -> None:
         for task in running:
             note(f"  {task.description}: {_describe(task)}")
         if not running:
-            note(f"  still running after {duration(progress.get_time() - started)}")
+            note(f"  still running after {format_duration(progress.get_time() - started)}")
 
 
 def _describe(task: Task) -> str:
     """Return the completed share and the remaining time at the current pace."""
     spent = task.elapsed or 0.0
     if not task.total:
-        return f"{duration(spent)} elapsed"
+        return f"{format_duration(spent)} elapsed"
     seconds = (
         spent * task.remaining / task.completed if task.completed and task.remaining else _remaining_s(task, spent)
     )
-    return f"{task.percentage:.0f} %, {'unknown time' if seconds is None else duration(seconds)} left"
+    return f"{task.percentage:.0f} %, {'unknown time' if seconds is None else format_duration(seconds)} left"
 
 
 def _remaining_s(task: Task, spent: float) -> float | None:
@@ -149,7 +149,7 @@ def _remaining_s(task: Task, spent: float) -> float | None:
     return None if expected is None else max(0.0, expected - spent)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a formatted duration, such as "1 h 05 min" or "2 min 30 s"."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:

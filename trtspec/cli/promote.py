@@ -11,14 +11,14 @@ def promote(name: Name, json: Json = False) -> None:
 
     Example: trtspec promote quickstart
     """
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.render import print_json, print_line
     from trtspec.deployment.base import promote as decide
 
     document = decide(name)
     if json:
         print_json(document)
     else:
-        say(f"{name}: revision {document['revision']} serves", "green")
+        print_line(f"{name}: revision {document['revision']} serves", "green")
 
 
 command = promote

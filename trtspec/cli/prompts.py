@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trtspec.cli.layout import counted
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
 
 
@@ -34,12 +34,12 @@ def prompts(
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
     from trtspec.engine.prompts.load import read_prompts
-    from trtspec.engine.prompts.summary import list_own, summarize
+    from trtspec.engine.prompts.summary import list_shipped, summarize
 
     if (file is None) is not shipped:
         raise TrtspecError("prompts requires either FILE or --list")
     if file is None:
-        sets = list_own()
+        sets = list_shipped()
         print_json({"format_version": 1, "sets": sets}) if json else _show_sets(sets)
     else:
         found = summarize(read_prompts(file), tokenizer)
@@ -58,7 +58,7 @@ def _kinds(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _show(summary: Mapping[str, Any]) -> None:
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import print_line, show_table
 
     parts = [*summary["kinds"], {**summary, "kind": "all"}] if len(summary["kinds"]) > 1 else summary["kinds"]
     columns, right = ["kind", "prompts", "characters", "tokens"], (1, 2, 3)
@@ -68,18 +68,18 @@ def _show(summary: Mapping[str, Any]) -> None:
         for each in parts
     ]
     show_table(f"{summary['file']}: {summary['format_title']}", columns[:shown], rows, right[: shown - 1])
-    say(_describe(summary))
+    print_line(_describe(summary))
 
 
 def _describe(summary: Mapping[str, Any]) -> str:
     """Return a summary of the prompts and of the records and turns that are not used."""
-    text = f"{counted(summary['prompts'], 'prompt')}, lengths as minimum / median / maximum"
+    text = f"{pluralize(summary['prompts'], 'prompt')}, lengths as minimum / median / maximum"
     if chats := summary["with_messages"]:
         text += f"; {chats:,} rendered with a chat template"
     if turns := summary["further_turns"]:
-        text += f"; {counted(turns, 'later turn')} ignored"
+        text += f"; {pluralize(turns, 'later turn')} ignored"
     if records := summary["left_out"]:
-        text += f"; {counted(records, 'record')} without a question skipped"
+        text += f"; {pluralize(records, 'record')} without a question skipped"
     return text
 
 

@@ -12,7 +12,7 @@ from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
     from trtspec.bench.layer_search.layers import PrunedDraft
-    from trtspec.training.vocab_pruning.reduce import Reduced
+    from trtspec.training.vocab_pruning.reduce import PruningResult
 
 
 def prune(
@@ -43,10 +43,10 @@ def prune(
     Example: trtspec prune recipes/quickstart.yaml --layers 3 --out drafts/pruned
     """
     from trtspec.bench.layer_search.layers import search_layers
-    from trtspec.bench.layer_search.search import SkipLimits
+    from trtspec.bench.layer_search.search import SearchBudget
     from trtspec.checkpoints.writer import check_new
     from trtspec.cli.progress import counter
-    from trtspec.cli.pruned import built_alone, write_pruned
+    from trtspec.cli.pruned import build_target_only, write_pruned
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
 
@@ -58,8 +58,8 @@ def prune(
     if vocab:
         _show_reduced(_reduce(recipe, set_ or [], prompts, vocab, max_tokens, seed, out), as_json=json)
         return
-    limits = SkipLimits(1.0, iterations, 60 * minutes, whole_layers=True, layers_left=layers)
-    with built_alone(recipe, set_ or []) as (build, root):
+    limits = SearchBudget(1.0, iterations, 60 * minutes, whole_layers=True, layers_left=layers)
+    with build_target_only(recipe, set_ or []) as (build, root):
         with counter() as on_progress:
             found = search_layers(
                 root, prompts, samples=samples, max_tokens=max_tokens, limits=limits, seed=seed,
@@ -75,14 +75,14 @@ def prune(
 def _show(found: PrunedDraft, out: Path) -> None:
     import sys
 
-    from trtspec.cli.layout import counted
+    from trtspec.cli.layout import pluralize
     from trtspec.cli.render import note
 
     length = found.acceptance.token_weighted
-    texts = counted(len(found.acceptance.texts), "text")
+    texts = pluralize(len(found.acceptance.texts), "text")
     note(
         f"{length} tokens per step at draft_len {found.draft_len} on {texts} held out from the search, expected"
-        f" {found.speedup:.2f}x; {counted(found.tried, 'set')} tried in {found.seconds:.1f} s",
+        f" {found.speedup:.2f}x; {pluralize(found.tried, 'set')} tried in {found.seconds:.1f} s",
         "dim",
     )
     sys.stdout.write(
@@ -92,38 +92,38 @@ def _show(found: PrunedDraft, out: Path) -> None:
 
 def _reduce(
     recipe: Path, overrides: list[str], prompts: Path | None, vocab: int, max_tokens: int, seed: int, out: Path
-) -> Reduced:
+) -> PruningResult:
     from trtspec.cli.progress import build_bars
     from trtspec.core.errors import TrtspecError
     from trtspec.recipe.load import load_recipe
-    from trtspec.training.plan import Asked
+    from trtspec.training.plan import TrainRequest
     from trtspec.training.settings import TrainSettings
-    from trtspec.training.vocab_pruning.reduce import reduce
+    from trtspec.training.vocab_pruning.reduce import prune_vocabulary
 
     own = load_recipe(recipe, overrides).recipe.gates.prompts
     if prompts is None and own is None:
         raise TrtspecError("missing prompts to count tokens on", hint="add --prompts FILE")
     found = prompts or Path(own or "")
     settings = TrainSettings("kl", 0, 0.0, 0, 0.0, seed)  # no training
-    asked = Asked(recipe, overrides, found, None, None, out, max_tokens, 0, settings)
-    return reduce(asked, vocab, out, build_bars)
+    asked = TrainRequest(recipe, overrides, found, None, None, out, max_tokens, 0, settings)
+    return prune_vocabulary(asked, vocab, out, build_bars)
 
 
-def _show_reduced(found: Reduced, *, as_json: bool) -> None:
-    from trtspec.cli.layout import counted
-    from trtspec.cli.render import note, print_json, say
+def _show_reduced(found: PruningResult, *, as_json: bool) -> None:
+    from trtspec.cli.layout import pluralize
+    from trtspec.cli.render import note, print_json, print_line
 
     if as_json:
         print_json(found.as_dict())
         return
     whole, (before, after) = found.verdict.whole, found.costs
-    texts = counted(len(whole.before.texts), "held-out text")
+    texts = pluralize(len(whole.before.texts), "held-out text")
     note(
         f"on {texts}: {whole.before.token_weighted} tokens per step before, {whole.after.token_weighted} now; a step"
         f" takes {before:.3f} and {after:.3f} times one of the target alone, estimated from the weights to read",
         "dim",
     )
-    say(f"{found.out}: drafts {found.left} tokens", "green")
+    print_line(f"{found.out}: drafts {found.left} tokens", "green")
 
 
 command = prune

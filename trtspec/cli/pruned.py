@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Path]]:
+def build_target_only(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Path]]:
     """Build a recipe's target without its draft; the artifact is removed when the block ends."""
     from dataclasses import replace
     from tempfile import TemporaryDirectory

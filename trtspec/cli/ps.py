@@ -27,13 +27,13 @@ def ps(json: Json = False) -> None:
 
 def show(deployments: list[dict[str, Any]]) -> None:
     """Show one row per deployment, with endpoints if it is live or starting."""
-    from trtspec.cli.render import note, say, show_table
+    from trtspec.cli.render import note, print_line, show_table
 
     columns = ("name", "state", "backend", "method", "pid", "since", "endpoints")
     if deployments:
         show_table("", columns, [_row(each) for each in deployments], (4,))
     else:
-        say("no deployments")
+        print_line("no deployments")
     for each in deployments:
         if error := each.get("error"):
             note(f"warning: {each['name']}: {error}", "yellow")

@@ -21,11 +21,11 @@ Write = Annotated[bool, typer.Option("--write", help="Write the recommendation i
 
 def show_verdict(found: Recommendation) -> None:
     """Print the verdict on the recommended speculation."""
-    from trtspec.bench.verdict import verdict_of
-    from trtspec.cli.render import say
+    from trtspec.bench.verdict import derive_verdict
+    from trtspec.cli.render import print_line
 
-    verdict = verdict_of(found.proposal)
-    say(verdict.text, verdict.style)
+    verdict = derive_verdict(found.proposal)
+    print_line(verdict.text, verdict.style)
 
 
 def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
@@ -34,11 +34,11 @@ def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
 
     import yaml
 
-    from trtspec.cli.render import say
+    from trtspec.cli.render import print_line
 
-    say(found.why)
+    print_line(found.why)
     if found.candidate is None and switches_off:
-        say(f"--write would disable {switches_off}", "yellow")
+        print_line(f"--write would disable {switches_off}", "yellow")
     sys.stdout.write(yaml.safe_dump({"speculation": found.speculation}, sort_keys=False, default_flow_style=None))
 
 

@@ -18,8 +18,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from trtspec.cli.chart import Marks, chart
-from trtspec.cli.layout import counted, fitted_table, folded, folded_command, plain_table
-from trtspec.core.diagnostics import Diagnostic, RecipeError, printable, render_diagnostic
+from trtspec.cli.layout import fitted_table, plain_table, pluralize, wrap_command, wrap_text
+from trtspec.core.diagnostics import Diagnostic, RecipeError, escape_unprintable, render_diagnostic
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -47,24 +47,24 @@ def print_json(document: Mapping[str, Any]) -> None:
     sys.stdout.flush()  # detect a closed pipe now
 
 
-def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def combine_documents(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return a document that lists all under `recipes`; the keys of a single one are also at the top level."""
     only = documents[0] if len(documents) == 1 else {}
     return {"format_version": FORMAT_VERSION, **only, "recipes": list(documents)}
 
 
-def say(text: str, style: str = "") -> None:
+def print_line(text: str, style: str = "") -> None:
     """Print a line of the result on stdout, without interpreting markup."""
     _print(console(stderr=False), text, style)
 
 
-def say_command(label: str, command: str) -> None:
+def print_command(label: str, command: str) -> None:
     """Print a shell command on stdout, wrapped so that it can be copied from a terminal."""
     out, text = console(stderr=False), f"{label}: {command}"
-    out.print("\n".join(folded_command(text, out.width)) if is_terminal(out) else text, soft_wrap=True)
+    out.print("\n".join(wrap_command(text, out.width)) if is_terminal(out) else text, soft_wrap=True)
 
 
-def show_foreign(pieces: Iterable[bytes]) -> None:
+def print_untrusted(pieces: Iterable[bytes]) -> None:
     """Print untrusted bytes on stdout as they arrive; on a terminal, escape control characters."""
     encoding, on_terminal = sys.stdout.encoding, is_terminal(console(stderr=False))
     handler = "replace" if on_terminal else "surrogateescape"
@@ -72,7 +72,7 @@ def show_foreign(pieces: Iterable[bytes]) -> None:
     cast(TextIOWrapper, sys.stdout).reconfigure(errors=handler)
     for piece in chain(pieces, [b""]):
         text = decoder.decode(piece, final=not piece)
-        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if on_terminal else text)
+        sys.stdout.write("\n".join(map(escape_unprintable, text.split("\n"))) if on_terminal else text)
         sys.stdout.flush()  # show each line immediately
 
 
@@ -83,7 +83,7 @@ def note(text: str, style: str = "") -> None:
 
 def _print(out: Console, text: str, style: str = "") -> None:
     """Print lines, wrapped between words to the width of a terminal."""
-    out.print("\n".join(folded(text, out.width)) if is_terminal(out) else text, style=style, soft_wrap=True)
+    out.print("\n".join(wrap_text(text, out.width)) if is_terminal(out) else text, style=style, soft_wrap=True)
 
 
 def render_error(error: TrtspecError) -> dict[str, Any]:
@@ -102,16 +102,16 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
         print_json(render_error(error))
     if isinstance(error, RecipeError):
         show_diagnostics(error.diagnostics)
-        note(problems_of(error.diagnostics), "red")
+        note(count_problems(error.diagnostics), "red")
     else:
         note(f"error: {error}", "red")
 
 
-def problems_of(diagnostics: Iterable[Diagnostic]) -> str:
+def count_problems(diagnostics: Iterable[Diagnostic]) -> str:
     """Return the numbers of errors and warnings, such as "1 error, 2 warnings", or ""."""
     severities = [each.severity for each in diagnostics]
     counts = {name: sum(each == name for each in severities) for name in ("error", "warning")}
-    return ", ".join(counted(count, name) for name, count in counts.items() if count)
+    return ", ".join(pluralize(count, name) for name, count in counts.items() if count)
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, are_result: bool = False) -> None:
@@ -149,7 +149,7 @@ def show_chart(title: str, name: str, rows: Sequence[tuple[str, Marks]], letters
     out = console(stderr=False)
     lines = chart(name, rows, out.width) if is_terminal(out) else []
     if lines:
-        say(title)
+        print_line(title)
         for line in lines:
             out.print(line, soft_wrap=True)
-        say(", ".join(f"{letter}: {meaning}" for letter, meaning in letters.items()))
+        print_line(", ".join(f"{letter}: {meaning}" for letter, meaning in letters.items()))

@@ -12,7 +12,7 @@ import typer
 from trtspec.cli.options import Artifact, Json
 
 
-class Form(str, Enum):
+class ReportFormat(str, Enum):
     """Output format of a report."""
 
     html = "html"
@@ -29,8 +29,8 @@ def report(
         typer.Option("--with", metavar="FILE", help="Saved --json output of another command; repeatable."),
     ] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="Output format; markdown, junit and github are for CI jobs.")
-    ] = Form.html,
+        ReportFormat, typer.Option("--format", help="Output format; markdown, junit and github are for CI jobs.")
+    ] = ReportFormat.html,
     json: Json = False,
 ) -> None:
     """Write a report on an artifact.
@@ -49,17 +49,17 @@ def report(
     from trtspec.core.errors import TrtspecError
     from trtspec.report.documents import gather
     from trtspec.report.jobs import render_annotations, render_junit, render_markdown
-    from trtspec.report.judged import standing, verdict
+    from trtspec.report.judged import verdict, verification_summary
     from trtspec.report.page import render_page
     from trtspec.report.sections import sections
 
     if json and out is None:
         raise TrtspecError("--json requires --out", hint="add -o FILE")
     renderers = {
-        Form.html: render_page,
-        Form.markdown: render_markdown,
-        Form.junit: render_junit,
-        Form.github: render_annotations,
+        ReportFormat.html: render_page,
+        ReportFormat.markdown: render_markdown,
+        ReportFormat.junit: render_junit,
+        ReportFormat.github: render_annotations,
     }
     facts = gather(artifact, with_ or ())
     text = renderers[form](facts)
@@ -74,7 +74,7 @@ def report(
                 "format_version": 1,
                 **verdict(facts).as_dict(),
                 "report": str(out),
-                "verification": standing(facts),
+                "verification": verification_summary(facts),
                 "sections": titles,
                 "documents": [asdict(each) for each in facts.sources],
             }
@@ -83,7 +83,7 @@ def report(
         note(verdict(facts).text, verdict(facts).style)
         if kept := [each.name for each in facts.sources if each.is_kept]:
             note(f"includes results saved on this machine: {', '.join(kept)}")
-        note(f"{out}: {len(text.encode()):,} bytes, {standing(facts)}")
+        note(f"{out}: {len(text.encode()):,} bytes, {verification_summary(facts)}")
 
 
 def _write(out: Path, text: str) -> None:

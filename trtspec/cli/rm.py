@@ -31,7 +31,7 @@ def rm(
 
     Example: trtspec rm quickstart
     """
-    from trtspec.cli.render import note, print_json, say
+    from trtspec.cli.render import note, print_json, print_line
     from trtspec.core.errors import DeployError
     from trtspec.deployment.base import deployments, remove
 
@@ -45,13 +45,13 @@ def rm(
         found = remove(name, force=force)
         removed.append(found)
         if not json:
-            say(f"{name} removed")
+            print_line(f"{name} removed")
         if found["left"]:
             note(f"warning: it may still run: {found['left']}", "yellow")
     if json:
         print_json({"format_version": 1, "removed": removed})
     elif not removed:
-        say("no ended deployments")
+        print_line("no ended deployments")
 
 
 command = rm

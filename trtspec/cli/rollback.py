@@ -13,7 +13,7 @@ def rollback(name: Name, json: Json = False) -> None:
 
     Example: trtspec rollback quickstart
     """
-    from trtspec.cli.render import note, print_json, say
+    from trtspec.cli.render import note, print_json, print_line
     from trtspec.deployment.base import rollback as decide
 
     document = decide(name, lambda state, what: note(f"  {state:<7} {what}"))
@@ -21,7 +21,7 @@ def rollback(name: Name, json: Json = False) -> None:
         print_json(document)
     else:
         files = f", with the files of revision {document['files_of']}" if document.get("files_of") else ""
-        say(f"{name}: revision {document['revision']} serves{files}", "green")
+        print_line(f"{name}: revision {document['revision']} serves{files}", "green")
 
 
 command = rollback

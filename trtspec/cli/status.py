@@ -49,26 +49,26 @@ def follow(name: str, as_json: bool) -> None:
     import json
     from datetime import datetime
 
-    from trtspec.cli.render import say
+    from trtspec.cli.render import print_line
     from trtspec.deployment.base import status as read_status
 
     last = ""
     while True:  # unbounded: until the user interrupts
         document = read_status(name)
-        if (line := standing(document)) != last:
+        if (line := status_line(document)) != last:
             last = line
-            say(json.dumps(document) if as_json else f"{datetime.now().astimezone():%H:%M:%S} {line}")
+            print_line(json.dumps(document) if as_json else f"{datetime.now().astimezone():%H:%M:%S} {line}")
         time.sleep(WATCH_S)
 
 
-def standing(document: dict[str, Any]) -> str:
+def status_line(document: dict[str, Any]) -> str:
     """Return the state of a deployment and of its rollout in one line."""
-    from trtspec.core.diagnostics import printable
+    from trtspec.core.diagnostics import escape_unprintable
 
     line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
     if rollout := document.get("rollout"):
         share = f" with {rollout['share']} % of the requests" if rollout["share"] else ""
-        reason = f": {printable(rollout['reason'])}" if rollout["reason"] else ""
+        reason = f": {escape_unprintable(rollout['reason'])}" if rollout["reason"] else ""
         shadow = f"; shadow: {rollout['shadow'].get('verdict', '')}" if rollout.get("shadow") else ""
         line += f"; revision {rollout['revision']} is {rollout['state']}{share}{reason}{shadow}"
     return line
@@ -76,38 +76,38 @@ def standing(document: dict[str, Any]) -> str:
 
 def show(document: dict[str, Any], style: str) -> None:
     """Show the state, the result of the probe, restarts, and the cause of an exit."""
-    from trtspec.cli.render import say
-    from trtspec.core.diagnostics import printable
+    from trtspec.cli.render import print_line
+    from trtspec.core.diagnostics import escape_unprintable
 
-    cause = f": {printable(document['cause'])}" if document.get("cause") else ""
-    say(f"{document['name']} is {document['state']}{cause}", style)
+    cause = f": {escape_unprintable(document['cause'])}" if document.get("cause") else ""
+    print_line(f"{document['name']} is {document['state']}{cause}", style)
     if rollout := document.get("rollout"):
-        say(f"  {standing({**document, 'rollout': rollout}).partition('; ')[2]}")
+        print_line(f"  {status_line({**document, 'rollout': rollout}).partition('; ')[2]}")
     if probe := document.get("probe"):
         result = f"responded in {probe['seconds']:.2f} s" if probe["ok"] else f"did not respond: {probe['error']}"
-        say(f"  {document['endpoints']['http']} {result}")
+        print_line(f"  {document['endpoints']['http']} {result}")
     if document["state"] == "dead":
         show_end_of_log(document)
         return
     if reason := document.get("reason"):
-        say(f"  restarted {document['restarts']} times, last because {printable(reason)}")
+        print_line(f"  restarted {document['restarts']} times, last because {escape_unprintable(reason)}")
     if sidecar := document.get("beside"):
-        say(f"  last sidecar event: {printable(sidecar)}")
+        print_line(f"  last sidecar event: {escape_unprintable(sidecar)}")
 
 
 def show_end_of_log(document: dict[str, Any]) -> None:
     """Show the last lines of a log that report problems, or the whole end of the log if the cause is unknown."""
-    from trtspec.cli.render import say
-    from trtspec.core.diagnostics import printable
-    from trtspec.deployment.exit_cause import telling_lines
+    from trtspec.cli.render import print_line
+    from trtspec.core.diagnostics import escape_unprintable
+    from trtspec.deployment.exit_cause import problem_lines
 
     whole = "" if document.get("cause") else document["log"]
-    if lines := (telling_lines(document["log"]) or whole).splitlines():
-        say(f"end of {document['log_file']}:")
+    if lines := (problem_lines(document["log"]) or whole).splitlines():
+        print_line(f"end of {document['log_file']}:")
         for line in lines:
-            say(printable(line))
+            print_line(escape_unprintable(line))
     else:
-        say(f"the log contains no errors: {document['log_file']}")
+        print_line(f"the log contains no errors: {document['log_file']}")
 
 
 command = status

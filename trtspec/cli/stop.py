@@ -11,14 +11,14 @@ def stop(name: Name, json: Json = False) -> None:
 
     Example: trtspec stop quickstart
     """
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.render import print_json, print_line
     from trtspec.deployment.base import stop as end
 
     document = end(name)
     if json:
         print_json(document)
     else:
-        say(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")
+        print_line(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")
 
 
 command = stop

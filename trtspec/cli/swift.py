@@ -11,8 +11,8 @@ import typer
 from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.bench.layer_search.search import SkipLimits
-    from trtspec.bench.layer_search.sublayers import Found
+    from trtspec.bench.layer_search.search import SearchBudget
+    from trtspec.bench.layer_search.sublayers import SkipSearchResult
     from trtspec.planning.pipeline import Build
 
 
@@ -35,11 +35,11 @@ def swift(
 
     Example: trtspec swift recipes/quickstart.yaml
     """
-    from trtspec.bench.layer_search.search import SkipLimits
+    from trtspec.bench.layer_search.search import SearchBudget
     from trtspec.cli.pruned import write_pruned
     from trtspec.cli.render import print_json
 
-    limits = SkipLimits(max_skip, iterations, 60 * minutes, layers)
+    limits = SearchBudget(max_skip, iterations, 60 * minutes, layers)
     build, found = _search(recipe, set_ or [], samples, max_tokens, limits, seed)
     if export:
         write_pruned(build, found.best.skip, export)
@@ -50,24 +50,24 @@ def swift(
 
 
 def _search(
-    recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SkipLimits, seed: int
-) -> tuple[Build, Found]:
+    recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SearchBudget, seed: int
+) -> tuple[Build, SkipSearchResult]:
     """Build the recipe's target without its draft, and search it."""
     from trtspec.bench.layer_search.sublayers import search_artifact
     from trtspec.cli.progress import counter
-    from trtspec.cli.pruned import built_alone
+    from trtspec.cli.pruned import build_target_only
 
-    with built_alone(recipe, overrides) as (build, root), counter() as on_progress:
+    with build_target_only(recipe, overrides) as (build, root), counter() as on_progress:
         found = search_artifact(
             root, samples=samples, max_tokens=max_tokens, limits=limits, seed=seed, on_progress=on_progress
         )
     return build, found
 
 
-def _show(found: Found) -> None:
+def _show(found: SkipSearchResult) -> None:
     import sys
 
-    from trtspec.cli.layout import counted
+    from trtspec.cli.layout import pluralize
     from trtspec.cli.render import note, show_table
 
     rows = [
@@ -85,7 +85,7 @@ def _show(found: Found) -> None:
     columns = ("skipped", "matchness", "weights read", "draft_len", "expected")
     show_table("", columns, rows, right=(1, 2, 3, 4), is_result=False)  # the result is the recipe section below
     note(
-        f"{counted(found.tried, 'set')} tried in {found.seconds:.1f} s; matchness at {found.places} positions of"
+        f"{pluralize(found.tried, 'set')} tried in {found.seconds:.1f} s; matchness at {found.places} positions of"
         " held-out text; expected speed-up estimated from the weights to read",
         "dim",
     )

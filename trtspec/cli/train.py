@@ -14,7 +14,7 @@ from trtspec.training.settings import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
     from trtspec.training.external.job_record import JobRecord
-    from trtspec.training.result import Result
+    from trtspec.training.result import TrainResult
 
 FILE = "FILE"
 
@@ -71,14 +71,14 @@ def train(
 
     Example: trtspec train recipes/quickstart.yaml --prompts kinds --minutes 10
     """
-    from trtspec.bench.saved_documents import keep_of_target
+    from trtspec.bench.saved_documents import save_target_document
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import note, print_json
     from trtspec.core.errors import GateNotMet, TrtspecError
     from trtspec.recipe.yaml_edit import check_editable, write_section
     from trtspec.training.external.job import write_job
-    from trtspec.training.external.take import take_result
-    from trtspec.training.plan import Asked, section_with
+    from trtspec.training.external.take import import_result
+    from trtspec.training.plan import TrainRequest, section_with
     from trtspec.training.run import run
 
     if trainer and (result or write):
@@ -93,14 +93,14 @@ def train(
         check_editable(recipe)  # fail before minutes of training
     settings = TrainSettings(loss, lora, learning_rate, steps, 60 * minutes, seed)
     sizes = Sizes(layers, hidden_size, draft_vocab)
-    asked = Asked(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings, sizes)
+    asked = TrainRequest(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings, sizes)
     if trainer:
         show_job(*write_job(asked, trainer, build_bars), json)
         return
-    found = take_result(asked, result, build_bars) if result else run(asked, build_bars)
+    found = import_result(asked, result, build_bars) if result else run(asked, build_bars)
     document = found.as_dict()
     if found.target:
-        keep_of_target(found.target["sha256"], f"train-{found.method}", document)
+        save_target_document(found.target["sha256"], f"train-{found.method}", document)
     if json:
         print_json(document)
     else:
@@ -113,7 +113,7 @@ def train(
 
 def show_job(out: Path, record: JobRecord, json: bool) -> None:
     """Print the job written for an external trainer."""
-    from trtspec.cli.render import note, print_json, say
+    from trtspec.cli.render import note, print_json, print_line
 
     if json:
         print_json({**record.model_dump(mode="json"), "out": str(out)})
@@ -121,12 +121,14 @@ def show_job(out: Path, record: JobRecord, json: bool) -> None:
     for warning in record.warnings:
         note(f"warning: {warning}", "yellow")
     skipped = f", {record.left_out} skipped" if record.left_out else ""
-    say(f"{out}: {record.rows} rows, {record.tokens:,} response tokens{skipped}; next: see README.md there", "green")
+    print_line(
+        f"{out}: {record.rows} rows, {record.tokens:,} response tokens{skipped}; next: see README.md there", "green"
+    )
 
 
-def show(found: Result) -> None:
+def show(found: TrainResult) -> None:
     """Print the acceptance before and after on held-out prompts, in total and by kind, and the decision."""
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import print_line, show_table
 
     verdict = found.verdict
     rows = [
@@ -147,11 +149,11 @@ def show(found: Result) -> None:
     how = ", from scratch" if found.from_scratch else ""
     show_table(f"{found.name}: {by}{how}", columns, rows, right=tuple(range(1, 7)))
     if found.left_out:
-        say(f"{found.left_out} prompts skipped: too long for the engine with --max-tokens", "yellow")
+        print_line(f"{found.left_out} prompts skipped: too long for the engine with --max-tokens", "yellow")
     for refusal in verdict.refusals:
-        say(f"rejected: {refusal}", "red")
+        print_line(f"rejected: {refusal}", "red")
     if found.published:
-        say(f"{found.out}: published", "green")
+        print_line(f"{found.out}: published", "green")
 
 
 command = train

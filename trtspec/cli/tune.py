@@ -41,8 +41,8 @@ def tune(
 
     Example: trtspec tune recipes/quickstart.yaml --samples 16
     """
-    from trtspec.bench.profile.metadata import keep
-    from trtspec.bench.profile.options import Asked, Limits, Screen
+    from trtspec.bench.profile.metadata import save_profile
+    from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.bench.profile.tune import run
     from trtspec.cli.progress import build_bars, counter
     from trtspec.cli.render import print_json
@@ -50,10 +50,10 @@ def tune(
 
     if write:
         check_editable(recipe)  # fail before minutes of measuring
-    limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
-    found = run(Asked(recipe, set_ or [], prompts, None, None, limits), Screen(build_bars, counter))
+    limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
+    found = run(ProfileRequest(recipe, set_ or [], prompts, None, None, limits), ProgressUI(build_bars, counter))
     document = found.as_dict()
-    keep(document, f"tune-{found.method}")
+    save_profile(document, f"tune-{found.method}")
     if json:
         print_json(document)
     else:
@@ -64,19 +64,19 @@ def tune(
 
 def show(found: Tuning) -> None:
     """Print the rounds and the recommendation."""
-    from trtspec.cli.layout import counted
+    from trtspec.cli.layout import pluralize
     from trtspec.cli.render import note, show_table
 
     show_verdict(found.recommendation)
     for rung in found.rungs:
         rows = []
         for place, (arm, _) in enumerate(rung.scores):
-            best = found.best_of(arm, rung)
+            best = found.best_in_round(arm, rung)
             cells = (str(best.draft_len), str(best.expected)) if best else ("-", "skipped")
             rows.append(
                 (arm.settings, *cells, "continues" if place < rung.kept and rung is not found.rungs[-1] else "")
             )
-        title = f"{found.name}: {counted(rung.texts, 'prompt')}"
+        title = f"{found.name}: {pluralize(rung.texts, 'prompt')}"
         show_table(title, ("options", "draft_len", "expected speed-up", ""), rows, right=(1, 2))
     for name, why in found.left_out.items():
         note(f"{name} was skipped: {why}", "yellow")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trtspec.cli.render import note
-from trtspec.core.diagnostics import blot_tokens, printable
+from trtspec.core.diagnostics import escape_unprintable, mask_tokens
 
 PACKAGE = logging.getLogger("trtspec")
 
@@ -31,5 +31,5 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         package = record.name.split(".")[1]
-        for line in blot_tokens(self.format(record)).splitlines():
-            note(f"{record.relativeCreated / 1000:8.2f} s  {package}: {printable(line)}", "dim")
+        for line in mask_tokens(self.format(record)).splitlines():
+            note(f"{record.relativeCreated / 1000:8.2f} s  {package}: {escape_unprintable(line)}", "dim")

@@ -13,7 +13,7 @@ from trtspec.bench.speedup import MAX_RUNS
 from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate, Undecided
 
 if TYPE_CHECKING:
-    from trtspec.bench.verification_report import Check, LeftOut, Verification
+    from trtspec.bench.verification_report import SkippedCheck, VerificationCheck, VerificationReport
 
 
 def verify(
@@ -40,7 +40,7 @@ def verify(
     from trtspec.bench.verification_report import REPORT
     from trtspec.bench.verify import verify_artifact
     from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json, say
+    from trtspec.cli.render import note, print_json, print_line
     from trtspec.core.hashing import file_sha256
     from trtspec.store.manifest import parse_expected
 
@@ -65,30 +65,30 @@ def verify(
         for warning in verification.warnings:
             note(f"warning: {warning}", "yellow")
         if verification.speedup:
-            say(f"with speculation {verification.speedup}")
-        say(*said_of(artifact, verification))
+            print_line(f"with speculation {verification.speedup}")
+        print_line(*verification_conclusion(artifact, verification))
         written = report or artifact / REPORT
         if verification.ok and written.is_file():
             note(f"{written}: sha256:{file_sha256(written)}", "dim")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 
-def show_checks(found: Verification) -> None:
+def show_checks(found: VerificationReport) -> None:
     """Show each check with its details, then the skipped checks with their reasons."""
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import print_line, show_table
 
-    rows = [(check.name, state_of(check), check.detail) for check in found.checks]
+    rows = [(check.name, display_state(check), check.detail) for check in found.checks]
     show_table("", ("check", "", "details"), rows)
-    for line in left_out_lines(found.left_out):
-        say(line, "yellow")
+    for line in skipped_check_lines(found.left_out):
+        print_line(line, "yellow")
 
 
-def state_of(check: Check) -> str:
+def display_state(check: VerificationCheck) -> str:
     """Return the state of a check for display; failures are in capitals."""
     return "FAILS" if check.state == "fails" else check.state
 
 
-def said_of(artifact: Path, found: Verification) -> tuple[str, str]:
+def verification_conclusion(artifact: Path, found: VerificationReport) -> tuple[str, str]:
     """Return the conclusion of a verification and its colour."""
     undecided = ", ".join(check.name for check in found.undecided)
     if not found.ok:
@@ -103,7 +103,7 @@ def said_of(artifact: Path, found: Verification) -> tuple[str, str]:
     return f"{artifact}: verified", "green"
 
 
-def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+def skipped_check_lines(left_out: Sequence[SkippedCheck]) -> list[str]:
     """Return one line per reason, with the names of the checks skipped for it."""
     reasons = dict.fromkeys(each.why for each in left_out)
     return [f"{', '.join(each.name for each in left_out if each.why == why)}: {why}" for why in reasons]

@@ -14,13 +14,13 @@ def version(json: Json = False) -> None:
 
     Example: trtspec version --json
     """
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.render import print_json, print_line
 
     python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
     if json:
         print_json({"format_version": 1, "trtspec": __version__, "python": python, "platform": system})
     else:
-        say(f"trtspec {__version__}, Python {python} on {system}")
+        print_line(f"trtspec {__version__}, Python {python} on {system}")
 
 
 command = version

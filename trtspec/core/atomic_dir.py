@@ -19,19 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtspec.core.failpoint import failpoint
-from trtspec.core.files import exchange, file_lock, sync
+from trtspec.core.files import file_lock, fsync_path, swap_directories
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
+def exclusive_writer(out: Path) -> Iterator[None]:
     """Lock `out` against other writers and delete what killed writers left next to it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(out.with_name(f".{out.name}.lock")):
-        clean_up(out)
+        remove_leftovers(out)
         yield
 
 
-def sibling(out: Path, kind: str) -> Path:
+def temporary_sibling(out: Path, kind: str) -> Path:
     """Return a new random name in the directory of `out`."""
     return out.with_name(f".{out.name}.{kind}-{secrets.token_hex(8)}")
 
@@ -41,20 +41,20 @@ def is_free(out: Path) -> bool:
     return not out.exists() or (out.is_dir() and not any(out.iterdir()))
 
 
-def put_in_place(temporary: Path, out: Path) -> None:
-    """Move the new directory to `out` and the old one, if any, to a name that `clean_up` deletes."""
+def replace_directory(temporary: Path, out: Path) -> None:
+    """Move the new directory to `out` and the old one, if any, to a name that `remove_leftovers` deletes."""
     failpoint("publish.before-swap")
     if is_free(out):
         os.rename(temporary, out)
-    elif not exchange(temporary, out):
-        os.rename(out, sibling(out, "old"))
+    elif not swap_directories(temporary, out):
+        os.rename(out, temporary_sibling(out, "old"))
         failpoint("publish.between-renames")
         os.rename(temporary, out)
     failpoint("publish.after-swap")
-    sync(out.parent)
+    fsync_path(out.parent)
 
 
-def clean_up(out: Path) -> None:
+def remove_leftovers(out: Path) -> None:
     """Delete temporary directories of `out`; restore the old directory if the new one was never put in place."""
     left = re.compile(rf"\.{re.escape(out.name)}\.(tmp|old)-[0-9a-f]{{16}}")
     for path in sorted(out.parent.iterdir()):

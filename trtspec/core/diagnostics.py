@@ -70,10 +70,10 @@ class Diagnostic:
         """Return a copy with the given mark and with tokens masked."""
         return replace(
             self,
-            path=blot_tokens(self.path),
-            message=blot_tokens(self.message),
-            hint=blot_tokens(self.hint) if self.hint else None,
-            mark=replace(mark, file=blot_tokens(mark.file)),
+            path=mask_tokens(self.path),
+            message=mask_tokens(self.message),
+            hint=mask_tokens(self.hint) if self.hint else None,
+            mark=replace(mark, file=mask_tokens(mark.file)),
         )
 
     def below(self, prefix: str) -> Diagnostic:
@@ -94,30 +94,30 @@ class RecipeError(TrtspecError):
         self.diagnostics = tuple(diagnostics)
 
 
-def stop(mark: Mark, code: str, message: str, hint: str | None = None, *, path: str = "") -> NoReturn:
+def raise_recipe_error(mark: Mark, code: str, message: str, hint: str | None = None, *, path: str = "") -> NoReturn:
     """Raise a RecipeError with one diagnostic for a problem that prevents further parsing."""
     raise RecipeError([Diagnostic(path, code, message, hint).at(mark)])
 
 
-def blot_tokens(text: str) -> str:
+def mask_tokens(text: str) -> str:
     """Return the text with API tokens masked."""
     return TOKEN.sub(r"\1***", text)
 
 
-def position(place: Mark | Diagnostic) -> tuple[str, int, int]:
+def sort_position(place: Mark | Diagnostic) -> tuple[str, int, int]:
     """Return the sort key (file, line, column) of a mark or diagnostic."""
     return place.file, place.line or 0, place.column or 0
 
 
-def in_order(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
+def sort_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
     """Return diagnostics sorted by position, the first for each path and position.
 
     At most MAX_DIAGNOSTICS are returned, followed by one with the code "too-many-problems" if there are more.
     """
     first_of: dict[object, Diagnostic] = {}
     for diagnostic in diagnostics:
-        first_of.setdefault((position(diagnostic), diagnostic.path), diagnostic)
-    ordered = sorted(first_of.values(), key=position)
+        first_of.setdefault((sort_position(diagnostic), diagnostic.path), diagnostic)
+    ordered = sorted(first_of.values(), key=sort_position)
     if len(ordered) <= MAX_DIAGNOSTICS:
         return ordered
     last = ordered[MAX_DIAGNOSTICS]
@@ -135,7 +135,7 @@ def render_diagnostic(diagnostic: Diagnostic) -> str:
     warning = "warning: " if diagnostic.severity == "warning" else ""
     lines.append(f"  {warning}{diagnostic.message}")
     lines += [f"  hint: {diagnostic.hint}"] if diagnostic.hint else []
-    return "\n".join(printable(line) for line in lines)
+    return "\n".join(escape_unprintable(line) for line in lines)
 
 
 def _window(text: str, column: int) -> str:
@@ -145,7 +145,7 @@ def _window(text: str, column: int) -> str:
     return ("…" if start else "") + text[start : start + LINE_WIDTH] + "…"
 
 
-PLAIN = (  # messages of pydantic and trtspec's wording of them
+PYDANTIC_MESSAGES = (  # messages of pydantic and trtspec's wording of them
     (r"(?:Value error|Assertion failed), ", ""),
     (r"Input should be a valid number\b.*", "expected a number"),
     (r"Input should be a valid integer\b.*", "expected a whole number"),
@@ -165,24 +165,24 @@ PLAIN = (  # messages of pydantic and trtspec's wording of them
 )
 
 
-def plain_words(text: str) -> str:
+def simplify_pydantic_message(text: str) -> str:
     """Return a message of pydantic in the wording of trtspec's own messages."""
-    for pattern, words in PLAIN[1:]:
+    for pattern, words in PYDANTIC_MESSAGES[1:]:
         if found := re.fullmatch(pattern, text, re.DOTALL):
             return found.expand(words)
-    return re.sub(PLAIN[0][0], PLAIN[0][1], text)
+    return re.sub(PYDANTIC_MESSAGES[0][0], PYDANTIC_MESSAGES[0][1], text)
 
 
-def printable(line: str) -> str:
+def escape_unprintable(line: str) -> str:
     """Return the line with escapes for characters that would move the cursor or cannot be encoded."""
     line = line.replace("\t", "    ")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
-MOST_SHOWN = 100  # maximum characters of a quoted value
+MAX_QUOTED_CHARS = 100  # maximum characters of a quoted value
 
 
-def written(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """Return a value as messages quote it: a string in single quotes, other values as JSON, both truncated."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[: MAX_QUOTED_CHARS - 1]}…"

@@ -9,7 +9,7 @@ from trtspec.core.processes import installed_version
 
 
 @dataclass(frozen=True)
-class Probe:
+class DoctorCheck:
     """One requirement of a build, a measurement or a deployment on this machine, and whether it is met."""
 
     name: str
@@ -18,7 +18,7 @@ class Probe:
     hint: str | None = None
 
 
-def probe_package(package: str, hint: str) -> Probe:
+def check_package(package: str, hint: str) -> DoctorCheck:
     """Check whether a Python package is installed; `hint` describes how to install it."""
     version = installed_version(package)
-    return Probe(package, bool(version), version or "not installed", None if version else hint)
+    return DoctorCheck(package, bool(version), version or "not installed", None if version else hint)

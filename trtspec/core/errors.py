@@ -4,7 +4,7 @@
     `TrtspecError`              1   wrong usage, or a problem on this machine that the user can fix
       `CheckpointError`         1   a source or converted checkpoint is unreadable or inconsistent
         `UnsupportedModel`      1   the conversion does not support the model; some engines run it unconverted
-          `UnknownArchitecture` 1   no family matches the checkpoint
+          `UnsupportedArchitecture` 1   no family matches the checkpoint
       `DeployError`             1   a server cannot be started, found or stopped
       `Overloaded`              1   a server's request queue is full
       `EngineFailed`            1   an engine stopped and serves no more requests
@@ -12,7 +12,7 @@
         `SourceChanged`       100   a step's input does not match, or no longer matches, its key
       `StepTimeout`           101   a build step or a server exceeded its time limit
       `DigestMismatch`        102   the bytes on disk differ from the recorded digest
-        `UnknownCode`         102   an artifact contains code that this trtspec did not emit
+        `UntrustedCode`         102   an artifact contains code that this trtspec did not emit
       `VerificationFailed`    110   the artifact's output differs from the target's
       `SmokeTestFailed`       111   a started server did not answer its first request
       `GateNotMet`            112   a gate of the recipe failed
@@ -29,7 +29,7 @@ Subclasses in other modules, all with exit code 1:
                      subclass `Refused` (bench/load/client.py)
 
 A TrtspecError is printed without a traceback. Any other exception is a bug of trtspec (traceback, exit code 70), except
-operating system errors that `refusal` describes.
+operating system errors that `describe_os_error` describes.
 """
 
 from __future__ import annotations
@@ -83,27 +83,27 @@ _REMEDIES = {
 _GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only writing raises these
 
 
-def refusal(error: OSError) -> str | None:
+def describe_os_error(error: OSError) -> str | None:
     """Return a description of an operating system error, to be followed by a path, or None for a bug."""
     if not error.errno:  # UnfitFile, whose message is trtspec's
         return f"{error.strerror}:" if error.strerror else None
     return f"{_EXHAUSTED[error.errno]} at" if error.errno in _EXHAUSTED else _REFUSALS.get(error.errno)
 
 
-def describe_refusal(error: OSError, otherwise: str) -> str | None:
-    """Return the description with the error's path, or with `otherwise` if it has none, like `refusal`."""
-    refused, path = refusal(error), refused_at(error)
+def describe_os_error_at(error: OSError, otherwise: str) -> str | None:
+    """Return the description with the error's path, or with `otherwise` if it has none, like `describe_os_error`."""
+    refused, path = describe_os_error(error), os_error_path(error)
     if refused and not path and error.errno in _EXHAUSTED:
         return _EXHAUSTED[error.errno]
     return f"{refused} {path or otherwise}" if refused else None
 
 
-def remedy_of(error: OSError) -> str | None:
+def os_error_remedy(error: OSError) -> str | None:
     """Return the remedy for an operating system error, or None if it depends on the command."""
     return _REMEDIES.get(error.errno or 0)
 
 
-def exhaustion(error: BaseException) -> TrtspecError | None:
+def resource_exhaustion_error(error: BaseException) -> TrtspecError | None:
     """Return a TrtspecError if memory or threads ran out, else None.
 
     Recognizes MemoryError and the errors that libraries raise in its place. Causes and contexts are examined too,
@@ -129,7 +129,7 @@ def _exhaustion(error: BaseException) -> TrtspecError | None:
     return None
 
 
-def refused_at(error: OSError) -> str | None:
+def os_error_path(error: OSError) -> str | None:
     """Return the path of the error; for a copy that ran out of space, the destination (shutil's second path)."""
     is_copy = error.errno in _GROWING and error.filename2
     path = error.filename2 if is_copy else error.filename
@@ -166,7 +166,7 @@ class UnsupportedModel(CheckpointError):
     """The conversion does not support the model or a setting in its config.json."""
 
 
-class UnknownArchitecture(UnsupportedModel):
+class UnsupportedArchitecture(UnsupportedModel):
     """No family matches the checkpoint, which cannot be converted; some engines run it unconverted."""
 
     def __init__(self, message: str, *, architecture: str, where: str, hint: str | None = None) -> None:
@@ -225,7 +225,7 @@ class DigestMismatch(TrtspecError):
     remedy = "`trtspec build` rebuilds the artifact from the intact steps"
 
 
-class UnknownCode(DigestMismatch):
+class UntrustedCode(DigestMismatch):
     """An artifact contains code that this trtspec did not emit and that the user did not allow."""
 
 

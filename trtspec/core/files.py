@@ -32,16 +32,16 @@ R = TypeVar("R")
 
 
 UNREAD = "unread"  # in place of the SHA-256 of a file that has not been read
-Absent = tuple[str, int, int]  # SHA-256 or UNREAD, bytes and mtime in ns of an absent file
+AbsentFile = tuple[str, int, int]  # SHA-256 or UNREAD, bytes and mtime in ns of an absent file
 
 
-class UnfitFile(OSError):
+class UnreadableFile(OSError):
     """A file that must not be read; `strerror` gives the reason."""
 
 
-def unreadable(error: OSError) -> str:
+def describe_read_error(error: OSError) -> str:
     """Return why a file could not be read."""
-    return str(error.strerror) if isinstance(error, UnfitFile) else f"cannot be read: {error.strerror}"
+    return str(error.strerror) if isinstance(error, UnreadableFile) else f"cannot be read: {error.strerror}"
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
@@ -58,13 +58,13 @@ def _open_regular(path: Path, *, follow: bool) -> int:
         descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
-            raise UnfitFile(None, "a symbolic link, which is not followed here", str(path)) from None
+            raise UnreadableFile(None, "a symbolic link, which is not followed here", str(path)) from None
         if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
-            raise UnfitFile(None, "not a regular file", str(path)) from None
+            raise UnreadableFile(None, "not a regular file", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UnfitFile(None, "not a regular file", str(path))
+        raise UnreadableFile(None, "not a regular file", str(path))
     return descriptor
 
 
@@ -78,12 +78,12 @@ def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
     try:
         size = os.fstat(descriptor).st_size
         if size > max_bytes:
-            raise UnfitFile(None, f"larger than {max_bytes:,} bytes", str(path))
+            raise UnreadableFile(None, f"larger than {max_bytes:,} bytes", str(path))
         data = bytearray()
         while piece := os.read(descriptor, size + 1 - len(data)):
             data += piece
             if len(data) > size:
-                raise UnfitFile(None, "it grew while it was being read", str(path))
+                raise UnreadableFile(None, "it grew while it was being read", str(path))
         return bytes(data)
     finally:
         os.close(descriptor)
@@ -110,7 +110,7 @@ def _reader(form: Any) -> Any:
     return TypeAdapter(form)
 
 
-def identity_of(path: Path) -> str:
+def file_identity(path: Path) -> str:
     """Return a string (device, inode, size, times) that changes with each write, as far as the system records it."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
@@ -146,9 +146,9 @@ def changed_ns(path: Path) -> int:
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
-def stamp_of(paths: Sequence[Path]) -> str:
+def files_fingerprint(paths: Sequence[Path]) -> str:
     """Return a hash that changes when a file is replaced, even by the same bytes; detects changes during a read."""
-    return hashlib.sha256(repr([(path.name, identity_of(path)) for path in paths]).encode()).hexdigest()
+    return hashlib.sha256(repr([(path.name, file_identity(path)) for path in paths]).encode()).hexdigest()
 
 
 def private_directory(path: Path) -> Path:
@@ -164,7 +164,7 @@ def private_file(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
-def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None = None) -> list[R]:
+def map_in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None = None) -> list[R]:
     """Return `work(item)` for each item, in order; `work` should release the GIL, as hashing, reading and waiting do.
 
     After an error no further item is started. The default is one thread per core.
@@ -181,7 +181,7 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None =
             raise
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Wait until a file's bytes, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -193,7 +193,7 @@ def sync(path: Path) -> None:
 def sync_directories(root: Path) -> None:
     """Wait until all directory entries below `root` are on the disk; files must be synced by the caller."""
     for directory, _, _ in os.walk(root, topdown=False):
-        sync(Path(directory))
+        fsync_path(Path(directory))
 
 
 def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool = True) -> None:
@@ -211,7 +211,7 @@ def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool 
             shutil.copy2(path, out / path.name, follow_symlinks=follow_links)
 
 
-def reserve(descriptor: int, nbytes: int) -> None:
+def reserve_space(descriptor: int, nbytes: int) -> None:
     """Set a file's size and allocate its disk space if supported, so that a full disk is detected before the work."""
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -311,7 +311,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
-def exchange(one: Path, other: Path) -> bool:
+def swap_directories(one: Path, other: Path) -> bool:
     """Swap two directories atomically; return False if the system does not support it."""
     import ctypes
 

@@ -12,11 +12,11 @@ import shutil
 from dataclasses import dataclass
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.processes import ask_program
+from trtspec.core.processes import program_output
 from trtspec.core.registry import did_you_mean
 
 SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader,nounits")
-MOST_GIB_OFF = 2  # drivers report a little more or less than data sheets
+MEMORY_TOLERANCE_GIB = 2  # drivers report a little more or less than data sheets
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 @dataclass(frozen=True)
-class SeenGpu:
+class DetectedGpu:
     """A GPU as reported by nvidia-smi; `sm` is the compute capability times ten.
 
     `mebibytes` is 0 if the GPU shares the CPU's memory, for which nvidia-smi reports no size.
@@ -125,7 +125,7 @@ class SeenGpu:
         """Return whether this GPU is of the given model; models of one product differ in memory."""
         off = abs(self.mebibytes / 1024 - gpu.memory_bytes / 2**30)
         is_named = re.search(rf"\b{re.escape(gpu.product)}\b", self.name) is not None
-        return is_named and self.sm == gpu.sm and (off <= MOST_GIB_OFF or not self.mebibytes)
+        return is_named and self.sm == gpu.sm and (off <= MEMORY_TOLERANCE_GIB or not self.mebibytes)
 
     @property
     def kind(self) -> Gpu | None:
@@ -133,15 +133,15 @@ class SeenGpu:
         return next((gpu for gpu in GPUS.values() if self.is_a(gpu)), None)
 
 
-def seen_gpus() -> list[SeenGpu]:
+def detect_gpus() -> list[DetectedGpu]:
     """Return the GPUs in PCI order; empty without a driver."""
     if not shutil.which(SMI[0]):
         return []
-    lines = ask_program(SMI, SMI[0], "repair the driver").splitlines()
+    lines = program_output(SMI, SMI[0], "repair the driver").splitlines()
     try:
         rows = [[part.strip() for part in line.split(",")] for line in lines if line.strip()]
         return [
-            SeenGpu(name, int(sm.replace(".", "")), driver, 0 if memory == "[N/A]" else int(memory))
+            DetectedGpu(name, int(sm.replace(".", "")), driver, 0 if memory == "[N/A]" else int(memory))
             for name, sm, driver, memory in rows
         ]
     except ValueError:

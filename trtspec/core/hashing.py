@@ -2,8 +2,8 @@
 """SHA-256 of whole files, read in pieces, for builds, verification, publishing and the store.
 
 SHA-256 is sequential: one file is hashed on one core. Reading and hashing release the GIL, so several files are hashed
-in parallel, next to other I/O. With a multi-buffer implementation (`hash_with`), one thread hashes several files in
-little more than the time of one.
+in parallel, next to other I/O. With a multi-buffer implementation (`set_hash_backend`), one thread hashes several files
+in little more than the time of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from threading import Condition
 from typing import Any, Protocol
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import in_threads, open_regular, write_all
+from trtspec.core.files import map_in_threads, open_regular, write_all
 
 PIECE_BYTES = 1 << 20
 MIN_SHARED_BYTES = 64 << 10  # smaller pieces are not combined with others
@@ -38,7 +38,7 @@ class Digest(Protocol):
         """Return the digest of the bytes hashed so far."""
 
 
-class Hashing(Protocol):
+class HashBackend(Protocol):
     """A hash implementation that updates up to `most` digests together; thread-safe."""
 
     most: int
@@ -50,7 +50,7 @@ class Hashing(Protocol):
         """Update all the digests with one more piece each; the pieces must be in writable memory."""
 
 
-class Hashlib:
+class HashlibBackend:
     """The implementation of the standard library."""
 
     most = 1
@@ -65,22 +65,22 @@ class Hashlib:
             digest.update(data)
 
 
-_used: list[Hashing] = [Hashlib()]
+_used: list[HashBackend] = [HashlibBackend()]
 
 
-def hash_with(code: Hashing) -> None:
+def set_hash_backend(code: HashBackend) -> None:
     """Use another implementation in this process; it must compute the same digests."""
     _used[0] = code
 
 
-def hashing() -> Hashing:
+def hash_backend() -> HashBackend:
     """Return the hash implementation of this process."""
     return _used[0]
 
 
-def threads_beside(files: int) -> int:
+def background_thread_count(files: int) -> int:
     """Return the number of threads that hash `files` files in the background: at most one file per core."""
-    return max(1, min(files, -(-(os.cpu_count() or 1) // hashing().most)))
+    return max(1, min(files, -(-(os.cpu_count() or 1) // hash_backend().most)))
 
 
 def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
@@ -90,11 +90,11 @@ def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
 
 def files_sha256(paths: Sequence[Path], on_bytes: OnBytes | None = None, threads: int | None = None) -> list[str]:
     """Return the SHA-256 of each file, using `threads` (default: all cores); `on_bytes` receives the sizes read."""
-    return FilesBeside(paths, on_bytes).digests(threads or os.cpu_count() or 1)
+    return ParallelFileHasher(paths, on_bytes).digests(threads or os.cpu_count() or 1)
 
 
-def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]], most: int) -> None:
-    """Update digests, together with pieces that a running `FilesBeside` has ready, at most `most` in all.
+def update_digests(code: HashBackend, grown: Sequence[tuple[Any, memoryview]], most: int) -> None:
+    """Update digests, together with pieces that a running `ParallelFileHasher` has ready, at most `most` in all.
 
     Sharing a call takes little more time in total, but delays each digest.
     """
@@ -107,7 +107,7 @@ def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]], most: int) -> N
         code.grow([*grown, *((each.digest, each.piece) for each in borrowed)])
 
 
-class _Reading:
+class _HashedFile:
     """A file being hashed: its index `number`, the number of bytes `hashed`, and the next piece."""
 
     def __init__(self, number: int, path: Path, digest: Any) -> None:
@@ -132,7 +132,7 @@ class _Reading:
             raise TrtspecError(message, where=str(self.path), hint=hint)
 
 
-class FilesBeside:
+class ParallelFileHasher:
     """Hashes files in several threads; other hashing threads can process some of its pieces too.
 
     All threads use one implementation. They stop reading while `has_room` returns False; call `wake` when its result
@@ -147,9 +147,9 @@ class FilesBeside:
         has_room: Callable[[], bool] = lambda: True,
         on_found: OnFound = lambda number, digest: None,
     ) -> None:
-        self.code, self._on_bytes, self._has_room, self._on_found = hashing(), on_bytes, has_room, on_found
-        self._unopened, self._idle = deque(enumerate(paths)), list[_Reading]()
-        self._lent = list[_Reading]()
+        self.code, self._on_bytes, self._has_room, self._on_found = hash_backend(), on_bytes, has_room, on_found
+        self._unopened, self._idle = deque(enumerate(paths)), list[_HashedFile]()
+        self._lent = list[_HashedFile]()
         self._found = [""] * len(paths)
         self._threads = 0
         self._changed, self._is_stopped = Condition(), False
@@ -160,7 +160,7 @@ class FilesBeside:
         threads = max(1, min(len(self._found), threads))
         _beside.append(self)
         try:
-            in_threads(lambda _: self._hash(), range(threads), threads)
+            map_in_threads(lambda _: self._hash(), range(threads), threads)
         finally:
             _beside.remove(self)
             self._close()
@@ -183,7 +183,7 @@ class FilesBeside:
             self._changed.notify_all()
 
     @contextmanager
-    def lease(self, most: int, nbytes: int) -> Iterator[list[_Reading]]:
+    def lease(self, most: int, nbytes: int) -> Iterator[list[_HashedFile]]:
         """Lend up to `most` idle files, each with its next piece, to be hashed in the block.
 
         Does not wait for the disk: only pieces in the page cache are available, so the list may be empty.
@@ -193,7 +193,7 @@ class FilesBeside:
             self._leave_ready(taken, nbytes)
             yield taken
 
-    def _leave_ready(self, taken: list[_Reading], nbytes: int) -> None:
+    def _leave_ready(self, taken: list[_HashedFile], nbytes: int) -> None:
         """Read the next piece of each file, and put back the files whose piece is not in the page cache."""
         for each in [*taken]:
             try:
@@ -224,9 +224,9 @@ class FilesBeside:
                 self._threads -= 1
 
     @contextmanager
-    def _returned(self) -> Iterator[list[_Reading]]:
+    def _returned(self) -> Iterator[list[_HashedFile]]:
         """Put back the files taken in the block, even after an exception; a file with an empty piece is complete."""
-        taken = list[_Reading]()
+        taken = list[_HashedFile]()
         try:
             yield taken
             for each in taken:
@@ -256,7 +256,7 @@ class FilesBeside:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _await(self, taken: list[_Reading]) -> None:
+    def _await(self, taken: list[_HashedFile]) -> None:
         """Wait for files and take this thread's share, which is empty once all files are hashed."""
         while not taken:
             self._take(self._share, taken)
@@ -279,14 +279,14 @@ class FilesBeside:
     def _can_lend(self) -> bool:
         return bool(self._idle or self._unopened) and not self._is_stopped and self._has_room()
 
-    def _take(self, most: int, taken: list[_Reading]) -> None:
+    def _take(self, most: int, taken: list[_HashedFile]) -> None:
         """Take idle files; they are added to `taken` before `_lent`, so that an interrupt loses none."""
         with self._changed:
             if self._failure or not self._can_lend():
                 return
             try:
                 while len(self._idle) < most and self._unopened:
-                    self._idle.append(_Reading(*self._unopened[0], self.code.begin()))
+                    self._idle.append(_HashedFile(*self._unopened[0], self.code.begin()))
                     self._unopened.popleft()
             except OSError as error:
                 self._fail(error)
@@ -295,7 +295,7 @@ class FilesBeside:
             self._lent += taken
             del self._idle[:most]
 
-    def _put_back(self, taken: Sequence[_Reading]) -> None:
+    def _put_back(self, taken: Sequence[_HashedFile]) -> None:
         with self._changed:
             self._lent = [each for each in self._lent if each not in taken]
             for each in taken:
@@ -313,14 +313,14 @@ class FilesBeside:
                 each.file.close()
 
 
-_beside: list[FilesBeside] = []
+_beside: list[ParallelFileHasher] = []
 
 
 def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> str:
     """Copy a file to a new file; return the SHA-256 of the copied bytes."""
     digest, offset = hashlib.sha256(), 0
     with source.open("rb", buffering=0) as file, target.open("xb", buffering=0) as copy:
-        for piece in pieces(file.fileno()):
+        for piece in read_chunks(file.fileno()):
             digest.update(piece)
             write_all(copy.fileno(), piece, offset)
             offset += len(piece)
@@ -329,7 +329,7 @@ def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> 
     return digest.hexdigest()
 
 
-def pieces(descriptor: int, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
+def read_chunks(descriptor: int, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
     """Yield an open file's bytes from `begin` to `end` (default: end of file) in a reused buffer."""
     buffer = memoryview(bytearray(PIECE_BYTES))
     while end is None or begin < end:

@@ -17,7 +17,7 @@ from trtspec.core.errors import TrtspecError
 VARIABLE = "TRTSPEC_ALLOWED_HOSTS"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 BAD_REQUEST, FORBIDDEN, MISDIRECTED = 400, 403, 421
-SHOWN = 64
+MAX_SHOWN_CHARS = 64
 AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 ORIGIN = re.compile(r"(https?)://([^/?#@]+)", re.IGNORECASE)
 DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -59,8 +59,8 @@ class HostRules:
                 BAD_REQUEST, "the request needs exactly one Host header with a name and an optional port"
             )
         if not self._accepts(host[0]):
-            hint = f"to allow it, start the server with {VARIABLE}={host[0][:SHOWN]}"
-            return HostRefusal(MISDIRECTED, f"host {host[0][:SHOWN]} is not served here; {hint}")
+            hint = f"to allow it, start the server with {VARIABLE}={host[0][:MAX_SHOWN_CHARS]}"
+            return HostRefusal(MISDIRECTED, f"host {host[0][:MAX_SHOWN_CHARS]} is not served here; {hint}")
         if any(not self._accepts_origin(origin, host) for origin in origins):
             return HostRefusal(FORBIDDEN, "cross-origin requests are not allowed")
         return None
@@ -99,7 +99,7 @@ def allowed_hosts(environment: Mapping[str, str] = os.environ) -> tuple[str, ...
         found = _split(name)
         if found is None or found[1]:
             hint = f"give names and addresses without ports, for example {VARIABLE}=api.example.com,10.0.0.5"
-            raise TrtspecError(f"{name[:SHOWN]} is not a host", where=VARIABLE, hint=hint)
+            raise TrtspecError(f"{name[:MAX_SHOWN_CHARS]} is not a host", where=VARIABLE, hint=hint)
     return tuple(names)
 
 

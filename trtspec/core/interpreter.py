@@ -32,16 +32,16 @@ def libpython() -> Path | None:
     return next((folder / libpython_name() for folder in folders if (folder / libpython_name()).is_file()), None)
 
 
-def version_fault() -> str | None:
+def version_problem() -> str | None:
     """Return why this Python version is unsupported, or None."""
     fits = OLDEST <= sys.version_info[:2] <= NEWEST
     return None if fits else f"Python {VERSION}: 3.{OLDEST[1]} to 3.{NEWEST[1]} are supported on this machine"
 
 
-def faults() -> list[tuple[str, str]]:
+def interpreter_problems() -> list[tuple[str, str]]:
     """Return the problems of this Python for `make setup`, each with its remedy."""
     found = []
-    fault = version_fault()
+    fault = version_problem()
     if fault:
         found.append((fault, ANOTHER))
     if platform.system() != "Linux":
@@ -59,6 +59,6 @@ def faults() -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    for fault, remedy in faults():
+    for fault, remedy in interpreter_problems():
         sys.stderr.write(f"{sys.executable}: {fault}\n  {remedy}\n")
-    sys.exit(1 if faults() else 0)
+    sys.exit(1 if interpreter_problems() else 0)

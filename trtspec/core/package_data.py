@@ -11,6 +11,6 @@ import yaml
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 
 
-def read_own(path: Path) -> Any:
+def load_package_yaml(path: Path) -> Any:
     """Return the content of a YAML file of this package."""
     return yaml.load(path.read_text(encoding="utf-8"), LOADER)

@@ -69,20 +69,20 @@ def bind_error(port: int, host: str = LOOPBACK) -> OSError | None:
     return None
 
 
-def refused_bind(port: int, host: str = LOOPBACK) -> str:
+def bind_refusal(port: int, host: str = LOOPBACK) -> str:
     """Return why a server cannot bind a port, as "is in use by NAME (process PID)"; "" if it can."""
     if (error := bind_error(port, host)) is None:
         return ""
     if error.errno != errno.EADDRINUSE:
         return f"cannot be used: {error.strerror}"
-    return f"is in use{by_owner(listening_sockets(port, host))}"
+    return f"is in use{describe_owner(listening_sockets(port, host))}"
 
 
-def by_owner(sockets: Iterable[str]) -> str:
+def describe_owner(sockets: Iterable[str]) -> str:
     """Return " by NAME (process PID)" for the process that holds one of these sockets; "" if it is not visible."""
     wanted = {*sockets}
     for pid in _pids() if wanted else ():
-        if wanted & sockets_of(pid):
+        if wanted & process_sockets(pid):
             return f" by {_process_name(pid)} (process {pid})"
     return ""
 
@@ -100,7 +100,7 @@ def listening_sockets(port: int, host: str = LOOPBACK) -> set[str]:
     return found
 
 
-def sockets_of(pid: int) -> set[str]:
+def process_sockets(pid: int) -> set[str]:
     """Return the inodes of a process's sockets; empty if this user may not inspect it."""
     found = set()
     with suppress(OSError):

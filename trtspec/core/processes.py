@@ -66,13 +66,13 @@ def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not is_alive(pid, started), timeout_s)
-    for each in session_of(pid, started):
+    for each in session_processes(pid, started):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-    wait_until(lambda: not session_of(pid, started), 5)
+    wait_until(lambda: not session_processes(pid, started), 5)
 
 
-def session_of(pid: int, started: int | None) -> list[int]:
+def session_processes(pid: int, started: int | None) -> list[int]:
     """Return the living processes of the session that `pid` led, including the leader's orphans.
 
     Linux does not reuse a pid while a session has its number. A leader with another start time is therefore unrelated,
@@ -84,13 +84,13 @@ def session_of(pid: int, started: int | None) -> list[int]:
     return [each for each in every if (stat := _stat(each)) and int(stat[3]) == pid and int(stat[19]) >= started]
 
 
-def group_of(pid: int) -> list[int]:
+def group_processes(pid: int) -> list[int]:
     """Return the living processes of the process group that `pid` leads."""
     every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [each for each in every if (stat := _stat(each)) and int(stat[2]) == pid]
 
 
-def family_of(pid: int) -> set[int]:
+def process_family(pid: int) -> set[int]:
     """Return the living ones of a process, its descendants and its process group."""
     every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     stats = {each: stat for each in every if (stat := _stat(each))}
@@ -102,7 +102,7 @@ def family_of(pid: int) -> set[int]:
     return found
 
 
-def dead_of_group(pid: int, program: str) -> list[int]:
+def group_zombies(pid: int, program: str) -> list[int]:
     """Return the zombies of a program in the process group that `pid` leads."""
     found = []
     for entry in (each for each in Path("/proc").iterdir() if each.name.isdigit()):
@@ -122,7 +122,7 @@ def process_state(pid: int) -> str:
     return stat[0] if stat else ""
 
 
-def computes(pid: int) -> bool:
+def is_computing(pid: int) -> bool:
     """Return whether a thread of a process is running, runnable or waiting for a disk."""
     return any(_stat_text(task / "stat")[:1] in {"R", "D"} for task in Path(f"/proc/{pid}/task").glob("*"))
 
@@ -203,7 +203,7 @@ def installed_version(package: str | None) -> str:
         return ""
 
 
-def ask_program(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
+def program_output(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
     """Return the output of a program; raise TrtspecError about `where` if it fails or runs longer than a minute."""
     log.info("run %s", shlex.join(command))
     try:

@@ -17,21 +17,21 @@ LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)
 ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One value of a metric with its labels."""
 
     labels: Mapping[str, str]
     value: float
 
 
-def parse_metrics(text: bytes) -> dict[str, list[Sample]]:
+def parse_metrics(text: bytes) -> dict[str, list[MetricSample]]:
     """Return the samples of each metric, in input order."""
-    found: dict[str, list[Sample]] = {}
+    found: dict[str, list[MetricSample]] = {}
     for number, line in enumerate(text.decode("utf-8", errors="replace").split("\n")):
         if number >= MAX_SAMPLES:
             break
         if len(line) <= MAX_LINE and (match := LINE.fullmatch(line)) and (value := _number(match[3])) is not None:
-            found.setdefault(match[1], []).append(Sample(_labels(match[2] or ""), value))
+            found.setdefault(match[1], []).append(MetricSample(_labels(match[2] or ""), value))
     return found
 
 

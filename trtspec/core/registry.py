@@ -66,7 +66,7 @@ def _group(package: str, part: str) -> str:
 
 
 @cache
-def names(package: str, part: str = "") -> tuple[str, ...]:
+def extension_names(package: str, part: str = "") -> tuple[str, ...]:
     """Return the names of built-in and installed extensions without importing them or their parent packages."""
     from importlib.metadata import entry_points
 
@@ -74,7 +74,7 @@ def names(package: str, part: str = "") -> tuple[str, ...]:
     return tuple(sorted({*_built_in(package, part), *(entry.name for entry in entries)}))
 
 
-def version_of(package: str, name: str) -> str:
+def provider_version(package: str, name: str) -> str:
     """Return name and version of the installed package that provides an extension; "" for a built-in one."""
     from importlib.metadata import entry_points
 
@@ -83,7 +83,7 @@ def version_of(package: str, name: str) -> str:
     return ""
 
 
-def find(package: str, attribute: str, name: str, what: str, part: str = "") -> Any:
+def find_extension(package: str, attribute: str, name: str, what: str, part: str = "") -> Any:
     """Return one extension by name; `what` describes its kind in the error.
 
     Raises TrtspecError for an unknown name, with the known names and the closest match.

@@ -51,7 +51,7 @@ MEMORY, TIME, CRASH, OUTPUT, FAULT, REFUSED = "memory", "time", "crash", "output
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """Limits per request; `memory_bytes` is address space, `output_bytes` the size of the response."""
 
     memory_bytes: int = 1 << 30
@@ -70,19 +70,19 @@ class SandboxError(TrtspecError):
         self.cause = cause
 
 
-def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: Limits) -> Any:
+def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: SandboxLimits) -> Any:
     """Run `function`, given as "module:name", in a new child and return its result; raise SandboxError."""
-    child = Child(limits)
+    child = SandboxChild(limits)
     try:
         return child.ask(function, argument, data)
     finally:
         child.end()
 
 
-class Child:
+class SandboxChild:
     """A child process that serves one request at a time; started on the first request and restarted after a kill."""
 
-    def __init__(self, limits: Limits, prepare: tuple[str, Any] | None = None) -> None:
+    def __init__(self, limits: SandboxLimits, prepare: tuple[str, Any] | None = None) -> None:
         """`prepare` is a function and its argument, called in each new child before its first request."""
         self.limits, self._prepare = limits, prepare
         self._process: subprocess.Popen[bytes] | None = None
@@ -205,14 +205,14 @@ class Child:
         raise SandboxError(CRASH, f"the process ended with {name}")
 
 
-class ChildPool:
+class SandboxPool:
     """A pool of children; a child that exceeds a limit is replaced and does not delay other requests."""
 
-    def __init__(self, size: int, limits: Limits, prepare: tuple[str, Any] | None = None) -> None:
+    def __init__(self, size: int, limits: SandboxLimits, prepare: tuple[str, Any] | None = None) -> None:
         self._limits, self._prepare, self._size = limits, prepare, size
-        self._idle: queue.LifoQueue[Child] = queue.LifoQueue()  # LIFO: few requests then need one child only
+        self._idle: queue.LifoQueue[SandboxChild] = queue.LifoQueue()  # LIFO: few requests then need one child only
         for _ in range(size):
-            self._idle.put(Child(limits, prepare))
+            self._idle.put(SandboxChild(limits, prepare))
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
         self._waiting = 0
         self._closed = threading.Event()
@@ -228,7 +228,7 @@ class ChildPool:
         finally:
             self._put_back(child)
 
-    def _put_back(self, child: Child) -> None:
+    def _put_back(self, child: SandboxChild) -> None:
         if self._closed.is_set():
             child.end()
             return
@@ -268,7 +268,7 @@ def _memory(limit: int) -> str:
 
 
 def _serve(options: dict[str, Any]) -> None:
-    limits = Limits(**{name: value for name, value in options.items() if name != "parent"})
+    limits = SandboxLimits(**{name: value for name, value in options.items() if name != "parent"})
     _confine(limits, options["parent"])
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     for descriptor in (0, 1):  # keep output of parsers out of the response stream
@@ -282,7 +282,7 @@ def _serve(options: dict[str, Any]) -> None:
         outgoing.flush()
 
 
-def _confine(limits: Limits, parent: int) -> None:
+def _confine(limits: SandboxLimits, parent: int) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
@@ -312,7 +312,7 @@ def _limit(what: int, value: int) -> None:
 
 
 @contextlib.contextmanager
-def _timed(limits: Limits) -> Iterator[None]:
+def _timed(limits: SandboxLimits) -> Iterator[None]:
     """Make the kernel end this process when a request takes too long, even if the parent is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + limits.cpu_s) + 2
@@ -327,7 +327,7 @@ def _timed(limits: Limits) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _answer(request: dict[str, Any], data: bytes, limits: Limits) -> bytes:
+def _answer(request: dict[str, Any], data: bytes, limits: SandboxLimits) -> bytes:
     """Run the request and return its response as JSON."""
     try:
         value = _function(request["function"])(request["argument"], data)

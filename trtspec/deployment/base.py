@@ -10,32 +10,32 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.bench.gates import on_request
+from trtspec.bench.gates import skipped_on_request
 from trtspec.bench.run_gates import deploy_estimate_s, deploy_load, ensure_served_gates
-from trtspec.bench.verification_report import LeftOut
+from trtspec.bench.verification_report import SkippedCheck
 from trtspec.bench.verify import OnMeasure, OnProgress, ensure_gates
-from trtspec.core.errors import DeployError, TrtspecError, describe_refusal, remedy_of
+from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
 from trtspec.core.ports import LOOPBACK
-from trtspec.core.registry import find
-from trtspec.deployment.containers import Workload, workload_of
+from trtspec.core.registry import find_extension
+from trtspec.deployment.containers import ContainerWorkload, make_workload
 from trtspec.deployment.journal import (
     OVER,
     STARTING,
     STATE_FILE,
     DeploymentJournal,
-    Record,
+    DeploymentRecord,
     deployment_names,
-    status_of,
+    status_document,
 )
 from trtspec.deployment.options import DeployOptions, OnEvent
-from trtspec.deployment.rendering import Rendered, write_rendered
+from trtspec.deployment.rendering import RenderedFiles, write_rendered
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact_paths import REPOSITORY
 from trtspec.store.manifest import load_manifest, manifest_sha256
 
 
-class Deployment(Protocol):
+class RunningDeployment(Protocol):
     """A server that has answered its first request."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,13 +45,13 @@ class Deployment(Protocol):
         """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
 
 
-class Deploy(Protocol):
+class DeployFunction(Protocol):
     """Serve an artifact; return after the first answered request, and leave nothing running on failure."""
 
-    def __call__(self, artifact: Path, options: DeployOptions) -> Deployment: ...
+    def __call__(self, artifact: Path, options: DeployOptions) -> RunningDeployment: ...
 
 
-class Render(Protocol):
+class RenderFunction(Protocol):
     """Return the files that serve a workload in containers; raise DeployError for invalid settings.
 
     `repository` is the artifact's model repository; ports that are None are chosen by the target.
@@ -59,15 +59,15 @@ class Render(Protocol):
 
     def __call__(
         self,
-        workload: Workload,
+        workload: ContainerWorkload,
         repository: Path,
         host: str,
         ports: Mapping[str, int | None],
         settings: Mapping[str, str],
-    ) -> Rendered: ...
+    ) -> RenderedFiles: ...
 
 
-def _state_of_process(record: Record) -> str:
+def _state_of_process(record: DeploymentRecord) -> str:
     return record.state_now
 
 
@@ -76,7 +76,7 @@ def _is_here(journal: DeploymentJournal) -> None:
 
 
 @dataclass(frozen=True)
-class Target:
+class DeployTarget:
     """The operations of a deploy target. Deployment names are unique across targets.
 
     `state` returns the state without contacting the server, by default from its process on this machine; `status` also
@@ -85,11 +85,11 @@ class Target:
     end a rollout, on targets that support rollouts.
     """
 
-    deploy: Deploy
+    deploy: DeployFunction
     stop: Callable[[str], dict[str, Any]]
     status: Callable[[str], dict[str, Any]] | None = None
-    state: Callable[[Record], str] = _state_of_process
-    render: Render | None = None
+    state: Callable[[DeploymentRecord], str] = _state_of_process
+    render: RenderFunction | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     fetch_log: Callable[[DeploymentJournal], None] = _is_here
     promote: Callable[[str], dict[str, Any]] | None = None
@@ -103,8 +103,8 @@ def deploy(
     *,
     on_progress: OnProgress = lambda what, done, total: None,
     baseline: str | None = None,
-    on_left_out: Callable[[Sequence[LeftOut]], None] = lambda left_out: None,
-) -> Deployment:
+    on_left_out: Callable[[Sequence[SkippedCheck]], None] = lambda left_out: None,
+) -> RunningDeployment:
     """Serve an artifact whose gates pass.
 
     The gates are settled by this user's earlier report, by measuring them now, or on the new server before it is live.
@@ -127,12 +127,12 @@ def deploy(
         if options.wait_warm:
             hint = "omit --wait-warm: the container's health probe requests a text"
             raise DeployError(f"target {target} does not support --wait-warm", hint=hint)
-        with _in_words():
+        with _os_errors_as_deploy_errors():
             return where.deploy(artifact, options)
     _check_settings(target, options.settings)
-    other = Client.at(address_of(baseline)[0]) if baseline else None
+    other = Client.at(resolve_server_address(baseline)[0]) if baseline else None
     if skip:
-        on_left_out([on_request(name) for name in skip])
+        on_left_out([skipped_on_request(name) for name in skip])
     announce, trusted = _announced(artifact, options.on_event), options.trusted_report
     if not ensure_gates(artifact, on_progress, skip, on_left_out, announce, expected=options.manifest, trusted=trusted):
 
@@ -141,7 +141,7 @@ def deploy(
             on_left_out(ensure_served_gates(Client.at(url), artifact, load, other))
 
         options = replace(options, before_live=judge)
-    with _in_words():
+    with _os_errors_as_deploy_errors():
         return where.deploy(artifact, options)
 
 
@@ -192,8 +192,8 @@ def render(
     if name is not None:
         DeploymentJournal(name)
     found = load_manifest(artifact, manifest)
-    workload = workload_of(found, name, tuple(skip), drain_s, manifest_sha256(artifact), trusted_report)
-    with _in_words(out):
+    workload = make_workload(found, name, tuple(skip), drain_s, manifest_sha256(artifact), trusted_report)
+    with _os_errors_as_deploy_errors(out):
         return write_rendered(out, where.render(workload, artifact / REPOSITORY, host, ports, settings))
 
 
@@ -216,7 +216,7 @@ def _check_free(artifact: Path, name: str | None, target: str) -> None:
         raise DeployError(f"{record.name!r} is already deployed on {record.target}", hint=hint)
 
 
-def address_of(what: str) -> tuple[str, dict[str, Any]]:
+def resolve_server_address(what: str) -> tuple[str, dict[str, Any]]:
     """Return the server address for a deployment name or URL, and the status of a named deployment."""
     if "://" in what:
         return what, {}
@@ -226,17 +226,17 @@ def address_of(what: str) -> tuple[str, dict[str, Any]]:
 
 def status(name: str) -> dict[str, Any]:
     """Return the status of a deployment on any target."""
-    with _in_words():
-        target, journal = target_of(name), DeploymentJournal(name)
+    with _os_errors_as_deploy_errors():
+        target, journal = deployment_target(name), DeploymentJournal(name)
         if target.status:
             return target.status(name)
         record = journal.known()
-        return status_of(journal, record, target.state(record))
+        return status_document(journal, record, target.state(record))
 
 
 def deployments() -> list[dict[str, Any]]:
     """Return all deployments, sorted by name, running or not; servers are not contacted."""
-    with _in_words():
+    with _os_errors_as_deploy_errors():
         return [_listed(name) for name in deployment_names()]
 
 
@@ -260,8 +260,8 @@ def _utc(seconds: float) -> str | None:
 
 def stop(name: str) -> dict[str, Any]:
     """Stop a deployment on any target."""
-    with _in_words():
-        return target_of(name).stop(name)
+    with _os_errors_as_deploy_errors():
+        return deployment_target(name).stop(name)
 
 
 def remove(name: str, *, force: bool = False) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
     With `force` a running deployment is stopped first, and removed even if it cannot be stopped; then `left` gives the
     reason why it may still run. Without `force`, a running deployment raises DeployError.
     """
-    with _in_words():
+    with _os_errors_as_deploy_errors():
         journal = DeploymentJournal(name)
         record, left = _last_record(journal, force=force), ""
         if record is None:
@@ -287,7 +287,7 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
         return {"name": name, "removed": True, "left": left}
 
 
-def _last_record(journal: DeploymentJournal, *, force: bool) -> Record | None:
+def _last_record(journal: DeploymentJournal, *, force: bool) -> DeploymentRecord | None:
     """Return the last record; with `force` None if it is unreadable."""
     try:
         return journal.known()
@@ -311,16 +311,16 @@ def _stopped(name: str, *, force: bool) -> str:
 
 def promote(name: str) -> dict[str, Any]:
     """Promote the new revision of a deployment now."""
-    with _in_words():
-        if (decide := target_of(name).promote) is None:
+    with _os_errors_as_deploy_errors():
+        if (decide := deployment_target(name).promote) is None:
             raise _no_rollouts(name)
         return decide(name)
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
     """End the rollout in progress, or return to the previous revision."""
-    with _in_words():
-        if (decide := target_of(name).rollback) is None:
+    with _os_errors_as_deploy_errors():
+        if (decide := deployment_target(name).rollback) is None:
             raise _no_rollouts(name)
         return decide(name, on_event)
 
@@ -337,24 +337,24 @@ def _no_rollouts(name: str) -> DeployError:
     return DeployError(f"target {target} manages rollouts itself", hint=f"trtspec status {name}")
 
 
-def target_of(name: str) -> Target:
+def deployment_target(name: str) -> DeployTarget:
     """Return the target of a deployment."""
     return find_target(DeploymentJournal(name).known().target)
 
 
-def find_target(name: str) -> Target:
+def find_target(name: str) -> DeployTarget:
     """Return a target by name; raise TrtspecError with the known names if it is unknown."""
-    target: Target = find("trtspec.deployment.targets", "TARGET", name, "deploy target")
+    target: DeployTarget = find_extension("trtspec.deployment.targets", "TARGET", name, "deploy target")
     return target
 
 
 @contextmanager
-def _in_words(place: Path | None = None) -> Iterator[None]:
+def _os_errors_as_deploy_errors(place: Path | None = None) -> Iterator[None]:
     """Convert operating system errors to DeployError; `place`, or the state directory, replaces a missing path."""
     try:
         yield
     except OSError as error:
-        if (refused := describe_refusal(error, str(place or state_dir()))) is None:
+        if (refused := describe_os_error_at(error, str(place or state_dir()))) is None:
             raise
         hint = "free space or grant access there, or set TRTSPEC_STATE to another directory"
-        raise DeployError(refused, hint=remedy_of(error) or (None if place else hint)) from error
+        raise DeployError(refused, hint=os_error_remedy(error) or (None if place else hint)) from error

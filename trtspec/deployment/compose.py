@@ -15,10 +15,10 @@ from trtspec.deployment.containers import (
     STATE_BYTES,
     TMP,
     USER,
-    Workload,
+    ContainerWorkload,
     dockerfile,
 )
-from trtspec.deployment.rendering import Rendered, as_yaml
+from trtspec.deployment.rendering import RenderedFiles, as_yaml
 
 FILE = "compose.yaml"
 VARIABLE = "TRTSPEC_ARTIFACT"
@@ -36,7 +36,7 @@ TLS and authentication in front. The keys of the OpenAI gateway come from {env_f
 The container runs as an unprivileged user without capabilities on a read-only file system; it writes only to memory."""
 
 
-def render_compose(workload: Workload, image: str, host: str, ports: Mapping[str, int]) -> Rendered:
+def render_compose(workload: ContainerWorkload, image: str, host: str, ports: Mapping[str, int]) -> RenderedFiles:
     """Return the files; `ports` are the host's ports by name, bound to the address `host`."""
     env_file = f"{workload.name}.env"
     head = HEAD.format(name=workload.name, variable=VARIABLE, file=FILE, host=host, env_file=env_file, **ports)
@@ -44,7 +44,9 @@ def render_compose(workload: Workload, image: str, host: str, ports: Mapping[str
     return {FILE: as_yaml(document, head=head), "Dockerfile": dockerfile(workload)}
 
 
-def _service(workload: Workload, image: str, host: str, ports: Mapping[str, int], env_file: str) -> dict[str, Any]:
+def _service(
+    workload: ContainerWorkload, image: str, host: str, ports: Mapping[str, int], env_file: str
+) -> dict[str, Any]:
     return {
         "image": image,
         "command": workload.command,
@@ -87,7 +89,7 @@ def _confined() -> dict[str, Any]:
     }
 
 
-def _sized(workload: Workload) -> dict[str, Any]:
+def _sized(workload: ContainerWorkload) -> dict[str, Any]:
     """Return memory limits and GPU ids; engines pin memory and need large stacks."""
     sized: dict[str, Any] = {
         "shm_size": workload.shm_bytes,
@@ -100,7 +102,7 @@ def _sized(workload: Workload) -> dict[str, Any]:
     return sized
 
 
-def _healthcheck(workload: Workload) -> dict[str, Any]:
+def _healthcheck(workload: ContainerWorkload) -> dict[str, Any]:
     """Return a check that requests a text, because Triton can report ready while unable to serve."""
     return {
         "test": ["CMD", *workload.probe(ALIVE_S)],

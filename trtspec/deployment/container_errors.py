@@ -17,7 +17,7 @@ RENDER = "render the files for another machine with --render DIR"
 
 
 @dataclass(frozen=True)
-class Cause:
+class FailureCause:
     """A recognized cause of a program failure.
 
     `is_before` is true if the failure occurs before anything is started or changed. `message` and `hint` may refer to
@@ -39,84 +39,84 @@ class ToolFailed(DeployError):
 
 
 DOCKER = (
-    Cause(
+    FailureCause(
         r"unknown flag: --file|unknown shorthand flag: 'f'|'compose' is not a docker command"
         r"|unknown command: (?:\"|')?docker compose|docker: unknown command",
         "docker has no compose plugin",
         f"install it (Debian: docker-compose-v2, Docker's own packages: docker-compose-plugin), or {RENDER}",
     ),
-    Cause(
+    FailureCause(
         r"permission denied while trying to connect to the [Dd]ocker (?:daemon|API)"
         r"|dial unix \S*docker\S*: connect: permission denied",
         "permission denied for the docker daemon",
         "add the user to the group docker and log in again, or use rootless docker",
     ),
-    Cause(
+    FailureCause(
         r"Cannot connect to the Docker daemon(?: at (?P<at>\S+?)\.)?(?: |$)|Is the docker daemon running\?"
         r"|error during connect|failed to connect to the docker API",
         "the docker daemon is not reachable",
         "start it (systemctl start docker), or select a running one with DOCKER_HOST or `docker context use`",
     ),
-    Cause(
+    FailureCause(
         r"could not select device driver|nvidia-container-cli|unknown or invalid runtime name: nvidia"
         r"|unresolvable CDI devices",
         "docker cannot provide a GPU to the container",
         "install the NVIDIA container toolkit and run: nvidia-ctk runtime configure --runtime=docker",
     ),
-    Cause(
+    FailureCause(
         r"(?P<at>\d+(?:\.\d+){3}:\d+)[^\n]*(?:port is already allocated|address already in use)"
         r"|ports are not available: [^\n]*?(?P<also>\d+(?:\.\d+){3}:\d+)",
         "{at}{also} is in use",
         "choose other ports with --http-port, --grpc-port, --metrics-port and --openai-port",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r"pull access denied|manifest unknown|No such image|manifest for \S+ not found|repository does not exist"
         r"|failed to resolve reference|@sha256:\S+: not found|name unknown",
         "image not found, or access denied by its registry",
         "compare the name and digest of --image with the registry's (docker pull NAME@sha256:...); push the image, or "
         "log in with `docker login REGISTRY`",
     ),
-    Cause(
+    FailureCause(
         r"no basic auth credentials|unauthorized: |denied: requested access|authentication required",
         "access to the image denied by the registry",
         "log in with `docker login REGISTRY`, and compare the name and digest of --image",
     ),
-    Cause(
+    FailureCause(
         r"toomanyrequests|429 Too Many Requests",
         "the registry's pull rate limit is exceeded",
         "log in with `docker login`, or pull the image later",
     ),
-    Cause(
+    FailureCause(
         r"lookup \S+.*(?:no such host|i/o timeout|server misbehaving)|TLS handshake timeout|dial tcp .*(?:i/o timeout"
         r"|no route to host|connection refused)|x509: ",
         "the registry cannot be reached",
         "check the network and the registry's name, or pull the image in advance",
     ),
-    Cause(
+    FailureCause(
         r"no space left on device",
         "the disk of the docker daemon is full",
         "free space, for example with `docker system prune`",
     ),
-    Cause(
+    FailureCause(
         r"bind source path does not exist|invalid mount config|is not shared from the host|Mounts denied",
         "docker cannot mount the artifact",
         "the daemon reads the path on its own machine: a remote daemon or a virtual machine needs the artifact there",
     ),
-    Cause(
+    FailureCause(
         r"no matching manifest for|exec format error",
         "the image is for another processor architecture",
         "build it for this machine: docker buildx build --platform",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r"container \S* ?is unhealthy|container for service .* is unhealthy|dependency failed to start"
         r"|container \S+ exited \(\d+\)|exited \(\d+\)",
         "the container started but did not answer a request",
         "trtspec logs NAME shows its output",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r"application not healthy after|context deadline exceeded",
         "the container was not healthy in time",
         "trtspec logs NAME shows its output; increase the limit with --timeout",
@@ -124,72 +124,72 @@ DOCKER = (
     ),
 )
 KUBECTL = (
-    Cause(
+    FailureCause(
         r"current-context is not set|no context chosen|no configuration has been provided"
         r"|invalid configuration: no configuration",
         "kubectl's current context is not set",
         "`kubectl config get-contexts` lists the contexts; choose one with --option context=NAME or with "
         "`kubectl config use-context NAME`, or set KUBECONFIG",
     ),
-    Cause(
+    FailureCause(
         r'context "(?P<at>[^"]*)" does not exist|context was not found for specified context: (?P<also>\S+)',
         "unknown kubectl context {at}{also}",
         "`kubectl config get-contexts` lists the contexts",
     ),
-    Cause(
+    FailureCause(
         r"error loading config file|invalid configuration",
         "invalid kubectl configuration",
         "`kubectl config view` shows it; KUBECONFIG is the path of the file",
     ),
-    Cause(
+    FailureCause(
         r"certificate signed by unknown authority|x509: |tls: failed to verify",
         "kubectl does not trust the certificate of the cluster's API server",
         "renew the cluster's entry in the kubeconfig",
     ),
-    Cause(
+    FailureCause(
         r"connection to the server (?P<at>\S+) was refused|Unable to connect to the server|no such host|i/o timeout"
         r"|no route to host|net/http: TLS handshake timeout|couldn't get current server API group list"
         r"|the server is currently unable to handle the request",
         "the cluster's API server cannot be reached",
         "check that the cluster runs and is reachable (network, VPN): kubectl cluster-info",
     ),
-    Cause(
+    FailureCause(
         r"must be logged in|Unauthorized|provide credentials|getting credentials|exec plugin",
         "the cluster does not accept the credentials",
         "log in to the cluster again; `kubectl auth whoami` shows the user",
     ),
-    Cause(
+    FailureCause(
         r'Error from server \(Forbidden\)|is forbidden: (?:User|user) "(?P<at>[^"]*)"',
         "this user lacks permission for the operation",
         "`kubectl auth can-i --list --namespace NAMESPACE` shows what the user may do; ask for the missing role",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r'no matches for kind "(?P<at>[^"]*)" in version|doesn\'t have a resource type "(?P<also>[^"]*)"'
         r"|ensure CRDs are installed first",
         "the cluster does not support resources of kind {at}{also}",
         "install its operator (docs/deploy-targets.md lists them), or choose another --option form",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r'namespaces? "(?P<at>[^"]*)" not found',
         "the namespace {at} does not exist",
         "kubectl create namespace NAMESPACE, or choose another with --option namespace=NAME",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r"exceeded quota",
         "the quota of the namespace is exceeded",
         "`kubectl describe quota` shows it; raise it, or scale another workload down",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r"admission webhook|violates PodSecurity",
         "the pods violate a policy of the cluster",
         "see the message below; contact the cluster's administrator",
         is_before=False,
     ),
-    Cause(
+    FailureCause(
         r'unknown command "kustomize"|unknown flag: --kustomize',
         "this kubectl does not include kustomize",
         "install kubectl 1.21 or later",
@@ -197,7 +197,7 @@ KUBECTL = (
 )
 
 
-def failure(causes: tuple[Cause, ...], what: str, status: int, stderr: str) -> ToolFailed:
+def tool_failure(causes: tuple[FailureCause, ...], what: str, status: int, stderr: str) -> ToolFailed:
     """Return the error for a program that exited with `status`; `what` is the program and its subcommand."""
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     output = "\n".join(lines[-MOST_LINES:])

@@ -37,18 +37,18 @@ ENVIRONMENT = {
 PROBE_S, ALIVE_S = 10, 60  # time limits for a text: readiness, liveness
 PROPAGATION_S = 15  # until proxies stop sending requests to a terminating server
 CLEANUP_S = 30
-MOST_DRAIN_S = 600
-MOST_GRACE_S = PROPAGATION_S + MOST_DRAIN_S + CLEANUP_S
+MAX_DRAIN_S = 600
+MAX_GRACE_S = PROPAGATION_S + MAX_DRAIN_S + CLEANUP_S
 STATE_BYTES = 4 << 30
 HOST_BYTES, GPU_HOST_BYTES = 4 << 30, 8 << 30  # processes without weights: Python, torch, and CUDA with a GPU
 READ_BYTES_S = 200 << 20  # of a slow disk
-LEAST_TOKENS_S = 20  # slowest assumed stream, about reading speed
+MIN_TOKENS_PER_S = 20  # slowest assumed stream, about reading speed
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-MOST_LABEL = 50  # of 63; names of components append a suffix
+MAX_LABEL_CHARS = 50  # of 63; names of components append a suffix
 
 
 @dataclass(frozen=True)
-class Workload:
+class ContainerWorkload:
     """An artifact to serve in containers, described by its manifest; `name` is a DNS label.
 
     `skip_gates` are gates that the server skips; `drain` overrides `drain_s`. `digest` is the SHA-256 of the manifest,
@@ -111,8 +111,8 @@ class Workload:
     @property
     def drain_s(self) -> int:
         """Return the seconds in which open streams may finish on shutdown (the longest stream); at most 600."""
-        longest_s = max(60, self.manifest.recipe.engine.max_seq_len // LEAST_TOKENS_S)
-        return min(MOST_DRAIN_S, self.drain or longest_s)
+        longest_s = max(60, self.manifest.recipe.engine.max_seq_len // MIN_TOKENS_PER_S)
+        return min(MAX_DRAIN_S, self.drain or longest_s)
 
     @property
     def grace_s(self) -> int:
@@ -140,28 +140,30 @@ class Workload:
         return ["python3", "-m", "trtspec.deployment.health.request", self.name, f"--within={within_s}"]
 
 
-def workload_of(
+def make_workload(
     manifest: Manifest,
     name: str | None = None,
     skip_gates: tuple[str, ...] = (),
     drain: int | None = None,
     digest: str = "",
     trusted_report: str = "",
-) -> Workload:
+) -> ContainerWorkload:
     """Return the workload of an artifact; the name defaults to the recipe's."""
-    return Workload(label_of(name or manifest.recipe.name), manifest, skip_gates, drain, digest, trusted_report)
+    return ContainerWorkload(
+        dns_label(name or manifest.recipe.name), manifest, skip_gates, drain, digest, trusted_report
+    )
 
 
-def label_of(name: str) -> str:
+def dns_label(name: str) -> str:
     """Return a name as a DNS label; a changed name gets a digest suffix."""
-    if LABEL.fullmatch(name) and len(name) <= MOST_LABEL:
+    if LABEL.fullmatch(name) and len(name) <= MAX_LABEL_CHARS:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[: MOST_LABEL - 9].strip("-")
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[: MAX_LABEL_CHARS - 9].strip("-")
     return f"{plain}-{digest}" if plain else f"trtspec-{digest}"
 
 
-def check_image(image: str, workload: Workload) -> str:
+def check_image(image: str, workload: ContainerWorkload) -> str:
     """Return an image reference with a digest; raise DeployError, with instructions, for any other."""
     if re.fullmatch(IMAGE, image):
         return image
@@ -174,7 +176,7 @@ def check_image(image: str, workload: Workload) -> str:
     raise DeployError(f"{image!r} is not an image with a digest" if image else "no image given", hint=hint)
 
 
-def dockerfile(workload: Workload) -> str:
+def dockerfile(workload: ContainerWorkload) -> str:
     """Return the Dockerfile of the serving image: a tritonserver base image, by digest, plus trtspec."""
     serving, version = workload.serving, workload.manifest.recipe.engine.version
     bases = serving.images(version) or ("nvcr.io/nvidia/tritonserver:<release>-py3",)

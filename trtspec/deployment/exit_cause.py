@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from trtspec.core.processes import tail
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
 KERNEL_LOG, PROC_STAT = Path("/dev/kmsg"), Path("/proc/stat")
 MOST_KERNEL_LINES = 20_000
 KERNEL_LINE_BYTES = 8192  # longer records cannot be read (kernel doc dev-kmsg)
-TOLD_TO_END = "supervisor: stopped by "
+STOPPED_BY = "supervisor: stopped by "
 OOM = re.compile(rb"[Oo]ut of memory.*: Killed process (\d+) \(([^)]*)\)")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 PROBLEM = re.compile(
@@ -25,7 +25,7 @@ TRACEBACK, WITHIN_TRACEBACK = "Traceback (most recent call last):", ("  ", "\t")
 LOOKED_AT, SHOWN = 200, 8  # lines
 
 
-def cause_of_death(journal: DeploymentJournal, record: Record) -> str:
+def cause_of_death(journal: DeploymentJournal, record: DeploymentRecord) -> str:
     """Return why a deployment without a supervisor process does not run, as a sentence without a full stop."""
     who = f"its supervisor (process {record.pid})"
     if _booted_at() > record.since > 0:
@@ -33,20 +33,20 @@ def cause_of_death(journal: DeploymentJournal, record: Record) -> str:
     if _killed_for_memory(record.pid):
         return f"the kernel killed {who} because memory ran out"
     last = tail(journal.log, LOOKED_AT)
-    if TOLD_TO_END in last:
-        name = last.rpartition(TOLD_TO_END)[2].splitlines()[0]
+    if STOPPED_BY in last:
+        name = last.rpartition(STOPPED_BY)[2].splitlines()[0]
         if not record.detached:
             return "the command that served it in the foreground ended (--detach keeps a server running)"
         return f"{who} was stopped by {name}, not by trtspec stop"
     return f"{who} was killed"
 
 
-def note_of_signal(number: int) -> bytes:
+def signal_log_line(number: int) -> bytes:
     """Return the line that a supervisor appends to its log when it receives a signal to stop."""
-    return f"{TOLD_TO_END}{signal.Signals(number).name}\n".encode()
+    return f"{STOPPED_BY}{signal.Signals(number).name}\n".encode()
 
 
-def telling_lines(text: str) -> str:
+def problem_lines(text: str) -> str:
     """Return the last problem lines of a log: errors, ends of tracebacks and supervisor messages."""
     found: list[str] = []
     within = False
@@ -55,7 +55,7 @@ def telling_lines(text: str) -> str:
             within = True
         elif within and line.startswith(WITHIN_TRACEBACK):
             continue
-        elif within or (PROBLEM.match(line) and not line.startswith(TOLD_TO_END)):
+        elif within or (PROBLEM.match(line) and not line.startswith(STOPPED_BY)):
             found.append(line)
             within = False
     return "\n".join(found[-SHOWN:])

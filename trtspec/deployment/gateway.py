@@ -11,20 +11,20 @@ from urllib.request import urlopen
 
 from trtspec.core.errors import DeployError
 from trtspec.core.files import private_file
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.process_specs import Child
-from trtspec.deployment.revision import place_of
-from trtspec.serving.gateway.command import entry_command, entry_config, ready_url, write_config
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.process_specs import ProcessSpec
+from trtspec.deployment.revision import revision_dir
+from trtspec.serving.gateway.command import gateway_command, gateway_config, ready_url, write_config
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.routing_state import Route, Routes, write_routes
 
-ENTRY = "openai"
-ENTRY_FILE, ROUTES, KEYS_FILE = "openai.json", "openai.routes", "openai.keys"
+GATEWAY_NAME = "openai"
+GATEWAY_CONFIG_FILE, ROUTES, KEYS_FILE = "openai.json", "openai.routes", "openai.keys"
 KEYS = "TRTSPEC_OPENAI_KEYS"
 ANSWER_S = 2.0
 
 
-def openai_entry(journal: DeploymentJournal, record: Record) -> Child:
+def gateway_process(journal: DeploymentJournal, record: DeploymentRecord) -> ProcessSpec:
     """Return the process spec of a deployment's gateway; raise DeployError if it cannot be started.
 
     API keys from the environment are written to a file that only this user can read, so that the other processes of the
@@ -39,17 +39,17 @@ def openai_entry(journal: DeploymentJournal, record: Record) -> Child:
         with private_file(keys_file) as file:
             file.write("\n".join(keys.split(",")).encode())
     config = revision_config(journal, record)
-    write_config(config, journal.root / ENTRY_FILE)
+    write_config(config, journal.root / GATEWAY_CONFIG_FILE)
     write_routes(journal.root / ROUTES, Routes(0, (Route(record.revision, 100, config),)))
-    command, listens = entry_command(journal.root / ENTRY_FILE), {ENTRY: record.openai}
-    return Child(ENTRY, command, ready_url(config), listens=listens, host=config.host)
+    command, listens = gateway_command(journal.root / GATEWAY_CONFIG_FILE), {GATEWAY_NAME: record.openai}
+    return ProcessSpec(GATEWAY_NAME, command, ready_url(config), listens=listens, host=config.host)
 
 
-def revision_config(journal: DeploymentJournal, record: Record) -> EntryConfig:
+def revision_config(journal: DeploymentJournal, record: DeploymentRecord) -> GatewayConfig:
     """Return the gateway configuration for a revision."""
     keys_file = journal.root / KEYS_FILE
-    config = entry_config(
-        place_of(journal, record.revision) / "artifact",
+    config = gateway_config(
+        revision_dir(journal, record.revision) / "artifact",
         grpc=record.endpoints["grpc"],
         port=record.openai,
         host=record.host_of("openai"),
@@ -60,7 +60,7 @@ def revision_config(journal: DeploymentJournal, record: Record) -> EntryConfig:
     return replace(config, limits=replace(config.limits, drain_s=float(record.drain_s)))
 
 
-def answers(url: str) -> bool:
+def returns_ok(url: str) -> bool:
     """Return whether a URL answers with status 200."""
     try:
         with urlopen(url, timeout=ANSWER_S) as answer:

@@ -28,14 +28,14 @@ from typing import IO, Any
 from filelock import Timeout
 
 from trtspec.core.errors import DeployError
-from trtspec.core.files import file_lock, private_directory, read_bounded, read_typed, replace_file, unreadable
+from trtspec.core.files import describe_read_error, file_lock, private_directory, read_bounded, read_typed, replace_file
 from trtspec.core.paths import state_dir
 from trtspec.core.ports import LOOPBACK
 from trtspec.core.processes import is_alive
 from trtspec.core.registry import did_you_mean
-from trtspec.deployment.network import reachable
-from trtspec.deployment.recovery import fields_of, supervisor_of, supervisors
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports
+from trtspec.deployment.network import client_host
+from trtspec.deployment.recovery import find_supervisor, find_supervisors, record_fields
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
-class Record:
+class DeploymentRecord:
     """The state of one deployment.
 
     Attributes:
@@ -123,8 +123,8 @@ class Record:
         return self.state if self.state in RUNNING else "starting"
 
     @property
-    def ports(self) -> Ports:
-        return Ports(self.http, self.grpc, self.metrics, self.host)
+    def ports(self) -> ServerPorts:
+        return ServerPorts(self.http, self.grpc, self.metrics, self.host)
 
     def host_of(self, port_name: str) -> str:
         """Return the bind address of a port such as "http" or "openai"."""
@@ -133,8 +133,8 @@ class Record:
     @property
     def endpoints(self) -> dict[str, str]:
         """Return the addresses by which this machine reaches the server."""
-        host = reachable(self.host)
-        entry = f"http://{reachable(self.host_of('openai'))}:{self.openai}/v1"
+        host = client_host(self.host)
+        entry = f"http://{client_host(self.host_of('openai'))}:{self.openai}/v1"
         openai = {"openai": entry} if self.openai else {}
         return {
             "http": f"http://{host}:{self.http}",
@@ -143,7 +143,7 @@ class Record:
         } | openai
 
 
-def document_of(record: Record, state: str) -> dict[str, Any]:
+def deploy_document(record: DeploymentRecord, state: str) -> dict[str, Any]:
     """Return the document of `deploy --json`."""
     return {
         "format_version": FORMAT_VERSION,
@@ -156,17 +156,17 @@ def document_of(record: Record, state: str) -> dict[str, Any]:
     }
 
 
-def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[str, Any]:
+def status_document(journal: DeploymentJournal, record: DeploymentRecord, state: str) -> dict[str, Any]:
     """Return the document of `status`: the fields of `deploy --json`, the artifact and the log file."""
     served = {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
-    return document_of(record, state) | served
+    return deploy_document(record, state) | served
 
 
 def deployment_names() -> list[str]:
     """Return the sorted names of all deployments, including running ones whose files were lost."""
     directory = state_dir() / "deployments"
     found = {path.parent.name for path in directory.glob(f"*/{STATE_FILE}")}
-    found |= {process.name for process in supervisors(directory)}
+    found |= {process.name for process in find_supervisors(directory)}
     return sorted(name for name in found if NAME.fullmatch(name))
 
 
@@ -183,7 +183,7 @@ class DeploymentJournal:
         self.log = self.root / "server.log"
         self.children = self.root / "children.json"
 
-    def read(self) -> Record | None:
+    def read(self) -> DeploymentRecord | None:
         """Return the last record, or None if the name was never deployed.
 
         If the file is lost or damaged and the deployment runs, the record is reconstructed from its processes.
@@ -202,9 +202,9 @@ class DeploymentJournal:
                 hint="none of its processes is running; remove the file",
             ) from None
 
-    def _running_record(self) -> Record | None:
+    def _running_record(self) -> DeploymentRecord | None:
         """Return the record of a running deployment from its supervisor and the copies in its revisions."""
-        process = supervisor_of(self.root)
+        process = find_supervisor(self.root)
         if process is None:
             return None
         records = [each for path in self.root.glob(f"revisions/*/{COPY}") if (each := _copy_in(path))]
@@ -214,9 +214,9 @@ class DeploymentJournal:
         last: dict[str, Any] = next((entry for entry in reversed(self.entries()) if entry["pid"] == process.pid), {})
         noted = {key: last[key] for key in ("artifact", "manifest") if isinstance(last.get(key), str)}
         lost = {"name": self.name, "state": last.get("state", "live"), "artifact": "", "detached": True}
-        return Record(**(lost | noted | fields_of(process)))
+        return DeploymentRecord(**(lost | noted | record_fields(process)))
 
-    def known(self) -> Record:
+    def known(self) -> DeploymentRecord:
         """Return the last record; raise DeployError with the known names if the name was never deployed."""
         if record := self.read():
             return record
@@ -225,7 +225,7 @@ class DeploymentJournal:
             f"no deployment {self.name!r}; known: {', '.join(names) or 'none'}", hint=did_you_mean(self.name, names)
         )
 
-    def write(self, record: Record, detail: str = "") -> Record:
+    def write(self, record: DeploymentRecord, detail: str = "") -> DeploymentRecord:
         """Record a transition, first in the journal, then in the state file."""
         private_directory(self.root)  # recreate it if it was removed
         record = replace(record, since=time.time())
@@ -234,19 +234,19 @@ class DeploymentJournal:
         self._put(record)
         return record
 
-    def remark(self, record: Record, detail: str) -> None:
+    def remark(self, record: DeploymentRecord, detail: str) -> None:
         """Record a change of the record that does not change the state."""
         self.note(record, record.state, detail)
         self._put(record)
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: DeploymentRecord) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
         replace_file(self.root / STATE_FILE, state)
         place = self.root / "revisions" / str(record.revision)
         if place.is_dir():
             replace_file(place / COPY, state)
 
-    def note(self, record: Record, state: str, detail: str = "") -> None:
+    def note(self, record: DeploymentRecord, state: str, detail: str = "") -> None:
         """Append an event of a revision to the journal without changing the deployment's state."""
         line = {"time": time.time(), "state": state, "pid": record.pid, "detail": detail, "revision": record.revision}
         text = json.dumps(line | {"artifact": record.artifact, "manifest": record.manifest}) + "\n"
@@ -259,11 +259,11 @@ class DeploymentJournal:
                 os.ftruncate(journal.fileno(), size)
                 raise
 
-    def move(self, record: Record, state: str, detail: str = "") -> Record:
+    def move(self, record: DeploymentRecord, state: str, detail: str = "") -> DeploymentRecord:
         """Record a transition to another state."""
         return self.write(replace(record, state=state), detail)
 
-    def forget(self, former: Record | None) -> None:
+    def forget(self, former: DeploymentRecord | None) -> None:
         """Restore the record of before a deployment that did not start; without one, remove the name."""
         if former is None:
             self.remove()
@@ -284,7 +284,7 @@ class DeploymentJournal:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise DeployError(unreadable(error), where=str(path), hint="move the file away") from None
+            raise DeployError(describe_read_error(error), where=str(path), hint="move the file away") from None
         return [entry for line in whole.split(b"\n") if (entry := _entry(line))]
 
     @contextmanager
@@ -298,9 +298,9 @@ class DeploymentJournal:
             raise DeployError(f"another process is deploying {self.name!r} right now") from None
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> DeploymentRecord:
     """Return the record in a file; raise OSError if it is unreadable, ValueError for invalid content."""
-    record = read_typed(Record, path, MAX_STATE_BYTES)
+    record = read_typed(DeploymentRecord, path, MAX_STATE_BYTES)
     if not all(0 <= port <= MAX_PORT for port in (record.http, record.grpc, record.metrics, record.openai)):
         raise ValueError("a port is out of range")
     if not (0 <= record.since < MAX_TIME and 0 <= record.pid < MAX_PID and 0 <= record.drain_s < MAX_TIME):
@@ -308,7 +308,7 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def _copy_in(path: Path) -> Record | None:
+def _copy_in(path: Path) -> DeploymentRecord | None:
     try:
         return read_record(path)
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trtspec.core.errors import DeployError
-from trtspec.deployment.base import target_of
+from trtspec.deployment.base import deployment_target
 from trtspec.deployment.journal import DeploymentJournal
 
 PIECE_BYTES = 64 << 10
@@ -19,10 +19,10 @@ POLL_S = 0.2
 FORMER = 5  # number of former logs kept
 
 
-def log_of(name: str) -> Path:
+def fetch_log_path(name: str) -> Path:
     """Return the path of a deployment's log, fetched from its target."""
     journal = DeploymentJournal(name)
-    target_of(name).fetch_log(journal)
+    deployment_target(name).fetch_log(journal)
     return journal.log
 
 
@@ -55,7 +55,7 @@ def follow_log(name: str, lines: int) -> Iterator[bytes]:
     journal = DeploymentJournal(name)
     if (record := journal.known()).target != "local":
         raise DeployError(f"the log of {name} is on {record.target}", hint="follow it there, or omit --follow")
-    with _opened(log_of(name)) as file:
+    with _opened(fetch_log_path(name)) as file:
         file.seek(_start_of_last(file, lines))
         is_running = True
         while is_running:

@@ -12,7 +12,7 @@ from trtspec.core.ports import LOOPBACK
 HINT = f"use an IPv4 address of this machine: {LOOPBACK} for local clients only, 0.0.0.0 for all interfaces"
 
 
-def exposure(host: str) -> str:
+def exposure_warning(host: str) -> str:
     """Return a warning about what a server at this address exposes, "" on loopback; raise DeployError if invalid."""
     try:
         address = IPv4Address(host)
@@ -28,17 +28,17 @@ def exposure(host: str) -> str:
     )
 
 
-def gateway_exposure(host: str, *, has_keys: bool) -> str:
-    """Return the warning for an OpenAI gateway at this address, "" on loopback; raise like `exposure`."""
-    if not exposure(host):
+def gateway_exposure_warning(host: str, *, has_keys: bool) -> str:
+    """Return the warning for an OpenAI gateway at this address, "" on loopback; raise like `exposure_warning`."""
+    if not exposure_warning(host):
         return ""
     who = "keys and texts are not encrypted" if has_keys else "it has no keys (TRTSPEC_OPENAI_KEYS) and no encryption"
     return f"the OpenAI gateway is open to any client that can reach {host}: {who}; put a proxy with TLS in front of it"
 
 
-def check_own(host: str) -> None:
+def check_bindable(host: str) -> None:
     """Raise DeployError if the address does not belong to this machine."""
-    exposure(host)
+    exposure_warning(host)
     with socket.socket() as probe:
         try:
             probe.bind((host, 0))
@@ -46,6 +46,6 @@ def check_own(host: str) -> None:
             raise DeployError(f"cannot bind {host}: {error.strerror}", hint=HINT) from None
 
 
-def reachable(host: str) -> str:
+def client_host(host: str) -> str:
     """Return an address by which this machine reaches a server bound to `host`."""
     return LOOPBACK if host == "0.0.0.0" else host

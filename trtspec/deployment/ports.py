@@ -17,23 +17,23 @@ from filelock import FileLock, Timeout
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.files import private_directory, read_bounded, replace_file
 from trtspec.core.paths import state_dir
-from trtspec.core.ports import by_owner, free_ports, listening_sockets, refused_bind, sockets_of
+from trtspec.core.ports import bind_refusal, describe_owner, free_ports, listening_sockets, process_sockets
 from trtspec.core.processes import is_alive, start_time
-from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, Record, deployment_names
-from trtspec.deployment.network import check_own
+from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, DeploymentRecord, deployment_names
+from trtspec.deployment.network import check_bindable
 from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions
-from trtspec.deployment.process_specs import Child
-from trtspec.deployment.rollout.state import under_way
-from trtspec.serving.triton.server import Ports
+from trtspec.deployment.process_specs import ProcessSpec
+from trtspec.deployment.rollout.state import active_rollout
+from trtspec.serving.triton.server import ServerPorts
 
 RESERVATION, LOCK = "ports.json", ".ports.lock"
 MAX_RESERVATION_BYTES = 1 << 16
 LOCK_S = 30.0  # the lock is held only while four ports are chosen
-MOST_TRIED = 200  # ports tried above the wanted one before any free port is used
-OnMoved = Callable[[str], None]  # receives a message about a port that was not available
+MAX_PORTS_TRIED = 200  # ports tried above the wanted one before any free port is used
+OnPortChanged = Callable[[str], None]  # receives a message about a port that was not available
 
 
-class PortTaken(DeployError):
+class PortInUse(DeployError):
     """Another process listens on a port of a server that is being started. `which` is the port's name in PORTS."""
 
     def __init__(self, message: str, which: str) -> None:
@@ -47,8 +47,8 @@ def reserved_ports(
     options: DeployOptions,
     names: Sequence[str] = PORTS,
     former: Mapping[str, int] | None = None,
-    on_moved: OnMoved = lambda sentence: None,
-) -> Iterator[tuple[Ports, int]]:
+    on_moved: OnPortChanged = lambda sentence: None,
+) -> Iterator[tuple[ServerPorts, int]]:
     """Choose the ports in `names` like `choose_ports`, and reserve them against other deployments within the block."""
     root = private_directory(state_dir() / "deployments")
     path = journal.root / RESERVATION
@@ -71,15 +71,15 @@ def choose_ports(
     names: Sequence[str] = PORTS,
     former: Mapping[str, int] | None = None,
     reserved: Mapping[int, str] | None = None,
-    on_moved: OnMoved = lambda sentence: None,
-) -> tuple[Ports, int]:
+    on_moved: OnPortChanged = lambda sentence: None,
+) -> tuple[ServerPorts, int]:
     """Return the server's ports and the OpenAI port; the latter is 0 if it is not in `names`.
 
     A requested port must be free. Otherwise the name's former port is used, or the default one, or the next free one
     above it. `reserved` maps ports of other deployments to the deployment's name.
     """
-    check_own(options.host)
-    check_own(options.host_of("openai"))
+    check_bindable(options.host)
+    check_bindable(options.host_of("openai"))
     reserved, former = reserved or {}, former or {}
     given = [*options.ports.values()]
     chosen: dict[str, int] = {}
@@ -100,7 +100,7 @@ def choose_ports(
             why = _refused(wanted, options.host_of(name), reserved) or "is already used by this deployment"
             on_moved(f"{wanted} {why}, using {chosen[name]} for {name}")
     http, grpc, metrics = (chosen[name] for name in PORTS[:3])
-    return Ports(http, grpc, metrics, options.host), chosen.get("openai", 0)
+    return ServerPorts(http, grpc, metrics, options.host), chosen.get("openai", 0)
 
 
 def reserved_elsewhere() -> dict[int, str]:
@@ -110,7 +110,7 @@ def reserved_elsewhere() -> dict[int, str]:
         with suppress(TrtspecError):  # skip unreadable records
             journal = DeploymentJournal(name)
             record = journal.read()
-            rollout = under_way(journal, record)
+            rollout = active_rollout(journal, record)
             for each in (record, rollout.record if rollout else None):
                 if each and _may_bind(each):
                     found |= dict.fromkeys(_ports_of(each), f"the deployment {name!r}")
@@ -123,7 +123,7 @@ def reserved_elsewhere() -> dict[int, str]:
     return found
 
 
-def former_ports(record: Record | None, target: str, options: DeployOptions) -> dict[str, int]:
+def former_ports(record: DeploymentRecord | None, target: str, options: DeployOptions) -> dict[str, int]:
     """Return the ports of a name's last deployment to the same target at the same addresses."""
     if record is None or record.target != target:
         return {}
@@ -131,7 +131,7 @@ def former_ports(record: Record | None, target: str, options: DeployOptions) -> 
     return {name: port for name, port in had.items() if port and options.host_of(name) == record.host_of(name)}
 
 
-def taken_port(children: Sequence[Child], pids: Collection[int], *, ended: bool = False) -> PortTaken | None:
+def foreign_port(children: Sequence[ProcessSpec], pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
     """Return the port of `children` on which a process other than `pids` listens, if any.
 
     With `ended`, a port that is bound without listening counts too.
@@ -140,34 +140,34 @@ def taken_port(children: Sequence[Child], pids: Collection[int], *, ended: bool 
         for name, port in child.listens.items():
             foreign = listening_sockets(port, child.host)
             if foreign:
-                foreign -= {inode for pid in pids for inode in sockets_of(pid)}
+                foreign -= {inode for pid in pids for inode in process_sockets(pid)}
             if foreign:
-                return PortTaken(f"{name} port {port} is in use{by_owner(foreign)}", name)
-            if ended and (refused := refused_bind(port, child.host)):
-                return PortTaken(f"{name} port {port} {refused}", name)
+                return PortInUse(f"{name} port {port} is in use{describe_owner(foreign)}", name)
+            if ended and (refused := bind_refusal(port, child.host)):
+                return PortInUse(f"{name} port {port} {refused}", name)
     return None
 
 
-def _may_bind(record: Record) -> bool:
+def _may_bind(record: DeploymentRecord) -> bool:
     if record.target != "local":
         return record.target == "docker" and record.state in (*STARTING, *RUNNING)
     return record.state in (*STARTING, *RUNNING) and record.is_running
 
 
-def _ports_of(record: Record) -> tuple[int, ...]:
+def _ports_of(record: DeploymentRecord) -> tuple[int, ...]:
     return record.http, record.grpc, record.metrics, record.openai
 
 
 def _refused(port: int, host: str, reserved: Mapping[int, str]) -> str:
     """Return why a port is unavailable; "" if it is available."""
-    if refused := refused_bind(port, host):
+    if refused := bind_refusal(port, host):
         return refused if " by " in refused or port not in reserved else f"is in use by {reserved[port]}"
     return f"is reserved for {reserved[port]}" if port in reserved else ""
 
 
 def _next_free(wanted: int, host: str, reserved: Mapping[int, str], avoided: Collection[int]) -> int:
     """Return the first free port from `wanted` on, or any free one if the next MOST_TRIED are taken."""
-    for port in range(wanted, min(wanted + MOST_TRIED, 65536)):
+    for port in range(wanted, min(wanted + MAX_PORTS_TRIED, 65536)):
         if port not in avoided and not _refused(port, host, reserved):
             return port
     return next(port for port in free_ports(len(avoided) + 1, host) if port not in avoided and port not in reserved)

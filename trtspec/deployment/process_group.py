@@ -11,26 +11,26 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trtspec.core.processes import die_with_parent, group_of, wait_until
-from trtspec.deployment.process_specs import Child
+from trtspec.core.processes import die_with_parent, group_processes, wait_until
+from trtspec.deployment.process_specs import ProcessSpec
 from trtspec.serving.triton.env_filter import without_secrets
 
 KILL_S = 5.0
 WARN_S = 2.0  # for final errors to open requests; includes a 1 s margin beyond the server's own drain
 START_S = 60.0  # for fork and exec on a busy machine
 # PR_SET_PDEATHSIG fires when the starting thread ends, so one permanent thread starts all children.
-STARTER = ThreadPoolExecutor(1, thread_name_prefix="starter")
+SPAWN_THREAD = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
 
 @dataclass
-class Running:
+class ProcessGroup:
     """A process spec and its running process."""
 
-    child: Child
+    child: ProcessSpec
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, child: Child) -> Running:
+    def start(cls, child: ProcessSpec) -> ProcessGroup:
         """Start a process that receives SIGTERM when this process ends; it inherits this process's output.
 
         Files that it creates are private to this user. Secrets are removed from its environment, except those in the
@@ -43,7 +43,7 @@ class Running:
             arrange()
 
         environment = {**without_secrets(os.environ), **child.environment}
-        begun = STARTER.submit(
+        begun = SPAWN_THREAD.submit(
             subprocess.Popen,
             [*child.argv],
             stdin=subprocess.DEVNULL,
@@ -75,4 +75,4 @@ class Running:
     def _is_killed(self) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        return not group_of(self.process.pid)
+        return not group_processes(self.process.pid)

@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Child:
+class ProcessSpec:
     """A process: its argv, additional environment variables and the URL of its health check.
 
     `start_s` limits the seconds until its first answer. `listens` maps port names to ports, bound at the address
@@ -31,11 +31,11 @@ class Child:
     host: str = LOOPBACK
 
 
-def write_children(path: Path, children: Sequence[Child]) -> None:
+def write_process_specs(path: Path, children: Sequence[ProcessSpec]) -> None:
     """Write the specs with mode 0600, because an environment may contain a secret."""
     replace_file(path, json.dumps([asdict(child) for child in children], indent=1).encode(), mode=0o600)
 
 
-def read_children(path: Path) -> list[Child]:
+def read_process_specs(path: Path) -> list[ProcessSpec]:
     """Return the specs of a file, the server first."""
-    return [Child(**each) for each in json.loads(read_bounded(path, MAX_BYTES))]
+    return [ProcessSpec(**each) for each in json.loads(read_bounded(path, MAX_BYTES))]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.core.files import read_bounded
-from trtspec.core.processes import session_of, start_time
+from trtspec.core.processes import session_processes, start_time
 
 SUPERVISOR = "trtspec.deployment.supervisor"
 MAX_ARGV_BYTES = 1 << 20
@@ -31,23 +31,23 @@ class SupervisorProcess:
     root: Path
 
 
-def supervisors(directory: Path) -> Iterator[SupervisorProcess]:
+def find_supervisors(directory: Path) -> Iterator[SupervisorProcess]:
     """Yield this user's supervisors of the deployments below a directory."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (found := _supervisor(entry)) and found.root.parent == directory:
             yield found
 
 
-def supervisor_of(root: Path) -> SupervisorProcess | None:
+def find_supervisor(root: Path) -> SupervisorProcess | None:
     """Return the supervisor of the deployment at `root`, or None."""
-    return next((found for found in supervisors(root.parent) if found.root == root), None)
+    return next((found for found in find_supervisors(root.parent) if found.root == root), None)
 
 
-def fields_of(process: SupervisorProcess) -> dict[str, Any]:
+def record_fields(process: SupervisorProcess) -> dict[str, Any]:
     """Return the record fields that can be read from the arguments of a deployment's processes."""
     options: dict[str, str] = {}
     has_front, openai = False, 0
-    for pid in session_of(process.pid, process.started):
+    for pid in session_processes(process.pid, process.started):
         argv = _argv(Path(f"/proc/{pid}"))
         options |= {match[1]: match[2] for word in argv if (match := OPTION.fullmatch(word))}
         has_front = has_front or "trtspec.serving.front" in argv

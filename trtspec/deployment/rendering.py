@@ -15,7 +15,7 @@ from trtspec.core.files import replace_file
 from trtspec.core.registry import did_you_mean
 
 MARK = "rendered by trtspec"
-Rendered = dict[str, str]  # relative path to content
+RenderedFiles = dict[str, str]  # relative path to content
 
 
 class _Dumper(yaml.SafeDumper):
@@ -50,7 +50,7 @@ def write_rendered(out: Path, rendered: Mapping[str, str]) -> list[str]:
 Settings = TypeVar("Settings")
 
 
-def settings_of(kind: type[Settings], given: Mapping[str, str]) -> Settings:
+def parse_settings(kind: type[Settings], given: Mapping[str, str]) -> Settings:
     """Return `kind`, a frozen dataclass of str and int fields, filled from strings.
 
     Raises DeployError for an unknown or invalid setting.

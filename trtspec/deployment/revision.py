@@ -23,17 +23,17 @@ from trtspec.core.errors import DigestMismatch
 from trtspec.core.files import private_directory
 from trtspec.core.hashing import file_sha256
 from trtspec.core.http_hosts import VARIABLE, allowed_hosts
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.process_specs import Child, write_children
-from trtspec.deployment.staging import check_repository, put_in_place, stage_repository, stand_in_for
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.process_specs import ProcessSpec, write_process_specs
+from trtspec.deployment.staging import check_repository, find_fallback_backend, install_fallback, stage_repository
 from trtspec.deployment.token import PLACEHOLDER
-from trtspec.serving.front.command import FRONT_SOCKET, front_command
+from trtspec.serving.front.command import PROXY_SOCKET, proxy_command
 from trtspec.serving.triton.client import UNIX
 from trtspec.serving.triton.disconnects import VARIABLE as DEPARTED_VARIABLE
-from trtspec.serving.triton.hardening import closing_options
-from trtspec.serving.triton.names import DEPARTURES
+from trtspec.serving.triton.hardening import hardening_options
+from trtspec.serving.triton.names import DISCONNECTS
 from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
-from trtspec.serving.triton.server import Ports, find_server
+from trtspec.serving.triton.server import ServerPorts, find_server
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.manifest import Manifest, load_manifest
 
@@ -46,12 +46,12 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRevision:
     """A staged revision, ready to be started."""
 
     place: Path
     manifest: Manifest
-    server: Child
+    server: ProcessSpec
     shm_prefix: str
 
     @property
@@ -60,60 +60,62 @@ class Prepared:
         return self.place / "artifact"
 
 
-def place_of(journal: DeploymentJournal, revision: int) -> Path:
+def revision_dir(journal: DeploymentJournal, revision: int) -> Path:
     """Return the directory of a revision."""
     return journal.root / "revisions" / str(revision)
 
 
 def server_url(journal: DeploymentJournal, revision: int) -> str:
     """Return the private URL of a revision's server, which bypasses its front."""
-    return f"{UNIX}{place_of(journal, revision) / SOCKET_NAMES['http']}"
+    return f"{UNIX}{revision_dir(journal, revision) / SOCKET_NAMES['http']}"
 
 
 def front_url(journal: DeploymentJournal, revision: int) -> str:
     """Return the private URL of a revision's front."""
-    return f"{UNIX}{place_of(journal, revision) / FRONT_SOCKET}"
+    return f"{UNIX}{revision_dir(journal, revision) / PROXY_SOCKET}"
 
 
-def prepare(
+def prepare_revision(
     journal: DeploymentJournal,
     revision: int,
     artifact: Path,
-    ports: Ports,
+    ports: ServerPorts,
     drain_s: int,
     start_s: float,
     expected: str = "",
-) -> Prepared:
+) -> PreparedRevision:
     """Check and stage an artifact for serving; nothing is started.
 
     Raises DeployError if this machine cannot serve it, and DigestMismatch if its files differ from the manifest or the
     manifest's SHA-256 differs from `expected`.
     """
-    place, shm_prefix = place_of(journal, revision), f"trtspec_{secrets.token_hex(8)}_"
+    place, shm_prefix = revision_dir(journal, revision), f"trtspec_{secrets.token_hex(8)}_"
     server, manifest = find_server(), load_manifest(artifact, expected)
     serving = find_backend(manifest.backend.name).serving()
-    stand_in = stand_in_for(server, serving)
+    stand_in = find_fallback_backend(server, serving)
     serving.check_machine(artifact, manifest)
     check_repository(artifact)
     shutil.rmtree(place, ignore_errors=True)
     private_directory(place)
-    pinned = pin(artifact.absolute(), manifest, place / "artifact")
+    pinned = hardlink_artifact(artifact.absolute(), manifest, place / "artifact")
     launch = serving.launch(pinned)
-    launch = replace(launch, options=(*launch.options, *closing_options(server, PLACEHOLDER)))
+    launch = replace(launch, options=(*launch.options, *hardening_options(server, PLACEHOLDER)))
     repository = stage_repository(pinned, serving, place / "served")
     if stand_in:
-        server = put_in_place(stand_in, server, serving.triton_backend, place / "backends", repository)
+        server = install_fallback(stand_in, server, serving.triton_backend, place / "backends", repository)
     command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
-    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DEPARTURES)}
-    child = Child(
+    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DISCONNECTS)}
+    child = ProcessSpec(
         SERVER, command, server_url(journal, revision), environment, start_s, {"grpc": ports.grpc}, ports.host
     )
     listens = {"http": ports.http, "metrics": ports.metrics}
-    doors = front_command(place, ports.host, listens)
-    front = Child(FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S, listens, ports.host)
-    write_children(place / "server.json", [child, front])
-    return Prepared(place, manifest, child, shm_prefix)
+    doors = proxy_command(place, ports.host, listens)
+    front = ProcessSpec(
+        FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S, listens, ports.host
+    )
+    write_process_specs(place / "server.json", [child, front])
+    return PreparedRevision(place, manifest, child, shm_prefix)
 
 
 def _allowed_hosts() -> dict[str, str]:
@@ -121,18 +123,18 @@ def _allowed_hosts() -> dict[str, str]:
     return {VARIABLE: ",".join(allowed_hosts())}
 
 
-def record_of(
+def make_record(
     journal: DeploymentJournal,
     revision: int,
     artifact: Path,
-    prepared: Prepared,
-    ports: Ports,
+    prepared: PreparedRevision,
+    ports: ServerPorts,
     detached: bool,
     drain_s: int,
-) -> Record:
+) -> DeploymentRecord:
     """Return the record for deploying this revision; its supervisor is set later."""
     manifest = prepared.manifest
-    return Record(
+    return DeploymentRecord(
         name=journal.name,
         state="staged",
         artifact=str(artifact.absolute()),
@@ -153,7 +155,7 @@ def record_of(
     )
 
 
-def pin(artifact: Path, manifest: Manifest, out: Path) -> Path:
+def hardlink_artifact(artifact: Path, manifest: Manifest, out: Path) -> Path:
     """Hard-link an artifact's files into `out`, so that later builds do not replace them.
 
     On another file system, `out` is a symbolic link to the artifact and does follow later changes.
@@ -175,7 +177,7 @@ def pin(artifact: Path, manifest: Manifest, out: Path) -> Path:
     return out
 
 
-def throw_away(journal: DeploymentJournal, before: int, keep: set[int]) -> None:
+def remove_old_revisions(journal: DeploymentJournal, before: int, keep: set[int]) -> None:
     """Delete the staged files of revisions before `before`, except those in `keep`."""
     for place in (journal.root / "revisions").glob("*"):
         if place.name.isdigit() and int(place.name) < before and int(place.name) not in keep:

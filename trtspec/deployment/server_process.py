@@ -13,18 +13,18 @@ from pathlib import Path
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import private_directory
-from trtspec.core.processes import family_of
-from trtspec.deployment.health.policy import STOPPED_S, Judge
-from trtspec.deployment.health.probe import READY_TIMEOUT_S, SMOKE_REQUEST, ServerLook, StartLook
-from trtspec.deployment.ports import taken_port
-from trtspec.deployment.process_group import Running
-from trtspec.deployment.process_specs import Child, read_children
+from trtspec.core.processes import process_family
+from trtspec.deployment.health.policy import STOPPED_S, FailureDetector
+from trtspec.deployment.health.probe import READY_TIMEOUT_S, SMOKE_REQUEST, LivenessProbe, StartupProbe
+from trtspec.deployment.ports import foreign_port
+from trtspec.deployment.process_group import ProcessGroup
+from trtspec.deployment.process_specs import ProcessSpec, read_process_specs
 from trtspec.deployment.revision import SOCKETS
-from trtspec.deployment.sidecar import Beside
+from trtspec.deployment.sidecar import Sidecar
 from trtspec.deployment.token import PLACEHOLDER, read_token
 from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.hardening import OPEN, hide_token, opens_to_filler
-from trtspec.serving.triton.names import DEPARTURES
+from trtspec.serving.triton.hardening import GUESSABLE_TOKEN, accepts_placeholder_token, scrub_token
+from trtspec.serving.triton.names import DISCONNECTS
 from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
 from trtspec.serving.triton.python_models.drain import ending_file
 from trtspec.serving.triton.server import close_shared_memory, remove_shared_memory
@@ -34,33 +34,33 @@ LOOK_EVERY_S = 0.25
 FLUSH_S = 6.0  # a second more than the front's own limit
 ANSWER_S = 10.0  # for a first token; the request is repeated afterwards
 
-Over = Callable[[], bool]  # checked on every iteration: whether to stop waiting
+ShouldStop = Callable[[], bool]  # checked on every iteration: whether to stop waiting
 
 
 @dataclass
-class Keeper:
+class ManagedServer:
     """The server of the revision staged at `place`, of the deployment at `root`."""
 
     root: Path
     place: Path
     shm_prefix: str
-    server: Child = field(init=False)  # set by `start`
-    running: Running | None = field(default=None, init=False)
-    front: Beside | None = field(default=None, init=False)  # keeps running while the server restarts
+    server: ProcessSpec = field(init=False)  # set by `start`
+    running: ProcessGroup | None = field(default=None, init=False)
+    front: Sidecar | None = field(default=None, init=False)  # keeps running while the server restarts
     _sockets: int | None = field(default=None, init=False)  # descriptor of the socket directory
-    _starting: StartLook = field(init=False)  # observes the processes of the last start
+    _starting: StartupProbe = field(init=False)  # observes the processes of the last start
 
     def start(self) -> None:
         """Start the server; its token does not remain visible in its command line."""
         self._ending.unlink(missing_ok=True)
-        self.server, *front = read_children(self.place / "server.json")
+        self.server, *front = read_process_specs(self.place / "server.json")
         token, sockets = read_token(self.root), self._socket_directory()
         if front and self.front is None:
-            self.front = Beside.start(front[0])
+            self.front = Sidecar.start(front[0])
         argv = [word.replace(PLACEHOLDER, token).replace(SOCKETS, sockets) for word in self.server.argv]
-        self.running = Running.start(replace(self.server, argv=argv))
-        self._starting = StartLook(self.running.process.pid)
-        threading.Thread(target=hide_token, args=(self.running.process, token), daemon=True).start()
+        self.running = ProcessGroup.start(replace(self.server, argv=argv))
+        self._starting = StartupProbe(self.running.process.pid)
+        threading.Thread(target=scrub_token, args=(self.running.process, token), daemon=True).start()
 
     def _socket_directory(self) -> str:
         """Return a path of the socket directory short enough for a socket address (108 bytes).
@@ -69,7 +69,7 @@ class Keeper:
         """
         for name in SOCKET_NAMES.values():
             (self.place / name).unlink(missing_ok=True)
-        for left in private_directory(self.place / DEPARTURES).iterdir():
+        for left in private_directory(self.place / DISCONNECTS).iterdir():
             left.unlink(missing_ok=True)
         if self._sockets is None:
             self._sockets = os.open(self.place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -109,14 +109,14 @@ class Keeper:
             self.running.end(drain_s, self._announce_end)
         remove_shared_memory(self.shm_prefix)
 
-    def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+    def fault(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> str:
         """Wait for a failure and return its description; "" if `over` returned true first.
 
         A process stopped for `stopped_s` counts as a failure.
         """
         assert self.running is not None
-        judge = Judge(stopped_s)
-        probe = ServerLook(self.running.process.pid, self.server.url, self._starting.stubs)
+        judge = FailureDetector(stopped_s)
+        probe = LivenessProbe(self.running.process.pid, self.server.url, self._starting.stubs)
         try:
             while not over():
                 if fault := judge.fault(probe.look(self.ended)):
@@ -126,16 +126,20 @@ class Keeper:
         finally:
             probe.close()
 
-    def until_ready(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+    def until_ready(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> str:
         """Wait until the server reports ready; return "" then, or if `over` returned true first, else the failure."""
-        client, deadline, judge = Client.at(self.server.url, READY_TIMEOUT_S), self._deadline(), Judge(stopped_s)
+        client, deadline, judge = (
+            Client.at(self.server.url, READY_TIMEOUT_S),
+            self._deadline(),
+            FailureDetector(stopped_s),
+        )
         while not over():
             is_ready = client.is_ready()
             if fault := self._fault_at_start(judge, is_ready=is_ready):
                 return fault
             if is_ready:
                 close_shared_memory(self.shm_prefix)
-                return OPEN if self.is_open() else ""
+                return GUESSABLE_TOKEN if self.is_open() else ""
             if time.monotonic() >= deadline:
                 return f"the server did not answer within {self.server.start_s:.0f} s of its start: it is not ready"
             time.sleep(LOOK_EVERY_S)
@@ -143,14 +147,14 @@ class Keeper:
 
     def is_open(self) -> bool:
         """Return whether the ready server's control APIs are accessible without the token."""
-        return opens_to_filler(self.server.url, read_token(self.root))
+        return accepts_placeholder_token(self.server.url, read_token(self.root))
 
-    def until_answered(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+    def until_answered(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> str:
         """Wait for the first answer; return "" then, or if `over` returned true first, else the failure."""
-        deadline, judge = self._deadline(), Judge(stopped_s)
+        deadline, judge = self._deadline(), FailureDetector(stopped_s)
         if refused := self.until_ready(over, stopped_s):
             return refused
-        asking = Asking(self.server.url)
+        asking = ProbeThread(self.server.url)
         while not over():
             if fault := self._fault_at_start(judge, is_ready=True):
                 return fault
@@ -161,25 +165,25 @@ class Keeper:
             if time.monotonic() >= deadline:
                 return f"the server did not answer within {self.server.start_s:.0f} s of its start: {asking.refusal}"
             time.sleep(LOOK_EVERY_S)
-            asking = Asking(self.server.url)
+            asking = ProbeThread(self.server.url)
         return ""
 
     def _deadline(self) -> float:
         return time.monotonic() + self.server.start_s
 
-    def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
+    def _fault_at_start(self, judge: FailureDetector, *, is_ready: bool) -> str:
         """Return a failure of ports or processes during startup."""
-        server, *front = read_children(self.place / "server.json")
-        ours = family_of(os.getpid())
-        taken = taken_port([server], ours, ended=self.ended is not None)
-        if taken := taken or taken_port(front, ours, ended=self.front_ended is not None):
+        server, *front = read_process_specs(self.place / "server.json")
+        ours = process_family(os.getpid())
+        taken = foreign_port([server], ours, ended=self.ended is not None)
+        if taken := taken or foreign_port(front, ours, ended=self.front_ended is not None):
             return taken.message
         if (status := self.ended) is not None:
             return f"the server exited with status {status} during startup"
         return judge.fault(self._starting.look(is_ready=is_ready))
 
 
-class Asking:
+class ProbeThread:
     """Requests one token in a thread, because a server with stopped processes never answers."""
 
     def __init__(self, url: str) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
-from trtspec.core.processes import computes, process_state
-from trtspec.deployment.health.policy import Restarts
-from trtspec.deployment.ports import taken_port
-from trtspec.deployment.process_group import Running
-from trtspec.deployment.process_specs import Child
+from trtspec.core.processes import is_computing, process_state
+from trtspec.deployment.health.policy import RestartPolicy
+from trtspec.deployment.ports import foreign_port
+from trtspec.deployment.process_group import ProcessGroup
+from trtspec.deployment.process_specs import ProcessSpec
 from trtspec.serving.triton.client import UNIX, UnixConnection
 
 ASK_EVERY_S = 1.0
@@ -87,11 +87,11 @@ def _ask(url: str, timeout_s: float) -> None:
 
 
 @dataclass
-class Beside:
+class Sidecar:
     """One sidecar; the server does not depend on it, so it is restarted indefinitely."""
 
-    running: Running
-    restarts: Restarts = field(default_factory=lambda: Restarts(came_up=True))
+    running: ProcessGroup
+    restarts: RestartPolicy = field(default_factory=lambda: RestartPolicy(came_up=True))
     _due: float | None = None  # time of the pending restart
     _probe: HealthProbe = field(init=False)
 
@@ -99,9 +99,9 @@ class Beside:
         self._probe = HealthProbe(self.running.child.url)
 
     @classmethod
-    def start(cls, child: Child) -> Beside:
+    def start(cls, child: ProcessSpec) -> Sidecar:
         """Start a process and its health probe."""
-        return cls(Running.start(child))
+        return cls(ProcessGroup.start(child))
 
     @property
     def ended(self) -> int | None:
@@ -118,7 +118,7 @@ class Beside:
         if self._due is None:
             return self._fault(now)
         if now >= self._due:
-            self._due, self.running = None, Running.start(self.running.child)
+            self._due, self.running = None, ProcessGroup.start(self.running.child)
             self._probe = HealthProbe(self.running.child.url)
         return ""
 
@@ -129,7 +129,7 @@ class Beside:
         self.running.end(0.0)
         delay = self.restarts.delay(now) or 0.0
         self._due = now + delay
-        if taken := taken_port([self.running.child], (), ended=True):
+        if taken := foreign_port([self.running.child], (), ended=True):
             what += f" ({taken.message})"
         return f"{self.running.child.name} {what}; restarting {f'in {delay:g} s' if delay else 'now'}"
 
@@ -141,7 +141,7 @@ class Beside:
         if process_state(pid) == "T":
             return "is stopped"
         silent_s = now - (self._probe.silent_since or now)
-        if silent_s >= BLOCKED_S or (silent_s >= SILENT_S and not computes(pid)):
+        if silent_s >= BLOCKED_S or (silent_s >= SILENT_S and not is_computing(pid)):
             return f"has not answered for {silent_s:.0f} s"
         if (since := self._probe.closed_since) is not None and now - since >= self.running.child.start_s:
             return f"has not listened for {now - since:.0f} s"

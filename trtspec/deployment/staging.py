@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtspec.backends.code_policy import check_code
-from trtspec.backends.serving import ServingHooks, StandIn
+from trtspec.backends.serving import FallbackBackend, ServingHooks
 from trtspec.checkpoints.vetting import vet
 from trtspec.core.errors import DeployError, DigestMismatch
 from trtspec.core.files import copy_tree, private_directory
-from trtspec.serving.triton.server import Server
+from trtspec.serving.triton.server import TritonServer
 from trtspec.store.artifact_contents import BYTE_CODE
 from trtspec.store.artifact_paths import MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
 from trtspec.store.manifest import Manifest, load_manifest, verify_files
@@ -21,13 +21,13 @@ RUNS = (REPOSITORY, PLUGINS)  # directories with executable files
 INSTALLED = (Path("/opt/tritonserver/backends"),)  # as in Triton's containers
 
 
-def stand_in_for(server: Server, serving: ServingHooks) -> StandIn | None:
+def find_fallback_backend(server: TritonServer, serving: ServingHooks) -> FallbackBackend | None:
     """Return the fallback for a backend that this tritonserver lacks, or None if it has the backend.
 
     Raises DeployError if no fallback exists or its requirements are not met.
     """
     needed = serving.triton_backend
-    if not needed or any((place / needed).is_dir() for place in _backend_places(server)):
+    if not needed or any((place / needed).is_dir() for place in _backend_dirs(server)):
         return None
     lacks = f"this tritonserver lacks the {needed} backend"
     hint = f"deploy in a Triton container that has the {needed} backend and trtspec installed"
@@ -40,14 +40,16 @@ def stand_in_for(server: Server, serving: ServingHooks) -> StandIn | None:
     raise DeployError(lacks, where=str(server.executable), hint=hint)
 
 
-def put_in_place(stand_in: StandIn, server: Server, name: str, stage: Path, repository: Path) -> Server:
+def install_fallback(
+    stand_in: FallbackBackend, server: TritonServer, name: str, stage: Path, repository: Path
+) -> TritonServer:
     """Return the server with a backend directory below `stage` that has the Python backend and the fallback.
 
     Copies both there and adapts the repository. Triton rejects a Python-based backend whose library is a link out of
     the backend directory.
     """
     shutil.rmtree(stage, ignore_errors=True)
-    python = next(place / "python" for place in _backend_places(server) if (place / "python").is_dir())
+    python = next(place / "python" for place in _backend_dirs(server) if (place / "python").is_dir())
     for backend, source in (("python", python), (name, stand_in.folder)):
         copy_tree(source, stage / backend, without=BYTE_CODE)
     stand_in.adapt(repository)
@@ -96,6 +98,6 @@ def _copy_checked(artifact: Path, manifest: Manifest, out: Path) -> Path:
     return out
 
 
-def _backend_places(server: Server) -> tuple[Path, ...]:
+def _backend_dirs(server: TritonServer) -> tuple[Path, ...]:
     beside = server.executable.resolve().parent.parent / "backends"
     return (server.backends,) if server.backends else (beside, *INSTALLED)

@@ -20,15 +20,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from trtspec.core.processes import is_alive
-from trtspec.deployment.exit_cause import note_of_signal
-from trtspec.deployment.health.policy import Restarts
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.process_specs import Child, read_children
-from trtspec.deployment.revision import place_of
-from trtspec.deployment.rollout.controller import Roller
-from trtspec.deployment.rollout.state import under_way
-from trtspec.deployment.server_process import LOOK_EVERY_S, Keeper
-from trtspec.deployment.sidecar import Beside
+from trtspec.deployment.exit_cause import signal_log_line
+from trtspec.deployment.health.policy import RestartPolicy
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.process_specs import ProcessSpec, read_process_specs
+from trtspec.deployment.revision import revision_dir
+from trtspec.deployment.rollout.controller import RolloutController
+from trtspec.deployment.rollout.state import active_rollout
+from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer
+from trtspec.deployment.sidecar import Sidecar
 
 
 @dataclass
@@ -36,31 +36,31 @@ class Supervisor:
     """Monitors a deployment's server until a stop is requested (`asked`) or it gives up."""
 
     journal: DeploymentJournal
-    keeper: Keeper
-    beside: Sequence[Child] = ()
+    keeper: ManagedServer
+    beside: Sequence[ProcessSpec] = ()
     asked: threading.Event = field(default_factory=threading.Event)
-    restarts: Restarts = field(default_factory=Restarts)
-    running: list[Beside] = field(default_factory=list)  # the sidecars
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    running: list[Sidecar] = field(default_factory=list)  # the sidecars
     command: tuple[int, int | None] | None = None  # pid and start time of the deploying command
-    roller: Roller | None = None
+    roller: RolloutController | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)  # guards the record and `keeper`
 
     def run(self) -> int:
         """Return the exit status: 0 after a request to stop, the server's before it was live, 1 after giving up."""
         try:
             self.keeper.start()
-            self.running = [Beside.start(child) for child in self.beside]
+            self.running = [Sidecar.start(child) for child in self.beside]
             status = self._until_live()
             self.restarts.came_up = status is None
             return self._watch() if status is None and not self.asked.is_set() else status or 0
         finally:
             self._end_all(self.journal.known().drain_s + 1 if self.asked.is_set() else 0.0)
 
-    def replace_keeper(self, keeper: Keeper, record: Record, detail: str) -> Keeper:
+    def replace_server(self, keeper: ManagedServer, record: DeploymentRecord, detail: str) -> ManagedServer:
         """Monitor another server from now on, record it as live and return the previous one."""
         with self._lock:
             self.journal.move(record, "live", detail)  # a full disk raises here, before anything has changed
-            before, self.keeper, self.restarts = self.keeper, keeper, Restarts(came_up=True)
+            before, self.keeper, self.restarts = self.keeper, keeper, RestartPolicy(came_up=True)
             return before
 
     def _until_live(self) -> int | None:
@@ -82,8 +82,8 @@ class Supervisor:
                 return 1
         return None
 
-    def _give_up(self, record: Record | None, reason: str) -> None:
-        say(f"failed: {reason}")
+    def _give_up(self, record: DeploymentRecord | None, reason: str) -> None:
+        write_log_line(f"failed: {reason}")
         if record and record.pid == os.getpid():  # the command may have ended before writing one
             with self._logged_os_errors():
                 self.journal.move(record, "failed", reason)
@@ -106,7 +106,7 @@ class Supervisor:
                     self._note(keeper, "live", "restarted")
         return 0
 
-    def _restart(self, keeper: Keeper, delay: float) -> str:
+    def _restart(self, keeper: ManagedServer, delay: float) -> str:
         """Restart a server after a delay; return "" once it answers or its monitoring ends, else the failure."""
         deadline = time.monotonic() + delay
         while time.monotonic() < deadline and not self._is_over(keeper):
@@ -116,7 +116,7 @@ class Supervisor:
         keeper.start()
         return keeper.until_answered(lambda: self._is_over(keeper))
 
-    def _is_over(self, keeper: Keeper) -> bool:
+    def _is_over(self, keeper: ManagedServer) -> bool:
         """Return whether monitoring of a server has ended; also checks sidecars and rollouts."""
         self._check_sidecars()
         self._roll_out()
@@ -127,7 +127,7 @@ class Supervisor:
         front = self.keeper.front
         for each in (*self.running, *([front] if front else [])):
             if fault := each.look(time.monotonic()):
-                say(fault)
+                write_log_line(fault)
                 with self._lock, self._logged_os_errors():
                     self.journal.remark(replace(self.journal.known(), beside=fault), fault)
 
@@ -136,9 +136,11 @@ class Supervisor:
         if self.roller is not None and self.roller.is_alive():
             return
         record = self.journal.read()
-        if (rollout := under_way(self.journal, record)) and rollout.state == "staged":
+        if (rollout := active_rollout(self.journal, record)) and rollout.state == "staged":
             assert record is not None
-            self.roller = Roller(self.journal, record, rollout, self.replace_keeper, self.asked, say)
+            self.roller = RolloutController(
+                self.journal, record, rollout, self.replace_server, self.asked, write_log_line
+            )
             self.roller.start()
 
     def _end_all(self, drain_s: float) -> None:
@@ -149,7 +151,7 @@ class Supervisor:
         with ThreadPoolExecutor(len(ends)) as threads:
             list(threads.map(lambda end: end(drain_s), ends))
 
-    def _note(self, keeper: Keeper, state: str, detail: str) -> None:
+    def _note(self, keeper: ManagedServer, state: str, detail: str) -> None:
         """Record a transition of the live server; a reason remains in the record when it is live again.
 
         A full disk does not end a server: the state file then keeps the previous state, and the log has the error.
@@ -162,17 +164,17 @@ class Supervisor:
                 record = replace(record, reason=detail, restarts=record.restarts + (state == "restarting"))
             with self._logged_os_errors():
                 self.journal.move(record, state, detail)
-            say(f"{state}: {detail}")
+            write_log_line(f"{state}: {detail}")
 
     @contextmanager
     def _logged_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            say(f"cannot record this: {error.strerror}")
+            write_log_line(f"cannot record this: {error.strerror}")
 
 
-def say(what: str) -> None:
+def write_log_line(what: str) -> None:
     """Append a line to the server's log."""
     try:
         sys.stderr.write(f"supervisor: {what}\n")
@@ -189,20 +191,20 @@ def main() -> None:
     """
     name, revision, shm_prefix, pid, started, _ = sys.argv[1:]
     journal = DeploymentJournal(name)
-    keeper = Keeper(journal.root, place_of(journal, int(revision)), shm_prefix)
-    supervisor = Supervisor(journal, keeper, read_children(journal.children), command=(int(pid), int(started)))
+    keeper = ManagedServer(journal.root, revision_dir(journal, int(revision)), shm_prefix)
+    supervisor = Supervisor(journal, keeper, read_process_specs(journal.children), command=(int(pid), int(started)))
 
     def end(number: int, frame: object) -> None:
         supervisor.asked.set()
-        with suppress(OSError):  # a full disk; not `say`, whose stream may be locked
-            os.write(sys.stderr.fileno(), note_of_signal(number))
+        with suppress(OSError):  # a full disk; not `write_log_line`, whose stream may be locked
+            os.write(sys.stderr.fileno(), signal_log_line(number))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     try:
         sys.exit(supervisor.run())
     except OSError as error:
-        say(f"{error.filename} cannot be started: {error.strerror}")
+        write_log_line(f"{error.filename} cannot be started: {error.strerror}")
         sys.exit(1)
 
 

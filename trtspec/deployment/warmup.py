@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout
 from trtspec.deployment.gateway import KEYS_FILE
-from trtspec.deployment.journal import Record
+from trtspec.deployment.journal import DeploymentRecord
 from trtspec.serving.triton.client import Client
 
 TOKENS = 16
@@ -21,7 +21,9 @@ PROMPT = "Hello"
 MAX_SAID = 200
 
 
-def await_first_texts(record: Record, root: Path, deadline: float, hint: Callable[[], str]) -> list[str]:
+def wait_for_first_response(
+    record: DeploymentRecord, root: Path, deadline: float, hint: Callable[[], str]
+) -> list[str]:
     """Return the endpoints after each has served a text, by `deadline` of the monotonic clock.
 
     `root` is the deployment's directory, `hint` returns the hint of errors. Raises StepTimeout for a slow endpoint,
@@ -44,13 +46,13 @@ def await_first_texts(record: Record, root: Path, deadline: float, hint: Callabl
     return [*asks]
 
 
-def _ask_triton(record: Record, timeout_s: float) -> None:
+def _ask_triton(record: DeploymentRecord, timeout_s: float) -> None:
     answer = Client.at(record.endpoints["http"], timeout_s).generate({"text_input": PROMPT, "max_tokens": TOKENS})
     if "text_output" not in answer:
         raise DeployError("the response lacks text_output")
 
 
-def _ask_openai(record: Record, keys: Path, timeout_s: float) -> None:
+def _ask_openai(record: DeploymentRecord, keys: Path, timeout_s: float) -> None:
     body = {"model": record.name, "prompt": PROMPT, "max_tokens": TOKENS}
     headers = {"Content-Type": "application/json"}
     if keys.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from trtspec.checkpoints.trtllm import DTYPES, Checkpoint
+from trtspec.checkpoints.trtllm import DTYPES, TrtllmCheckpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.model.tensors import TORCH_DTYPES
 
@@ -23,7 +23,7 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def compute_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
+def compute_dtype(name: str, device: torch.device, checkpoint: TrtllmCheckpoint) -> torch.dtype:
     """Return the compute dtype called `name`; "auto" depends on the device and on the checkpoint's quantization."""
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

@@ -24,11 +24,11 @@ import torch
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, Overloaded, TrtspecError
-from trtspec.engine.generation.request import Request, Result, Update
-from trtspec.engine.generation.request_state import RequestHandle, Running
+from trtspec.engine.generation.request import EngineRequest, EngineResult, Update
+from trtspec.engine.generation.request_state import RequestHandle, RunningRequest
 from trtspec.engine.generation.scores import Scores
 from trtspec.engine.generation.validation import check_request
-from trtspec.engine.prefill import alike
+from trtspec.engine.prefill import group_by_length
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
 
@@ -43,9 +43,9 @@ class Engine:
     def __init__(self, load: Callable[[], Speculator], settings: EngineSettings, tokenizer: Tokenizer | None) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
-        self._waiting: deque[Running] = deque()
-        self._entering: list[Running] = []
-        self._running: list[Running] = []
+        self._waiting: deque[RunningRequest] = deque()
+        self._entering: list[RunningRequest] = []
+        self._running: list[RunningRequest] = []
         self._changed = threading.Condition()
         self._closed: str | None = None
         loaded: Future[None] = Future()
@@ -76,13 +76,13 @@ class Engine:
         """Return the size of the target's vocabulary."""
         return self.speculator.target.config.vocab_size
 
-    def submit(self, request: Request, on_update: Callable[[Update], None]) -> RequestHandle:
+    def submit(self, request: EngineRequest, on_update: Callable[[Update], None]) -> RequestHandle:
         """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
 
         Raise TrtspecError if the request cannot be served, the queue is full or the engine is closed.
         """
         self._check(request)
-        running = Running(request, on_update, self.tokenizer)
+        running = RunningRequest(request, on_update, self.tokenizer)
         with self._changed:
             self._refuse_if_full()
             self._enqueue(running)
@@ -97,7 +97,7 @@ class Engine:
         """Return the numbers of running and of waiting requests."""
         return len(self._running), len(self._waiting)
 
-    def generate(self, requests: Sequence[Request]) -> list[Result]:
+    def generate(self, requests: Sequence[EngineRequest]) -> list[EngineResult]:
         """Run requests to completion and return their results in order; the queue's limit does not apply.
 
         Raise TrtspecError if a request cannot be served or the engine failed.
@@ -107,7 +107,7 @@ class Engine:
         collectors = [_ResultCollector() for _ in requests]
         with self._changed:
             for request, collector in zip(requests, collectors, strict=True):
-                self._enqueue(Running(request, collector, None if not request.stop else self.tokenizer))
+                self._enqueue(RunningRequest(request, collector, None if not request.stop else self.tokenizer))
         return [collector.result() for collector in collectors]
 
     def close(self) -> None:
@@ -118,15 +118,15 @@ class Engine:
         self._thread.join(CLOSE_TIMEOUT_S)
         atexit.unregister(self.close)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: EngineRequest) -> None:
         check_request(request, self.settings.limits, self.vocab_size, self.tokenizer is not None)
-        self.speculator.options_of(request)
+        self.speculator.request_options(request)
 
     def _refuse_if_full(self) -> None:
         if sum(self.occupancy) >= self.settings.max_batch_size + self.settings.max_queue_size:
             raise Overloaded(self.settings.max_queue_size)
 
-    def _enqueue(self, running: Running) -> None:
+    def _enqueue(self, running: RunningRequest) -> None:
         if self._closed:
             raise EngineFailed(self._closed)
         self._waiting.append(running)
@@ -173,7 +173,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Prefill as many waiting requests as the free rows and the token limit of a step allow."""
-        new: list[tuple[int, Running]] = []  # with the number of tokens to compute
+        new: list[tuple[int, RunningRequest]] = []  # with the number of tokens to compute
         with self._changed:
             tokens = 0
             while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
@@ -186,11 +186,11 @@ class Engine:
         entering = [running for _, running in new]
         for running in entering:
             running.admit()
-        for first, last in alike([unread for unread, _ in new]):
+        for first, last in group_by_length([unread for unread, _ in new]):
             self._entering = entering[last:]
             self._begin(entering[first:last])
 
-    def _begin(self, new: list[Running]) -> None:
+    def _begin(self, new: list[RunningRequest]) -> None:
         """Prefill requests in one pass of the target; they become the last rows."""
         first_row = len(self._running)
         self._running += new
@@ -214,7 +214,7 @@ class Engine:
                 self._running[row] = last
                 self.speculator.move_row(len(self._running), row, len(last.text))
 
-    def _notify(self, running: Running, reason: str | None, error: str | None = None) -> None:
+    def _notify(self, running: RunningRequest, reason: str | None, error: str | None = None) -> None:
         try:
             running.update(reason, error)
         except Exception:
@@ -240,10 +240,10 @@ class _ResultCollector:
             self._last = update
             self._done.set()
 
-    def result(self) -> Result:
+    def result(self) -> EngineResult:
         self._done.wait()  # unbounded: the engine's thread finishes every request, and all of them when it fails
         last = self._last
         if last is None or last.finish_reason is None or last.finish_reason == "error":
             raise TrtspecError(last.error if last and last.error else "the engine returned no result")
         scores = Scores.joined(self._scores) if self._scores else None
-        return Result(tuple(self._ids), last.finish_reason, last.stats, scores)
+        return EngineResult(tuple(self._ids), last.finish_reason, last.stats, scores)

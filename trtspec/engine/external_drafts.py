@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtspec.engine.generation.request_state import Running
+from trtspec.engine.generation.request_state import RunningRequest
 
 
 @dataclass(frozen=True)
 class ExternalDrafts:
     """The external drafts of some rows: `tokens` [rows, width]; the first `lens[row]` of each row are valid."""
 
-    batch: Sequence[Running]
+    batch: Sequence[RunningRequest]
     tokens: Tensor
     lens: list[int]
 
     @classmethod
-    def of(cls, batch: Sequence[Running], device: torch.device) -> ExternalDrafts:
+    def of(cls, batch: Sequence[RunningRequest], device: torch.device) -> ExternalDrafts:
         """Create the tensors from the requests of a batch."""
         lens = [len(running.external_draft) for running in batch]
         width = max(lens)

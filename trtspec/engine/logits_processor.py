@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from trtspec.engine.generation.logit_edits import NO_EDITS, LogitEdits
-from trtspec.engine.generation.request import Request
-from trtspec.engine.generation.request_state import Running
+from trtspec.engine.generation.request import EngineRequest
+from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.generation.scores import Scores
 from trtspec.kernels.tree import Tree
 
-NEVER = -1e30  # the logit of a forbidden token; a row of only -inf would not be a valid distribution
+FORBIDDEN_LOGIT = -1e30  # the logit of a forbidden token; a row of only -inf would not be a valid distribution
 
 Bools = npt.NDArray[np.bool_]
 
 
-def edit(logits: Tensor, batch: Sequence[Running], tokens: Tensor, tree: Tree | None) -> Tensor:
+def apply_edits(logits: Tensor, batch: Sequence[RunningRequest], tokens: Tensor, tree: Tree | None) -> Tensor:
     """Return the edited logits; `logits` itself if no request has edits.
 
     Each node is edited as if the tokens on its path were part of the text. The token after an accepted draft is
@@ -49,16 +49,16 @@ def _sees(tree: Tree | None, row: int, nodes: int) -> Bools:
     return sees
 
 
-def _edit_row(logits: Tensor, running: Running, tokens: Tensor, sees: Bools) -> None:
+def _edit_row(logits: Tensor, running: RunningRequest, tokens: Tensor, sees: Bools) -> None:
     edits = running.request.edits
     if edits.bias:
         ids = torch.tensor(list(edits.bias), device=logits.device)
         logits[:, ids] += torch.tensor(list(edits.bias.values()), device=logits.device, dtype=logits.dtype)
-    if edits.penalizes:
+    if edits.has_penalties:
         _penalize(logits, edits, running.text, len(running.request.prompt_ids), tokens, sees)
     if edits.bad_words or edits.min_tokens or edits.no_repeat_ngram or edits.begin_suppressed:
         for node, forbidden in enumerate(_forbidden(running, tokens.tolist(), sees, logits.shape[-1])):
-            logits[node, forbidden] = NEVER
+            logits[node, forbidden] = FORBIDDEN_LOGIT
 
 
 def _penalize(
@@ -83,7 +83,7 @@ def _penalize(
     logits[:, ids] = after - edits.presence_penalty * (counts > 0) - edits.frequency_penalty * counts
 
 
-def _forbidden(running: Running, tokens: list[int], sees: Bools, vocab_size: int) -> list[list[int]]:
+def _forbidden(running: RunningRequest, tokens: list[int], sees: Bools, vocab_size: int) -> list[list[int]]:
     """Return the ids that must not follow each node.
 
     An end id may be outside the vocabulary: benchmark clients send such an id to disable stopping.
@@ -122,7 +122,7 @@ def _repeating(text: Sequence[int], size: int) -> list[int]:
     return found
 
 
-def score(request: Request, logits: Tensor, tokens: Sequence[int]) -> Scores:
+def score(request: EngineRequest, logits: Tensor, tokens: Sequence[int]) -> Scores:
     """Return the scores that a request wants for `tokens`, from the target's logits [len(tokens), vocab]."""
     logits = logits.float()
     returned = logits.cpu().numpy() if request.return_logits else None

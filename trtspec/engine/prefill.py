@@ -14,7 +14,7 @@ from trtspec.engine.model.decoder import Decoder
 PASS_TOKENS = 64  # a separate pass costs about as much as this many padding tokens
 
 
-def alike(lens: Sequence[int]) -> list[tuple[int, int]]:
+def group_by_length(lens: Sequence[int]) -> list[tuple[int, int]]:
     """Divide texts, whose `lens` ascend, into passes (first, last + 1), minimizing the cost of padding and passes."""
     best = [(0, 0)]  # by the number of texts covered: the cost in tokens, and the start of the last pass
     for end in range(1, len(lens) + 1):

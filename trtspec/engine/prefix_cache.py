@@ -21,14 +21,14 @@ Slots = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedPrefix:
     """The first tokens of a text, and the slots of their keys and values."""
 
     ids: Ids
     slots: Slots
 
 
-class PrefixStore:
+class PrefixCache:
     """Cached texts of at most `max_tokens` in total; the least recently used text is evicted first.
 
     Keys and values are stored in one tensor that is allocated once. Separate allocations of varying length and age
@@ -40,7 +40,7 @@ class PrefixStore:
         layers, _, *heads = cache.row(0, 0).shape
         self._content = cache.row(0, 0).new_empty((layers, max_tokens, *heads))
         self._stack, self._free = np.arange(max_tokens), max_tokens  # the first `_free` of these slots are free
-        self._kept: list[Kept] = []  # in the order of their last use
+        self._kept: list[CachedPrefix] = []  # in the order of their last use
 
     def keep(self, row: int, text: Sequence[int], length: int) -> None:
         """Cache the first `length` tokens of a text, or all of a shorter text, with their keys and values of a row."""
@@ -54,7 +54,7 @@ class PrefixStore:
         self._free -= len(ids)
         slots = self._stack[self._free : self._free + len(ids)].copy()
         self._content.index_copy_(1, self._index(slots), self._cache.row(row, len(ids)))
-        self._kept.append(Kept(ids, slots))
+        self._kept.append(CachedPrefix(ids, slots))
 
     def known(self, text: Sequence[int]) -> int:
         """Return the number of leading tokens of a text that are cached; the last token never counts."""
@@ -72,22 +72,22 @@ class PrefixStore:
     def _index(self, slots: Slots) -> torch.Tensor:
         return torch.from_numpy(slots).to(self._content.device)
 
-    def _longest(self, text: Sequence[int]) -> tuple[Kept | None, int]:
+    def _longest(self, text: Sequence[int]) -> tuple[CachedPrefix | None, int]:
         """Return the cached text with the longest common prefix, and the length of that prefix."""
         return max(self._common_prefixes(np.array(text[:-1], np.int32)), key=itemgetter(1), default=(None, 0))
 
-    def _common_prefixes(self, ids: Ids) -> Iterator[tuple[Kept, int]]:
+    def _common_prefixes(self, ids: Ids) -> Iterator[tuple[CachedPrefix, int]]:
         """Yield the cached texts that begin with the same token, each with the length of the common prefix."""
         for kept in self._kept:
             if len(ids) and ids[0] == kept.ids[0]:
                 yield kept, _common(ids, kept.ids)
 
-    def _drop(self, kept: Kept) -> None:
+    def _drop(self, kept: CachedPrefix) -> None:
         self._forget(kept)
         self._stack[self._free : self._free + len(kept.slots)] = kept.slots
         self._free += len(kept.slots)
 
-    def _forget(self, kept: Kept) -> None:
+    def _forget(self, kept: CachedPrefix) -> None:
         self._kept = [other for other in self._kept if other is not kept]
 
 

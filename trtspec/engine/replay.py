@@ -15,7 +15,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, Outcome
+from trtspec.engine.drafting.base import DraftTokens, VerifyOutcome
 from trtspec.engine.prefill import prefill
 from trtspec.engine.speculator import Speculator
 from trtspec.kernels.verify_result import VerifyResult
@@ -24,7 +24,7 @@ Tokens = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Proposed:
+class ReplayedDraft:
     """The draft at one position: its depth, its number of tokens, and how many tokens in a row match the text."""
 
     depth: int
@@ -33,7 +33,9 @@ class Proposed:
 
 
 @torch.inference_mode()
-def replay(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> list[list[Proposed]]:
+def replay(
+    speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_tokens: int
+) -> list[list[ReplayedDraft]]:
     """Return the proposals after each output token except the last, for each (prompt, output) text.
 
     `texts` has at most as many entries as the speculator has rows; each output has at least one token. `max_tokens`
@@ -41,7 +43,7 @@ def replay(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_t
     """
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number][1]))
     ordered = [texts[number] for number in order]
-    proposals: list[list[Proposed]] = [[] for _ in texts]
+    proposals: list[list[ReplayedDraft]] = [[] for _ in texts]
     features = _prefill(speculator, ordered, max_tokens)
     drafter, depth = speculator.drafter, speculator.draft_shape.max_depth
     for position in range(len(ordered[0][1]) - 1):
@@ -65,29 +67,29 @@ def _prefill(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max
     return torch.cat([features for features, _ in found.features], 1) if found.features else None
 
 
-def _rejected(following: Sequence[Tokens], features: Tensor | None, ends: Sequence[int]) -> Outcome:
+def _rejected(following: Sequence[Tokens], features: Tensor | None, ends: Sequence[int]) -> VerifyOutcome:
     """Return the outcome of a step that accepts no drafts; each text continues with its actual next token."""
     results = [VerifyResult([], rest[0]) for rest in following]
     if features is None:
-        return Outcome(results, torch.empty(0), None)
+        return VerifyOutcome(results, torch.empty(0), None)
     at_ends = torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
-    return Outcome(results, torch.empty(0), at_ends)
+    return VerifyOutcome(results, torch.empty(0), at_ends)
 
 
-def _compare(draft: Draft, following: Sequence[Tokens]) -> list[Proposed]:
+def _compare(draft: DraftTokens, following: Sequence[Tokens]) -> list[ReplayedDraft]:
     """Compare each row's draft with the tokens that follow in its text."""
     tokens = draft.tokens.tolist()
     if draft.tree is None:
         lens = draft.lens or [len(row) for row in tokens]
         return [
-            Proposed(count, count, _common_prefix(row[:count], rest))
+            ReplayedDraft(count, count, _common_prefix(row[:count], rest))
             for row, count, rest in zip(tokens, lens, following, strict=True)
         ]
     shapes = list(zip(draft.tree.children, draft.tree.depths, strict=True))
     if len(shapes) == 1:
         shapes *= len(tokens)
     return [
-        Proposed(int(depths.max()), int((depths > 0).sum()), _path(children, drafted, rest))
+        ReplayedDraft(int(depths.max()), int((depths > 0).sum()), _path(children, drafted, rest))
         for (children, depths), drafted, rest in zip(shapes, tokens, following, strict=True)
     ]
 

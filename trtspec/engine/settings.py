@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Limits
+from trtspec.engine.generation.request import TokenLimits
 from trtspec.methods.base import find_method
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Kinds of rotary scaling with which the torch engine accepts texts longer than the model's original positions. Dynamic
 # scaling is excluded: beyond them it changes the positions of the whole text with its length.
-STRETCHES = frozenset({"linear", "yarn"})
+EXTENDED_ROPE_KINDS = frozenset({"linear", "yarn"})
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,6 @@ class EngineSettings:
         return self.max_batch_size * self.max_seq_len if self.keeps_texts and not reads_hidden else 0
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TokenLimits:
         """Return the length limits of a request."""
-        return Limits(self.max_seq_len, self.max_input_len)
+        return TokenLimits(self.max_seq_len, self.max_input_len)

@@ -17,21 +17,21 @@ from torch import Tensor
 
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import find
+from trtspec.core.registry import find_extension
 from trtspec.engine.device import choose_device, compute_dtype
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Room, Setup
-from trtspec.engine.drafting.fault_isolation import Guard
+from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
+from trtspec.engine.drafting.fault_isolation import IsolatedDrafter
 from trtspec.engine.external_drafts import ExternalDrafts
-from trtspec.engine.generation.request import Request
-from trtspec.engine.generation.request_state import Progress, Running
-from trtspec.engine.logits_processor import edit, score
+from trtspec.engine.generation.request import EngineRequest
+from trtspec.engine.generation.request_state import RunningRequest, StepProgress
+from trtspec.engine.logits_processor import apply_edits, score
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.prefill import prefill
-from trtspec.engine.prefix_cache import PrefixStore
-from trtspec.engine.settings import STRETCHES, EngineSettings
+from trtspec.engine.prefix_cache import PrefixCache
+from trtspec.engine.settings import EXTENDED_ROPE_KINDS, EngineSettings
 from trtspec.kernels.sampling import SamplingParams
-from trtspec.kernels.tree import Typical
-from trtspec.kernels.verifier import Verifier, choose_verifier
+from trtspec.kernels.tree import TypicalAcceptance
+from trtspec.kernels.verifier import DraftVerifier, choose_verifier
 from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find_method
 
@@ -43,23 +43,23 @@ class Speculator:
         self,
         target: Decoder,
         drafter: Drafter,
-        verifier: Verifier,
+        verifier: DraftVerifier,
         draft_shape: DraftShape,
         method: Method,
         options: Options,
         settings: EngineSettings,
     ) -> None:
         self.target, self.drafter, self.verifier, self.draft_shape = target, drafter, verifier, draft_shape
-        self.guard = Guard(drafter)
+        self.guard = IsolatedDrafter(drafter)
         self._method, self._options, self.settings = method, options, settings
         self._typical = _typical(options)
-        self._prefixes = PrefixStore(target.cache, settings.reuse_tokens)
+        self._prefixes = PrefixCache(target.cache, settings.reuse_tokens)
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
         """Load converted checkpoints; raise TrtspecError if they do not fit together or do not fit the settings."""
         method = find_method(settings.method)
-        drafter_class = find("trtspec.methods", "DRAFTER", settings.method, "speculation method", "drafter")
+        drafter_class = find_extension("trtspec.methods", "DRAFTER", settings.method, "speculation method", "drafter")
         options = method.parse(dict(settings.options))
         draft_shape = method.draft_shape(options, settings.draft_len)
         device = choose_device(settings.device)
@@ -70,13 +70,13 @@ class Speculator:
         model = Decoder(checkpoint, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
         if wrong := method.check_options(options, model.config):
             raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
-        room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len, settings.reuse_tokens)
-        drafter = drafter_class(Setup(model, draft, room, options, draft_shape, settings.confidence))
+        room = BatchShape(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len, settings.reuse_tokens)
+        drafter = drafter_class(DrafterConfig(model, draft, room, options, draft_shape, settings.confidence))
         _check_pair(model, drafter, settings)
         verifier = choose_verifier(settings.kernels, device, dtype, block=settings.verify == "block")
         return cls(model, drafter, verifier, draft_shape, method, options, settings)
 
-    def options_of(self, request: Request) -> Options:
+    def request_options(self, request: EngineRequest) -> Options:
         """Return the method's options as lowered by a request; raise TrtspecError if it raises or may not set one."""
         if not request.options:
             return self._options
@@ -88,11 +88,11 @@ class Speculator:
                 raise TrtspecError(f"{name} is {value}, expected at most {options[name]} (speculation.options.{name})")
         return self._method.parse({**options, **request.options})
 
-    def unread(self, running: Running) -> int:
+    def unread(self, running: RunningRequest) -> int:
         """Return the expected number of tokens that a request's prefill computes."""
         return len(running.text) + len(running.external_draft) - self._prefixes.known(running.text)
 
-    def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
+    def prefill(self, batch: Sequence[RunningRequest], first_row: int, max_tokens: int) -> list[StepProgress]:
         """Prefill the prompts of new requests, at most `max_tokens` per pass, and verify their external drafts.
 
         External drafts are accepted by the exact rule of chains, even if the method uses another rule. A request with
@@ -106,17 +106,17 @@ class Speculator:
         probs, uniforms = (external.probs(), external.uniforms()) if params else (None, None)
         last = torch.tensor([running.text[-1:] for running in batch], device=self.target.device)
         tokens = torch.cat([last, external.tokens], 1)
-        logits = edit(found.logits, batch, tokens, None)
+        logits = apply_edits(found.logits, batch, tokens, None)
         results = self.verifier.chain(logits, external.tokens, external.lens, params, probs, uniforms)
         self.guard.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
             self.guard.read(features, start)
         for row, running in enumerate(batch, first_row):
             if running.request.options:
-                self.guard.lower(row, running.text, self.options_of(running.request))
+                self.guard.lower(row, running.text, self.request_options(running.request))
         return _progress(batch, tokens.tolist(), external.lens, results, found.logits)
 
-    def step(self, batch: Sequence[Running]) -> list[Progress]:
+    def step(self, batch: Sequence[RunningRequest]) -> list[StepProgress]:
         """Draft for every row and verify all drafts in one pass of the target."""
         depth = self.settings.scheduled(len(batch), self.draft_shape.max_depth)
         drafted_for = {*self.guard.drafted}
@@ -127,7 +127,7 @@ class Speculator:
         uniforms = self._uniforms(batch, 2 * nodes + 1) if params else None
         last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
         sampling = partial(self._draft_sampling, batch, params, uniforms)
-        draft = (self.guard.propose(texts, max(limits), sampling) if any(limits) else None) or Draft(last[:, :0])
+        draft = (self.guard.propose(texts, max(limits), sampling) if any(limits) else None) or DraftTokens(last[:, :0])
         tokens = torch.cat([last, draft.tokens], 1)
         if draft.tree is None:
             window = self.target.windows.chain(starts, tokens.shape[1])
@@ -135,12 +135,12 @@ class Speculator:
             window = self.target.windows.tree(starts, draft.tree)
         flat, features = self.target.forward_with_features(tokens, window, self.drafter.aux_layers)
         logits = flat.view(*tokens.shape, -1)
-        chosen_by = edit(logits, batch, tokens, draft.tree)
+        chosen_by = apply_edits(logits, batch, tokens, draft.tree)
         results, drafted = self._verify(chosen_by, tokens, draft, limits, params, uniforms)
         self.target.cache.compact(_moves(starts, results))
         if features is not None:
             features = features.view(*tokens.shape, -1)
-        self.guard.observe(Outcome(results, logits, features))
+        self.guard.observe(VerifyOutcome(results, logits, features))
         return _progress(batch, tokens.tolist(), drafted, results, logits)
 
     def keep(self, row: int, text: Sequence[int]) -> None:
@@ -157,7 +157,7 @@ class Speculator:
         self,
         logits: Tensor,
         tokens: Tensor,
-        draft: Draft,
+        draft: DraftTokens,
         limits: list[int],
         params: SamplingParams | None,
         uniforms: Tensor | None,
@@ -178,7 +178,7 @@ class Speculator:
         verify = self.verifier.block if self.settings.verify == "block" else self.verifier.chain
         return verify(logits, tokens[:, 1:], lens, params, draft.probs, drawn), lens
 
-    def _sampling_params(self, batch: Sequence[Running]) -> SamplingParams | None:
+    def _sampling_params(self, batch: Sequence[RunningRequest]) -> SamplingParams | None:
         """Return the sampling parameters of the rows, or None if all are greedy."""
         if not any(running.samples for running in batch):
             return None
@@ -196,7 +196,7 @@ class Speculator:
         )
 
     def _draft_sampling(
-        self, batch: Sequence[Running], params: SamplingParams | None, uniforms: Tensor | None, rows: list[int]
+        self, batch: Sequence[RunningRequest], params: SamplingParams | None, uniforms: Tensor | None, rows: list[int]
     ) -> DraftSampling | None:
         """Return the draft sampling of some rows, from the parameters and uniforms of the whole batch."""
         nodes = self.draft_shape.max_tokens
@@ -207,19 +207,19 @@ class Speculator:
         row_params = self._sampling_params([batch[row] for row in rows])
         return DraftSampling(row_params, uniforms[rows, :nodes]) if row_params else None
 
-    def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:
+    def _uniforms(self, batch: Sequence[RunningRequest], count: int) -> Tensor:
         """Return uniforms [rows, count] in [0, 1), each row from its request's stream."""
         drawn = np.stack([running.uniforms(count) for running in batch])
         return torch.from_numpy(drawn).to(self.target.device)
 
 
 def _progress(
-    batch: Sequence[Running],
+    batch: Sequence[RunningRequest],
     tokens: Sequence[Sequence[int]],
     drafted: Sequence[int],
     results: Sequence[VerifyResult],
     logits: Tensor,
-) -> list[Progress]:
+) -> list[StepProgress]:
     """Return the progress of each row from its result, its tokens and its logits by node [rows, nodes, vocab]."""
     progress = []
     for row, (running, result) in enumerate(zip(batch, results, strict=True)):
@@ -227,7 +227,7 @@ def _progress(
         scores = None
         if running.request.scored:
             scores = score(running.request, logits[row, [0, *result.path]], [*accepted, result.token])
-        progress.append(Progress(drafted[row], accepted, result.token, scores))
+        progress.append(StepProgress(drafted[row], accepted, result.token, scores))
     return progress
 
 
@@ -242,7 +242,7 @@ def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, in
 
 
 def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> None:
-    limit = model.config.positions(STRETCHES, keeps_windows=True)
+    limit = model.config.positions(EXTENDED_ROPE_KINDS, keeps_windows=True)
     if settings.max_seq_len > limit:
         raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} positions")
     vocab = drafter.vocab_size
@@ -250,7 +250,7 @@ def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> N
         raise TrtspecError(f"the draft has {vocab} vocabulary entries, the target {model.config.vocab_size}")
 
 
-def _typical(options: Options) -> Typical | None:
+def _typical(options: Options) -> TypicalAcceptance | None:
     if isinstance(options, LossyOptions) and options.acceptance == "typical":
-        return Typical(options.posterior_threshold, options.posterior_alpha)
+        return TypicalAcceptance(options.posterior_threshold, options.posterior_alpha)
     return None

@@ -12,8 +12,8 @@ from itertools import cycle, islice
 import torch
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Request
-from trtspec.engine.generation.request_state import Running
+from trtspec.engine.generation.request import EngineRequest
+from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.prefill import prefill
 from trtspec.engine.speculator import Speculator
 
@@ -71,7 +71,9 @@ def prefill_seconds(
             prefill(speculator.target, [[*prompt]], 0, max_tokens)
         between = time.perf_counter()
         for prompt in prompts:
-            speculator.prefill([Running(Request(tuple(prompt), 2), lambda update: None, None)], 0, max_tokens)
+            speculator.prefill(
+                [RunningRequest(EngineRequest(tuple(prompt), 2), lambda update: None, None)], 0, max_tokens
+            )
         alone.append((between - started) / len(prompts))
         whole.append((time.perf_counter() - between) / len(prompts))
     return min(alone[1:]), min(whole[1:])  # round 0 is the warm-up
@@ -84,7 +86,7 @@ def _prefill_batch(
     growth: int,
     most: int,
     max_tokens: int,
-) -> list[Running]:
+) -> list[RunningRequest]:
     """Prefill `rows` texts, cut between their answer's first token and `growth` tokens before its last.
 
     Texts that leave no room for `most` new tokens lose their first tokens.
@@ -96,13 +98,13 @@ def _prefill_batch(
     batch = []
     for row, (prompt, answer) in enumerate(islice(cycle(texts), rows)):
         text = (*prompt, *answer[: (2 * row + 1) * max(0, len(answer) - growth) // (2 * rows)])[-room:]
-        batch.append(Running(Request(text, longest - len(text)), lambda update: None, None))
+        batch.append(RunningRequest(EngineRequest(text, longest - len(text)), lambda update: None, None))
     for running, progress in zip(batch, speculator.prefill(batch, 0, max_tokens), strict=True):
         running.begin(progress)
     return batch
 
 
-def _run(speculator: Speculator, batch: Sequence[Running], draft_len: int, steps: int) -> tuple[float, int]:
+def _run(speculator: Speculator, batch: Sequence[RunningRequest], draft_len: int, steps: int) -> tuple[float, int]:
     """Return the mean seconds of a step of `draft_len`, after one untimed step, and the mean output tokens of a row."""
     for running in batch:
         running.request = replace(running.request, draft_len=draft_len)
@@ -114,7 +116,7 @@ def _run(speculator: Speculator, batch: Sequence[Running], draft_len: int, steps
     return seconds, sum(len(running.text) - len(running.request.prompt_ids) for running in batch) // len(batch)
 
 
-def _step(speculator: Speculator, batch: Sequence[Running]) -> None:
+def _step(speculator: Speculator, batch: Sequence[RunningRequest]) -> None:
     """Run a step as the engine does."""
     reasons = [running.advance(progress) for running, progress in zip(batch, speculator.step(batch), strict=True)]
     for running, reason in zip(batch, reasons, strict=True):

@@ -11,7 +11,7 @@ import logging
 import time
 
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 PROMPT_LEN = 16
@@ -29,11 +29,11 @@ def warm_up(engine: Engine) -> None:
         log.info("warmed up with %d texts in %.2f s", len(batch), time.monotonic() - begun)
 
 
-def warmup_batches(settings: EngineSettings, vocab_size: int) -> list[list[Request]]:
+def warmup_batches(settings: EngineSettings, vocab_size: int) -> list[list[EngineRequest]]:
     """Return the requests of each batch: a single request, and a full batch in which every second request samples."""
     longest = min(settings.max_input_len or settings.max_seq_len, settings.max_seq_len - 1)
     prompt = tuple(1 % vocab_size + at % PERIOD % (vocab_size - 1) for at in range(min(PROMPT_LEN, longest)))
     new_tokens = min(STEPS * (settings.draft_len + 1), settings.max_seq_len - len(prompt))
     sampling = [SamplingOptions(), SamplingOptions(temperature=1.0)]
     sizes = [1, settings.max_batch_size] if settings.max_batch_size > 1 else [1]
-    return [[Request(prompt, new_tokens, sampling[row % 2]) for row in range(size)] for size in sizes]
+    return [[EngineRequest(prompt, new_tokens, sampling[row % 2]) for row in range(size)] for size in sizes]

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoints.rope import depends_on_positions, read_rotary, refuse_share
-from trtspec.checkpoints.rules import LinearLayer, Rule, Skip, SourceTensor, Split, Stage, of_rows
+from trtspec.checkpoints.rope import check_share, depends_on_positions, read_rotary
+from trtspec.checkpoints.rules import LinearLayer, Rule, Skip, SourceTensor, Split, Stage, row_split
 from trtspec.checkpoints.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
 OLD_LENGTH = "max_sequence_length"
@@ -50,7 +50,7 @@ def read_decoder(
     rotary = differences.pop("rotary", None)
     if rotary is None:
         rotary = read_rotary(reader, max_positions, base)
-        refuse_share(reader, rotary.share)
+        check_share(reader, rotary.share)
     fields: dict[str, Any] = {
         "architecture": reader.get("architectures", list)[0],
         "dtype": _dtype(reader, dtype),
@@ -172,7 +172,7 @@ def mlp(config: ModelConfig, layer: int) -> list[Rule]:
         found.append(Rule(f"mlp.{target}.weight", weights, layer, split, kind))
         if config.mlp_bias:
             biases = tuple(SourceTensor(f"{source}.bias", shape[:1]) for source in sources)
-            found.append(Rule(f"mlp.{target}.bias", biases, layer, of_rows(split)))
+            found.append(Rule(f"mlp.{target}.bias", biases, layer, row_split(split)))
     return found
 
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from trtspec.checkpoints.family import Family
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoints.rope import PARAMETERS, SCALING, SHARE, Rotary, differing, read_rotary, refuse_share
+from trtspec.checkpoints.rope import (
+    PARAMETERS,
+    SCALING,
+    SHARE,
+    Rotary,
+    check_share,
+    conflicting_values_error,
+    read_rotary,
+)
 from trtspec.checkpoints.trtllm import LAYER_KINDS
 from trtspec.families.decoder import decoder_skips
 from trtspec.families.gemma2 import LOGIT_CAP, cap, read_gemma, rules
@@ -51,13 +59,15 @@ def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
         inner, outer = section.values.get(key) if section else None, reader.values.get(top)
         if None not in (inner, outer) and inner != outer:
             kind = LAYER_KINDS[section is local]
-            raise differing(reader, key, (outer, f"at the top level ({top})"), (inner, f"in {PARAMETERS}.{kind}"))
+            raise conflicting_values_error(
+                reader, key, (outer, f"at the top level ({top})"), (inner, f"in {PARAMETERS}.{kind}")
+            )
     found = _completed(reader, whole)
     positions, local_values = reader.positive("max_position_embeddings"), local.values if local else {}
     rotary = read_rotary(ConfigReader(found, reader.where), positions, 1_000_000.0)
     unscaled = read_rotary(ConfigReader({PARAMETERS: local_values}, reader.where), positions)
     for each in (rotary, unscaled):
-        refuse_share(reader, each.share)
+        check_share(reader, each.share)
     if unscaled.scaling:
         raise reader.unsupported("scaled rotary positions in layers with a window are not supported by the conversion")
     local_base = reader.get("rope_local_base_freq", float, 10000.0)
@@ -72,11 +82,13 @@ def _completed(reader: ConfigReader, whole: ConfigReader | None) -> dict[str, An
     for key, value in (scaling.values if scaling else {}).items():
         before = section.get(key)
         if whole and before not in (None, value) and (key, before) != ("rope_type", "default"):
-            raise differing(reader, key, (before, f"in {PARAMETERS}"), (value, f"in {SCALING}"))
+            raise conflicting_values_error(reader, key, (before, f"in {PARAMETERS}"), (value, f"in {SCALING}"))
         section[key] = value
     if {"type", "rope_type"} <= section.keys() and section["type"] != section["rope_type"]:
         taken = section["rope_type"], "by the default of transformers, which ignores the key type"
-        raise differing(reader, "rope_type", (section["type"], f"in {SCALING} under the key type"), taken)
+        raise conflicting_values_error(
+            reader, "rope_type", (section["type"], f"in {SCALING} under the key type"), taken
+        )
     if section.get("truncate") is False:
         raise reader.refuse(
             "truncate is false for YaRN, but transformers ignores it in sections of layers", "remove it"

@@ -10,7 +10,7 @@ NO_DEVICE_CODE = -7
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3}
 
 
-class Rows(Structure):
+class RowsStruct(Structure):
     """`trtspec_rows`."""
 
     _fields_ = (
@@ -36,8 +36,8 @@ class ChainArgs(Structure):
         ("batch", c_int32),
         ("draft_len", c_int32),
         ("draft_kind", c_int32),
-        ("target", Rows),
-        ("draft", Rows),
+        ("target", RowsStruct),
+        ("draft", RowsStruct),
         ("draft_column", c_void_p),
         ("tokens", c_void_p),
         ("lengths", c_void_p),
@@ -63,8 +63,8 @@ class TreeArgs(Structure):
         ("threshold", c_float),
         ("alpha", c_float),
         ("reserved", c_int32),
-        ("target", Rows),
-        ("draft", Rows),
+        ("target", RowsStruct),
+        ("draft", RowsStruct),
         ("draft_column", c_void_p),
         ("tokens", c_void_p),
         ("parents", c_void_p),

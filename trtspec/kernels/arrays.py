@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.kernels.abi import DTYPES, Rows, SamplingStruct
+from trtspec.kernels.abi import DTYPES, RowsStruct, SamplingStruct
 
 # a numpy array or a torch tensor
 Array = Any
@@ -37,7 +37,7 @@ class View(NamedTuple):
         return True
 
 
-class Call:
+class KernelCall:
     """The arrays of one call, each checked against the first one for device, dtype and shape."""
 
     def __init__(self, first: Array, axes: int = 3) -> None:
@@ -58,7 +58,7 @@ class Call:
             raise TrtspecError(f"{name} is on {view.device}, but the other arrays are on {self._device}")
         return view
 
-    def rows(self, name: str, array: Array, batch: int, rows: int) -> Rows:
+    def rows(self, name: str, array: Array, batch: int, rows: int) -> RowsStruct:
         """Return logits or probabilities [batch, rows, entries]; only the last axis must be dense."""
         view = self.view(name, array)
         if view.dtype not in DTYPES:
@@ -67,7 +67,7 @@ class Call:
             raise TrtspecError(f"{name} has shape {view.shape}; it must be [{batch}, {rows}, entries]")
         if not view.is_dense(axes=1):
             raise TrtspecError(f"{name} is not dense along its last axis", hint="pass a contiguous copy")
-        return Rows(view.address, view.strides[0], view.strides[1], DTYPES[view.dtype], view.shape[2])
+        return RowsStruct(view.address, view.strides[0], view.strides[1], DTYPES[view.dtype], view.shape[2])
 
     def pointer(self, name: str, array: Array | None, dtype: str, *shape: int) -> int | None:
         """Return the address of a dense array with this dtype and shape, or None if `array` is None."""
@@ -115,7 +115,7 @@ class Call:
             yield torch.cuda.current_stream().cuda_stream
 
 
-def address_of(array: Array) -> int:
+def data_address(array: Array) -> int:
     view = _make_view(array)
     assert view is not None
     return view.address

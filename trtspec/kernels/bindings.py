@@ -18,7 +18,7 @@ import numpy as np
 
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.abi import ABI_VERSION, NO_DEVICE_CODE, ChainArgs, CompactArgs, TreeArgs
-from trtspec.kernels.arrays import Array, Call, address_of
+from trtspec.kernels.arrays import Array, KernelCall, data_address
 
 
 class ChainResult(NamedTuple):
@@ -82,14 +82,14 @@ class KernelLibrary:
             tokens: [batch, draft_len] int32.
             draft: [batch, draft_len, draft_vocab]: logits of the target's dtype, or float32 probabilities.
             draft_kind: 1 for logits, 2 for probabilities.
-            draft_column: [vocab] int32, as returned by `columns_of`.
+            draft_column: [vocab] int32, as returned by `draft_column_map`.
             lengths: [batch] int32.
             temperature, top_k, top_p: [batch], float32, int32, float32.
             uniforms: [batch, draft_len + 1] uint32, or None for greedy requests.
             threads: number of CPU threads; 0 for all.
             kernel: "verify_block" to accept chains as a whole.
         """
-        call = Call(target)
+        call = KernelCall(target)
         batch, rows, vocab = call.shape
         draft_len = rows - 1
         args = ChainArgs(sizeof(ChainArgs), batch, draft_len, 0, call.rows("target", target, batch, rows))
@@ -101,7 +101,7 @@ class KernelLibrary:
         args.lengths = call.pointer("lengths", lengths, "int32", batch)
         args.sampling = call.sampling(temperature, top_k, top_p, uniforms)
         result = ChainResult(call.empty(batch), call.empty(batch, rows), call.empty(batch), call.empty(batch))
-        args.accepted, args.output, args.next, args.status = map(address_of, result)
+        args.accepted, args.output, args.next, args.status = map(data_address, result)
         self._run(kernel, args, call, threads)
         return result
 
@@ -137,7 +137,7 @@ class KernelLibrary:
             threshold, alpha: of mode 2.
             draft_kind, draft_column, temperature, top_k, top_p, threads: as for chains.
         """
-        call = Call(target)
+        call = KernelCall(target)
         batch, nodes, vocab = call.shape
         args = TreeArgs(sizeof(TreeArgs), batch, nodes, mode)
         args.threshold, args.alpha = threshold, alpha
@@ -151,7 +151,7 @@ class KernelLibrary:
         args.limits = call.pointer("limits", limits, "int32", batch)
         args.sampling = call.sampling(temperature, top_k, top_p, uniforms)
         result = TreeResult(call.empty(batch, nodes), call.empty(batch), call.empty(batch), call.empty(batch))
-        args.path, args.path_len, args.next, args.status = map(address_of, result)
+        args.path, args.path_len, args.next, args.status = map(data_address, result)
         self._run("verify_tree", args, call, threads)
         return result
 
@@ -175,7 +175,7 @@ class KernelLibrary:
             block_table: [batch, blocks] int32, the number of each block in the cache, or None for caches with one row
                 per request.
         """
-        call = Call(path, axes=2)
+        call = KernelCall(path, axes=2)
         batch, nodes = call.shape
         view = call.view("cache", cache)
         if not 3 <= len(view.shape) <= 6 or not view.is_dense(axes=1):
@@ -200,7 +200,7 @@ class KernelLibrary:
         args.start = call.pointer("start", start, "int32", batch)
         self._run("compact_kv", args, call, threads)
 
-    def _run(self, kernel: str, args: Structure, call: Call, threads: int) -> None:
+    def _run(self, kernel: str, args: Structure, call: KernelCall, threads: int) -> None:
         function = self._function(f"trtspec_{kernel}_{call.device}")
         if call.device == "cpu":
             code = function(byref(args), c_int(threads))
@@ -212,12 +212,12 @@ class KernelLibrary:
         if code:
             raise TrtspecError(f"{kernel}: {self.message(code)}", where=str(self.path))
 
-    def _workspace(self, kernel: str, args: Structure, call: Call) -> Array:
+    def _workspace(self, kernel: str, args: Structure, call: KernelCall) -> Array:
         """Allocate the workspace that the kernel requires; the caller keeps it until the launch."""
         if kernel == "compact_kv":
             return None
         workspace = call.empty_bytes(self._function(f"trtspec_{kernel}_workspace")(byref(args)))
-        args.workspace, args.workspace_bytes = address_of(workspace), len(workspace)
+        args.workspace, args.workspace_bytes = data_address(workspace), len(workspace)
         return workspace
 
     def _function(self, name: str) -> Callable[..., int]:
@@ -250,7 +250,7 @@ def load_library(path: Path) -> KernelLibrary:
     return KernelLibrary(path, handle)
 
 
-def columns_of(d2t: np.ndarray[Any, Any] | Sequence[int], vocab: int) -> np.ndarray[Any, Any]:
+def draft_column_map(d2t: np.ndarray[Any, Any] | Sequence[int], vocab: int) -> np.ndarray[Any, Any]:
     """Return each target id's draft column, -1 for none, [vocab] int32, given all columns' ids [draft_vocab]."""
     ids = np.asarray(d2t)
     known = (ids >= 0) & (ids < vocab)

@@ -25,12 +25,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trtspec.core.errors import StepError, StepTimeout, TrtspecError
-from trtspec.core.files import file_lock, in_threads, sync
+from trtspec.core.files import file_lock, fsync_path, map_in_threads
 from trtspec.core.paths import cache_dir, plugins_dir
 from trtspec.core.registry import did_you_mean
 from trtspec.kernels.toolchain import FLAGS, Toolchain, probe_toolchain
-from trtspec.store.checksummed_json import load_sealed, seal
-from trtspec.store.digest import digest_of
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
+from trtspec.store.digest import compute_digest
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ _ERROR = re.compile(
 )
 
 
-class Sources(BaseModel):
+class PluginSources(BaseModel):
     """Source files in a plugin's folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -67,7 +67,7 @@ class Plugin(BaseModel):
 
     name: str
     summary: str
-    sources: Sources
+    sources: PluginSources
     architectures: list[Annotated[str, Field(pattern="^sm_[0-9]+[af]?$")]]
 
     def paths(self, architectures: tuple[str, ...], machine: str) -> list[str]:
@@ -88,7 +88,7 @@ class LibrarySpec:
     @property
     def key(self) -> str:
         """The cache key of the library, 64 hex digits."""
-        return digest_of("trtspec.plugins/1", (self, FLAGS))
+        return compute_digest("trtspec.plugins/1", (self, FLAGS))
 
     @property
     def path(self) -> Path:
@@ -121,11 +121,11 @@ class BuiltLibrary:
 
 def discover_plugins() -> dict[str, Plugin]:
     """Return {name: plugin} for the folders with a plugin.yaml."""
-    from trtspec.core.package_data import read_own
+    from trtspec.core.package_data import load_package_yaml
 
     found = {}
     for path in sorted(plugins_dir().glob(f"*/{MANIFEST}")):
-        plugin = Plugin.model_validate(read_own(path))
+        plugin = Plugin.model_validate(load_package_yaml(path))
         if plugin.name != path.parent.name:
             raise TrtspecError(f"the name {plugin.name!r} differs from its folder's", where=str(path))
         found[plugin.name] = plugin
@@ -180,7 +180,7 @@ def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
 
 def list_libraries() -> list[BuiltLibrary]:
     """Return all libraries in the cache, by key."""
-    read = ((path, load_sealed(SCHEMA, path)) for path in sorted(_libraries().glob(f"*/{DESCRIPTION}")))
+    read = ((path, load_checksummed(SCHEMA, path)) for path in sorted(_libraries().glob(f"*/{DESCRIPTION}")))
     return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
 
 
@@ -199,13 +199,13 @@ def _publish(spec: LibrarySpec, timeout_s: float) -> None:
         made = Path(temporary) / "made"
         made.mkdir()
         _compile(spec, Path(temporary), made / LIBRARY, timeout_s)
-        (made / DESCRIPTION).write_bytes(seal(SCHEMA, spec.describe()))
+        (made / DESCRIPTION).write_bytes(dump_checksummed(SCHEMA, spec.describe()))
         for path in (made / LIBRARY, made / DESCRIPTION, made):
-            sync(path)
+            fsync_path(path)
         with suppress(FileNotFoundError):  # move away a library that does not load
             os.rename(spec.path.parent, Path(temporary) / "broken")
         os.rename(made, spec.path.parent)
-    sync(_libraries())
+    fsync_path(_libraries())
 
 
 def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) -> None:
@@ -222,7 +222,7 @@ def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) 
         path, output = str(folder / source), str(workdir / (source.replace("/", "_") + ".o"))
         commands.append(spec.toolchain.compile_command(path, output, includes, spec.architectures))
         objects.append(output)
-    in_threads(lambda command: _run(command, timeout_s), commands)
+    map_in_threads(lambda command: _run(command, timeout_s), commands)
     _run(spec.toolchain.link_command(tuple(objects), str(library)), timeout_s)
 
 
@@ -265,7 +265,7 @@ def _digest_sources() -> str:
     sources = (path for plugin in plugins for path in plugin.paths(tuple(plugin.architectures), "x86_64"))
     files = sorted({*headers, *COMMON_SOURCES, *WITHOUT_CUDA, *sources})
     read = [(file, (folder / file).read_bytes()) for file in files]
-    return digest_of("trtspec.plugins.sources/2", (FLAGS, read))
+    return compute_digest("trtspec.plugins.sources/2", (FLAGS, read))
 
 
 def _libraries() -> Path:

@@ -110,7 +110,7 @@ class CompiledArithmetic:
             raise TrtspecError(f"quantize: {self.library.message(code)}", where=str(self.library.path))
 
 
-def fastest_of(library: KernelLibrary) -> Instructions:
+def fastest_instructions(library: KernelLibrary) -> Instructions:
     """Return a library's fastest instruction set on this machine; raise TrtspecError if none is supported."""
     code = library.handle.trtspec_quantize_instructions()
     if code < 0:

@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def probs_of(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
+def sampling_probs(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
     """Return the probabilities [vocab] that a request samples from.
 
     Temperature 0 is greedy: all mass on the largest logit, the lowest id among equals. Otherwise the temperature is

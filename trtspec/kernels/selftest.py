@@ -29,7 +29,7 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfTestCheck:
     """The result of one kernel on one kind of batch; `detail` lists the differences."""
 
     name: str
@@ -37,7 +37,7 @@ class Check:
     detail: str
 
 
-def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[Check]:
+def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[SelfTestCheck]:
     """Yield a check per kernel of the library and kind of batch; `device` is "cpu" or torch's name of a GPU."""
     to_device = _device_mover(device)
     for dtype, vocab in product(DTYPES, VOCABS):
@@ -55,7 +55,7 @@ def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[Check
         yield _compact(library, to_device)
 
 
-def _compact(library: KernelLibrary, to_device: Callable[[Arrays], Arrays]) -> Check:
+def _compact(library: KernelLibrary, to_device: Callable[[Arrays], Arrays]) -> SelfTestCheck:
     rng = np.random.default_rng(SEED)
     cache = rng.normal(size=(1, REQUESTS, 3 * ROWS, 16)).astype(np.float32)
     path = np.array([[1, 3, 5, -1, -1, -1], [2, 4, -1, -1, -1, -1], [5, -1, -1, -1, -1, -1], [-1] * 6], dtype=np.int32)
@@ -64,16 +64,16 @@ def _compact(library: KernelLibrary, to_device: Callable[[Arrays], Arrays]) -> C
     arrays = to_device({"cache": cache, "path": path, "path_len": (path >= 0).sum(1).astype(np.int32), "start": start})
     library.compact_kv(**arrays)
     same = np.array_equal(_to_numpy(arrays["cache"])[0], expected)
-    return Check("compact_kv", same, "" if same else "the cache differs")
+    return SelfTestCheck("compact_kv", same, "" if same else "the cache differs")
 
 
-def _compare(name: str, got: Any, expected: Any) -> Check:
+def _compare(name: str, got: Any, expected: Any) -> SelfTestCheck:
     differing = [
         f"{field}: {ours.tolist()} instead of {theirs.tolist()}"
         for field, theirs in vars(expected).items()
         if not np.array_equal(ours := _to_numpy(getattr(got, field)), theirs)
     ]
-    return Check(name, not differing, "; ".join(differing))
+    return SelfTestCheck(name, not differing, "; ".join(differing))
 
 
 def _chains(vocab: int, dtype: type, kind: DraftKind | None) -> ChainBatch:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.hashing import Hashing, Hashlib
+from trtspec.core.hashing import HashBackend, HashlibBackend
 from trtspec.kernels.autoload import host_library
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.selftest import Check
+from trtspec.kernels.selftest import SelfTestCheck
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class StreamDigest:
         self.state = np.array(INITIAL, np.uint32)
         self._rest, self._nbytes = b"", 0
 
-    def whole_blocks(self, data: memoryview) -> Block:
+    def take_blocks(self, data: memoryview) -> Block:
         """Append bytes; return the whole blocks that remain to be hashed."""
         self._nbytes += data.nbytes
         if self._rest:
@@ -74,7 +74,7 @@ class CompiledSha256:
 
     def grow(self, grown: Sequence[tuple[Any, memoryview]]) -> None:
         """Append bytes to each of several digests."""
-        left = [(digest.state, digest.whole_blocks(data)) for digest, data in grown]
+        left = [(digest.state, digest.take_blocks(data)) for digest, data in grown]
         while left := [each for each in left if each[1].size]:
             common = min(blocks.size for _, blocks in left)
             for first in range(0, len(left), MOST_STREAMS):
@@ -91,7 +91,7 @@ class CompiledSha256:
             raise TrtspecError(f"sha256: {self._library.message(code)}", where=str(self._library.path))
 
 
-def run_self_test(library: KernelLibrary) -> Iterator[Check]:
+def run_self_test(library: KernelLibrary) -> Iterator[SelfTestCheck]:
     """Yield a check per number of streams, with different lengths; none if this machine is unsupported."""
     try:
         code = CompiledSha256(library)
@@ -104,10 +104,10 @@ def run_self_test(library: KernelLibrary) -> Iterator[Check]:
             code.grow([(each, memoryview(text)[begin:end]) for each, text in zip(digests, texts, strict=True)])
         expected = [hashlib.sha256(text).hexdigest() for text in texts]
         same = [each.hexdigest() for each in digests] == expected
-        yield Check(f"sha256, {streams} at once", same, "" if same else "a digest differs")
+        yield SelfTestCheck(f"sha256, {streams} at once", same, "" if same else "a digest differs")
 
 
-def choose_hashing(nbytes: int) -> Hashing:
+def choose_hashing(nbytes: int) -> HashBackend:
     """Return the implementation for `nbytes` bytes: the library if it is available and pays off, else hashlib."""
     library = host_library(nbytes)
     checks = list(run_self_test(library)) if library else []
@@ -115,7 +115,7 @@ def choose_hashing(nbytes: int) -> Hashing:
         return CompiledSha256(library)
     if checks:
         log.warning("%s failed its self-test on this machine; hashing files with hashlib", library)
-    return Hashlib()
+    return HashlibBackend()
 
 
 def _as_array(data: bytes | memoryview) -> Block:

@@ -105,7 +105,7 @@ def probe_toolchain() -> Toolchain:
     return Toolchain(platform.machine(), _output(cxx, "--version").partition("\n")[0], nvcc_version, cxx, nvcc)
 
 
-def architecture_of(sm: int) -> str:
+def gpu_architecture(sm: int) -> str:
     """Return nvcc's name of a GPU architecture; `sm` is the compute capability times ten."""
     return "sm_90a" if sm == 90 else f"sm_{sm}"
 

@@ -42,7 +42,7 @@ class Tree:
     parents: Ints
 
     @classmethod
-    def of_paths(cls, choices: Sequence[Choice]) -> Tree:
+    def from_choices(cls, choices: Sequence[Choice]) -> Tree:
         """Return the one-row tree of choices such as (0,), (1,), (0, 2): the k-th best token of each level.
 
         Raises ValueError for a choice that is empty or repeated, or whose prefix is missing.
@@ -121,7 +121,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Typical:
+class TypicalAcceptance:
     """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which changes the output distribution."""
 
     threshold: float = 0.09
@@ -136,7 +136,7 @@ def verify_tree(
     params: SamplingParams | None = None,
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
-    typical: Typical | None = None,
+    typical: TypicalAcceptance | None = None,
 ) -> list[VerifyResult]:
     """Return the accepted path of each row's tree and its next token, with at most two transfers to the host.
 
@@ -200,7 +200,7 @@ def _draw_after(paths: list[list[int]], probs: Tensor, uniforms: Tensor) -> list
     return [VerifyResult(path, token) for path, token in zip(paths, tokens, strict=True)]
 
 
-def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typical) -> Tensor:
+def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: TypicalAcceptance) -> Tensor:
     """Return for each node [rows, nodes] whether its token is probable enough after its parent; roots are undefined.
 
     A one-hot row has entropy 0, so only its most probable token can be accepted.

@@ -24,7 +24,7 @@ from trtspec.kernels.block_verify import verify_block
 from trtspec.kernels.build import find_libraries
 from trtspec.kernels.chain import verify_chain
 from trtspec.kernels.sampling import SamplingParams
-from trtspec.kernels.tree import Tree, Typical, verify_tree
+from trtspec.kernels.tree import Tree, TypicalAcceptance, verify_tree
 from trtspec.kernels.verify_result import VerifyResult
 from trtspec.store.artifact_paths import PLUGINS
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 KERNELS = ("verify_chain", "verify_tree")
 
 
-class Verifier(Protocol):
+class DraftVerifier(Protocol):
     """Verification of chains and trees, with the arguments of `chain.verify_chain` and `tree.verify_tree`."""
 
     def chain(
@@ -67,7 +67,7 @@ class Verifier(Protocol):
         params: SamplingParams | None = None,
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
-        typical: Typical | None = None,
+        typical: TypicalAcceptance | None = None,
     ) -> list[VerifyResult]:
         """Return the accepted path of each row's tree, and its next token."""
 
@@ -127,7 +127,7 @@ class CompiledVerifier:
         params: SamplingParams | None = None,
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
-        typical: Typical | None = None,
+        typical: TypicalAcceptance | None = None,
     ) -> list[VerifyResult]:
         """Verify trees with one call and one transfer to the host."""
         mode, options = _mode(draft_probs, typical)
@@ -150,14 +150,14 @@ class CompiledVerifier:
         return [VerifyResult(path[:length], token) for _, length, token, *path in rows]
 
 
-def libraries_of(artifact: Path) -> tuple[Path, ...]:
+def candidate_libraries(artifact: Path) -> tuple[Path, ...]:
     """Return the candidate libraries of an artifact: those in it, then those compiled on this machine."""
     return (*sorted((artifact / PLUGINS).glob("*.so")), *find_libraries(KERNELS))
 
 
 def choose_verifier(
     candidates: Sequence[Path], device: torch.device, dtype: torch.dtype, *, block: bool = False
-) -> Verifier:
+) -> DraftVerifier:
     """Return the first library that can verify logits of `dtype` on `device`, or else torch.
 
     With `block` the library must also accept chains as a whole.
@@ -198,7 +198,7 @@ def _sampling(params: SamplingParams | None, uniforms: Tensor | None) -> dict[st
     return how
 
 
-def _mode(draft_probs: Tensor | None, typical: Typical | None) -> tuple[Mode, dict[str, Any]]:
+def _mode(draft_probs: Tensor | None, typical: TypicalAcceptance | None) -> tuple[Mode, dict[str, Any]]:
     """Return the mode of a tree's verification, and its arguments."""
     if typical is not None:
         return Mode.TYPICAL, {"threshold": typical.threshold, "alpha": typical.alpha}

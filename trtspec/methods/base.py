@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule, Skip
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import Diagnostic, plain_words
+from trtspec.core.diagnostics import Diagnostic, simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import discover, discover_all, find, version_of
+from trtspec.core.registry import discover, discover_all, find_extension, provider_version
 from trtspec.recipe.schema import StrictModel
 
 PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
@@ -170,7 +170,7 @@ class Method:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, ("speculation.options", *first["loc"])))
-            raise TrtspecError(plain_words(first["msg"]), where=where) from None
+            raise TrtspecError(simplify_pydantic_message(first["msg"]), where=where) from None
 
 
 def methods() -> dict[str, Method]:
@@ -180,10 +180,10 @@ def methods() -> dict[str, Method]:
 
 def find_method(name: str) -> Method:
     """Return a method by name; raise TrtspecError with the known names if it is unknown."""
-    method: Method = find(PACKAGE, ATTRIBUTE, name, "speculation method")
+    method: Method = find_extension(PACKAGE, ATTRIBUTE, name, "speculation method")
     return method
 
 
 def method_version(name: str) -> str:
     """Return name and version of the installed package that provides a method; "" for a built-in method."""
-    return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)
+    return "" if name in discover(PACKAGE, ATTRIBUTE) else provider_version(PACKAGE, name)

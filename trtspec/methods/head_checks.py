@@ -58,7 +58,7 @@ def count_layers(names: Iterable[str], prefix: str = "") -> int:
     return 1 + max((int(found[1]) for name in names if (found := pattern.match(name))), default=-1)
 
 
-def own_layers(configured: int, found: int, target_layers: int) -> int:
+def resolve_num_layers(configured: int, found: int, target_layers: int) -> int:
     """Return the number of layers of a net: the configured number, unless that is the target's number of layers."""
     return found if found and configured == target_layers else configured
 

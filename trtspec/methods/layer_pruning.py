@@ -16,14 +16,14 @@ from typing import Any
 
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import LAYER_KINDS
-from trtspec.checkpoints.writer import OnBytes, Part, ignore, new_directory, write_config, write_tensors
+from trtspec.checkpoints.writer import OnBytes, Part, ignore_progress, new_directory, write_config, write_tensors
 from trtspec.core.errors import CheckpointError
 from trtspec.methods.layer_skips import KINDS, Skip
 
 OUTPUT_OF = {"attention": "attention.dense", "mlp": "mlp.proj"}
 
 
-def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = ignore) -> None:
+def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = ignore_progress) -> None:
     """Write the model without the sublayers to `out`, atomically; `on_bytes` gets the number of bytes just written.
 
     Raise CheckpointError if the source is quantized or `out` exists.

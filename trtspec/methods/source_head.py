@@ -12,7 +12,7 @@ from typing import Any
 from trtspec.checkpoints.equality import have_equal_values
 from trtspec.checkpoints.rules import Matched, Rule, Skip, find_parts, match
 from trtspec.checkpoints.safetensors import TensorInfo
-from trtspec.checkpoints.sharding import ParallelMapping, uneven
+from trtspec.checkpoints.sharding import ParallelMapping, row_split_problems
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import LM_HEAD
@@ -40,7 +40,8 @@ class SourceHead:
         """Report mismatches of the head with its target and with the target's ranks."""
         fits = [each.below("speculation.draft") for each in self.head.diagnostics]
         return fits + [
-            Diagnostic("target.parallel", "parallel", message, FEWER) for message in uneven(self.rules, mapping)
+            Diagnostic("target.parallel", "parallel", message, FEWER)
+            for message in row_split_problems(self.rules, mapping)
         ]
 
     def check(self, mapping: ParallelMapping) -> None:

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 from trtspec.backends.base import backends
-from trtspec.core.doctor_check import Probe, probe_package
+from trtspec.core.doctor_check import DoctorCheck, check_package
 from trtspec.core.errors import TrtspecError
-from trtspec.core.interpreter import version_fault
+from trtspec.core.interpreter import version_problem
 from trtspec.core.paths import cache_dir, state_dir
 from trtspec.serving.triton.server import INSTALL_WHEEL, WHEEL, probe_server
 
@@ -21,12 +21,12 @@ HINTS = {
     "tritonclient": "pip install 'trtspec[triton]'",
     WHEEL: INSTALL_WHEEL,
 }
-OF_ONE_COMMAND = {"aiohttp": "pip install 'trtspec[bench]'"}  # `doctor` does not check these
+OPTIONAL_PACKAGES = {"aiohttp": "pip install 'trtspec[bench]'"}  # `doctor` does not check these
 
 
-def probe_machine() -> list[Probe]:
+def probe_machine() -> list[DoctorCheck]:
     """Return probes of everything that builds, measurements and deployments need on this machine."""
-    found = [_python(), *(probe_package(package, hint) for package, hint in HINTS.items()), *probe_server()]
+    found = [_python(), *(check_package(package, hint) for package, hint in HINTS.items()), *probe_server()]
     found += [_folder("cache", cache_dir()), _folder("state", state_dir()), _conversions()]
     return [*found, *(probe for backend in backends().values() for probe in backend.probes())]
 
@@ -34,18 +34,18 @@ def probe_machine() -> list[Probe]:
 def install_hint(package: str) -> str | None:
     """Return how to install a missing Python package, or None if trtspec does not use it."""
     probes = (probe for backend in backends().values() for probe in backend.probes())
-    return (HINTS | OF_ONE_COMMAND).get(package) or next(
+    return (HINTS | OPTIONAL_PACKAGES).get(package) or next(
         (probe.hint for probe in probes if probe.name == package), None
     )
 
 
-def _python() -> Probe:
+def _python() -> DoctorCheck:
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    fault = version_fault()
-    return Probe("python", fault is None, detail, fault)
+    fault = version_problem()
+    return DoctorCheck("python", fault is None, detail, fault)
 
 
-def _conversions() -> Probe:
+def _conversions() -> DoctorCheck:
     """Report which implementation computes large conversions; without a compiler only speed is lost."""
     from trtspec.kernels.build import HOST_PLUGINS, find_libraries  # compiler flags, which only this command needs
     from trtspec.kernels.toolchain import probe_toolchain
@@ -55,14 +55,14 @@ def _conversions() -> Probe:
         detail = str(found) if found else f"numpy, until {probe_toolchain().cxx} compiles them for the first large one"
     except TrtspecError as error:
         detail = f"numpy, which is slower: {error.message}"
-    return Probe("conversions", True, detail)
+    return DoctorCheck("conversions", True, detail)
 
 
-def _folder(name: str, folder: Path) -> Probe:
+def _folder(name: str, folder: Path) -> DoctorCheck:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     variable = f"TRTSPEC_{name.upper()}"
     if not os.access(nearest, os.W_OK):
-        return Probe(name, False, f"{folder} is not writable", f"set {variable} to a writable directory")
+        return DoctorCheck(name, False, f"{folder} is not writable", f"set {variable} to a writable directory")
     free = shutil.disk_usage(nearest).free
     detail = f"{folder}, {free / 2**30:.1f} GiB free"
-    return Probe(name, free >= LEAST_FREE_BYTES, detail, f"free disk space, or set {variable} to another disk")
+    return DoctorCheck(name, free >= LEAST_FREE_BYTES, detail, f"free disk space, or set {variable} to another disk")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.generation_config import find_end_ids
-from trtspec.checkpoints.memory_profile import read_text
+from trtspec.checkpoints.memory_profile import read_text_config
 from trtspec.checkpoints.quant.conversion import plan_conversion
 from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.checkpoints.quant.scheme import Scheme
@@ -19,10 +19,10 @@ from trtspec.checkpoints.safetensors import bytes_by_dtype
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.source_model import SourceModel, read_model
-from trtspec.checkpoints.tied_embeddings import ties_of
+from trtspec.checkpoints.tied_embeddings import find_ties
 from trtspec.checkpoints.trtllm import LM_HEAD, TrtllmQuantization, is_converted, load_checkpoint
 from trtspec.checkpoints.vocabulary import TOKENIZER, VocabularyFiles
-from trtspec.core.errors import CheckpointError, UnknownArchitecture
+from trtspec.core.errors import CheckpointError, UnsupportedArchitecture
 from trtspec.recipe.schema import COMMIT, ModelSource
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.artifact_paths import TOKENIZER as TOKENIZER_DIR
@@ -66,7 +66,7 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
     """Return the description of a source; only from its headers if its family is unknown."""
     try:
         details = _converting(read_model(source, "auto"), mapping, scheme)
-    except UnknownArchitecture as unknown:
+    except UnsupportedArchitecture as unknown:
         details = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
     headers = {
         "kind": "source checkpoint",
@@ -124,7 +124,7 @@ def _used_head(model: SourceModel) -> str:
 
 def _describe_lm_head(source: Source) -> str:
     """Return a description of the LM head of a model of an unknown family."""
-    ties = ties_of(source, read_text(source))
+    ties = find_ties(source, read_text_config(source))
     return f"{ties.head}, or {ties.embedding} by config.json: their values differ" if ties.differ else ""
 
 

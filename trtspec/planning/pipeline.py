@@ -22,15 +22,15 @@ from trtspec import __version__
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
 from trtspec.backends.common.memory import MemoryPlan
-from trtspec.backends.common.sources import models_of
+from trtspec.backends.common.sources import recipe_models
 from trtspec.backends.context import PlanContext
-from trtspec.backends.steps.cache_source import remember_source
+from trtspec.backends.steps.cache_source import store_source
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.steps.copy import CopyFiles
 from trtspec.core.diagnostics import Diagnostic, RecipeError
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.file_records import FileRecord
-from trtspec.core.hashing import hash_with
+from trtspec.core.hashing import set_hash_backend
 from trtspec.core.paths import cache_dir, hub_cache_dir, store_dir
 from trtspec.methods.speedup import expected_speedup
 from trtspec.planning.check.recipe import CheckResult, check_recipe
@@ -43,11 +43,11 @@ from trtspec.store.digest import DigestCache
 from trtspec.store.disk_space import DiskNeed, disk_need, plan_disk
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
-from trtspec.store.lazy_digests import Sources
+from trtspec.store.lazy_digests import SourceDigests
 from trtspec.store.manifest import BackendRecord, DeviceMemory, Manifest, StepRecord, manifest_sha256
-from trtspec.store.plan import Plan, StepStatus, plan_status
+from trtspec.store.plan import StepPlan, StepStatus, plan_status
 from trtspec.store.publish_artifact import publish_artifact
-from trtspec.store.source_locations import remember_origins
+from trtspec.store.source_locations import record_source_locations
 from trtspec.store.store import Store
 from trtspec.store.verified_cache import remember_published
 
@@ -78,9 +78,9 @@ class Build:
         return find_backend(self.context.choice.name)
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """Return the steps in order."""
-        return Plan(self.artifact.steps.values())
+        return StepPlan(self.artifact.steps.values())
 
     @property
     def is_read(self) -> bool:
@@ -99,13 +99,13 @@ class Build:
         steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
         return [files for step in steps for files in step.sources]
 
-    def with_sources(self, sources: Sources) -> Build:
+    def with_sources(self, sources: SourceDigests) -> Build:
         """Return the build with the source digests found so far."""
         steps = {directory: sources.of(step) for directory, step in self.artifact.steps.items()}
         return replace(self, artifact=replace(self.artifact, steps=steps))
 
     @property
-    def is_remembered(self) -> bool:
+    def weights_absent(self) -> bool:
         """Return whether a source is not on this machine, so that no step can read it."""
         return any(source.absent for source in self.context.sources.values())
 
@@ -115,7 +115,7 @@ class Build:
         sources = self.context.sources
         return [
             {"model": asked.model, "revision": asked.revision, "bytes": sum(each[1] for each in absent.values())}
-            for role, _, asked in models_of(self.context)
+            for role, _, asked in recipe_models(self.context)
             if role in sources and (absent := sources[role].absent)
         ]
 
@@ -172,7 +172,7 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildResult:
     """Result of a build; `manifest` is the SHA-256 of the artifact's manifest."""
 
     artifact: Path
@@ -187,12 +187,12 @@ def open_store() -> Store:
     return Store(store_dir())
 
 
-def known_digests() -> DigestCache:
+def open_digest_cache() -> DigestCache:
     """Return this user's cache of digests of files outside the store."""
     return DigestCache(cache_dir() / "digests.json")
 
 
-def artifact_place(recipe: Recipe | ResolvedRecipe) -> Path:
+def default_artifact_dir(recipe: Recipe | ResolvedRecipe) -> Path:
     """Return the default output directory of a recipe's artifact."""
     return Path("build") / recipe.name
 
@@ -222,13 +222,13 @@ def plan_build(
             on_read(done, total)
 
     log.info("%s: backend %s: %s", loaded.recipe.name, context.choice.name, context.choice.why)
-    digests = known_digests()
+    digests = open_digest_cache()
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
-def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
+def run_build(build: Build, out: Path, store: Store, observer: Observer) -> BuildResult:
     """Bring every step into the store and publish the artifact at `out`."""
     started = time.perf_counter()
     if refused := build.disk_problems(store, out):
@@ -237,8 +237,8 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
     from trtspec.kernels.sha256 import choose_hashing  # imports numpy, which plans do not need
 
-    hash_with(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
-    sources = Sources(known_digests())
+    set_hash_backend(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
+    sources = SourceDigests(open_digest_cache())
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices, sources)
         build = build.with_sources(sources)
@@ -249,7 +249,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
                     store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
-    return Built(out, manifest_sha256(out), status, results, time.perf_counter() - started)
+    return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
 
 
 def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
@@ -263,7 +263,7 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
             records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
             files[path] = entry.files_dir / file.path
     manifest = Manifest(
-        recipe=build.recipe.without_places(),
+        recipe=build.recipe.without_directories(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
         files=tuple(sorted(records, key=lambda record: record.path)),
         tools={**_tools(), **build.artifact.tools},
@@ -274,7 +274,9 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
     )
     status = publish_artifact(out, files, manifest)
     remember_published(out, manifest)
-    remember_origins(manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision})
+    record_source_locations(
+        manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision}
+    )
     return status
 
 
@@ -290,11 +292,11 @@ def _remember_sources(build: Build, store: Store) -> None:
         for files in build.files
         for path, (_, digest), stat in zip(files.paths, files.digests, files.stats, strict=True)
     }
-    for role, _, asked in models_of(build.context):
+    for role, _, asked in recipe_models(build.context):
         source = build.context.sources.get(role)
         if source and asked.revision and not source.absent and build.is_read:
             with suppress(TrtspecError):  # on a full disk a later plan may have to download again
-                remember_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
+                store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
 
 def _tools() -> dict[str, str]:

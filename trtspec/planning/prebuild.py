@@ -15,7 +15,7 @@ from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.pipeline import Build, plan_build
 from trtspec.recipe.load import LoadedRecipe
-from trtspec.store.publish_artifact import check_place
+from trtspec.store.publish_artifact import check_artifact_path
 from trtspec.store.store import Store
 
 
@@ -53,7 +53,7 @@ def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what,
         raise RecipeError(diagnostics)
 
 
-def plan_to_run(
+def plan_runnable(
     loaded: LoadedRecipe,
     checked: CheckResult,
     store: Store,
@@ -67,7 +67,7 @@ def plan_to_run(
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, on_read=on_read)
-        if not build.is_remembered or all(each.status == "hit" for each in build.status(store)):
+        if not build.weights_absent or all(each.status == "hit" for each in build.status(store)):
             return build
     prepare_sources(loaded, on_progress)
     return plan_build(loaded, on_read=on_read)
@@ -75,7 +75,7 @@ def plan_to_run(
 
 def _output_problems(out: Path) -> Iterable[Diagnostic]:
     try:
-        check_place(out)
+        check_artifact_path(out)
     except TrtspecError as error:
         yield Diagnostic("", "place", error.message, error.hint).at(Mark(str(out)))
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.diagnostics import Diagnostic, Mark, stop
+from trtspec.core.diagnostics import Diagnostic, Mark, raise_recipe_error
 from trtspec.core.paths import recipes_dir
 from trtspec.core.registry import did_you_mean
-from trtspec.recipe.tree import Node, locate, merge, put, without
+from trtspec.recipe.tree import RecipeNode, locate, merge, put, without
 from trtspec.recipe.yaml_parser import CONTROL, LINE_BREAK, RecipeText, parse_document
 
 MAX_BYTES = 1 << 20
@@ -37,20 +37,20 @@ def find_recipe(given: Path) -> Path:
     return given if os.path.isfile(given) else _shipped(str(given)) or given
 
 
-def name_of(path: Path) -> str:
+def display_name(path: Path) -> str:
     """Return the name of a recipe file in messages."""
     return "<stdin>" if path == STDIN else str(path)
 
 
-def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> Node:
+def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> RecipeNode:
     """Return the tree of a file (`-` is standard input) merged over the files it extends.
 
     RecipeError if a file cannot be read.
     """
-    return _read(path, Mark(name_of(path)), (), diagnostics)
+    return _read(path, Mark(display_name(path)), (), diagnostics)
 
 
-def anchor_paths(root: Node) -> Node:
+def anchor_paths(root: RecipeNode) -> RecipeNode:
     """Return the tree with relative paths made absolute, based on the file that contains them."""
     for dotted in MODEL_KEYS + FILE_KEYS:
         path = dotted.split(".")
@@ -78,21 +78,25 @@ def _shipped(name: str) -> Path | None:
     return path if os.path.basename(name) == name and os.path.isfile(path) else None
 
 
-def _is_path(node: Node) -> bool:
+def _is_path(node: RecipeNode) -> bool:
     """Distinguish a directory from a hub id: by its first character, its slashes or its existence."""
     value: str = node.value
     deep = value.count("/") > 1 and "://" not in value
     return value.startswith(("/", ".", "~")) or deep or os.path.isdir(node.base / value)
 
 
-def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
+def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> RecipeNode:
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
-    root = parse_document(text, RecipeText.of(name_of(path), base, text), diagnostics)
+    root = parse_document(text, RecipeText.of(display_name(path), base, text), diagnostics)
     if root.value is None:
-        stop(Mark(name_of(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
+        raise_recipe_error(
+            Mark(display_name(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1"
+        )
     if not isinstance(root.value, dict):
-        stop(root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1")
+        raise_recipe_error(
+            root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1"
+        )
     extends = root.value.get("extends")
     if extends is None or extends.value is None:
         return without(root, "extends")
@@ -100,16 +104,20 @@ def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[
     return merge(without(root, "extends"), parent)
 
 
-def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
+def _parent(child: Path, extends: RecipeNode, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> RecipeNode:
     if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
-        stop(extends.mark, "wrong-type", "expected the path of another recipe", "as extends: base.yaml", path="extends")
+        raise_recipe_error(
+            extends.mark, "wrong-type", "expected the path of another recipe", "as extends: base.yaml", path="extends"
+        )
     path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
     path = path if os.path.exists(path) else _shipped(extends.value) or path
     if os.path.realpath(path) in chain:
         around = " -> ".join(os.path.basename(file) for file in (*chain, str(path)))
-        stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", "remove one of them", path="extends")
+        raise_recipe_error(
+            extends.mark, "extends-cycle", f"extends goes in a circle: {around}", "remove one of them", path="extends"
+        )
     if len(chain) > MAX_EXTENDS:
-        stop(
+        raise_recipe_error(
             extends.mark,
             "extends-depth",
             f"more than {MAX_EXTENDS} recipes extend each other",
@@ -122,17 +130,23 @@ def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: lis
 def _text(path: Path, asked_at: Mark) -> str:
     asked_key, is_stdin = "extends" if asked_at.line else "", path == STDIN
     if not is_stdin and os.path.exists(path) and not os.path.isfile(path):
-        stop(asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", path=asked_key)
+        raise_recipe_error(
+            asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", path=asked_key
+        )
     try:
         with open(0 if is_stdin else path, "rb", closefd=not is_stdin) as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         looked = f"; looked for {os.path.abspath(path)}" if asked_key else ""
-        stop(asked_at, "unreadable", f"{path} does not exist{looked}", _nearest(path), path=asked_key)
+        raise_recipe_error(asked_at, "unreadable", f"{path} does not exist{looked}", _nearest(path), path=asked_key)
     except OSError as error:
-        stop(asked_at, "unreadable", f"{name_of(path)} cannot be read: {error.strerror}", path=asked_key)
+        raise_recipe_error(
+            asked_at, "unreadable", f"{display_name(path)} cannot be read: {error.strerror}", path=asked_key
+        )
     if len(data) > MAX_BYTES:
-        stop(Mark(name_of(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
+        raise_recipe_error(
+            Mark(display_name(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?"
+        )
     return _decoded(data, path)
 
 
@@ -148,5 +162,7 @@ def _decoded(data: bytes, path: Path) -> str:
     except UnicodeDecodeError as error:
         # error.object and its offsets start after a byte order mark.
         before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
-        mark = Mark(name_of(path), len(before), len(before[-1]) + 1)
-        stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")
+        mark = Mark(display_name(path), len(before), len(before[-1]) + 1)
+        raise_recipe_error(
+            mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8"
+        )

@@ -18,12 +18,12 @@ BY_CODE = {
     "unused": "remove it",
 }
 # These messages contain the fix, or their hint depends on the cause.
-SAY_IT_THEMSELVES = ("bad-value", "checkpoint", "out-of-range", "wrong-type")
+SELF_EXPLANATORY = ("bad-value", "checkpoint", "out-of-range", "wrong-type")
 
 
-def with_remedy(diagnostic: Diagnostic) -> Diagnostic:
+def with_hint(diagnostic: Diagnostic) -> Diagnostic:
     """Return a diagnostic with a fix in its message or a hint, if one is known."""
-    if diagnostic.hint or diagnostic.code in SAY_IT_THEMSELVES:
+    if diagnostic.hint or diagnostic.code in SELF_EXPLANATORY:
         return diagnostic
     return replace(diagnostic, hint=_remedy(diagnostic))
 

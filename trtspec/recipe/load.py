@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
-from trtspec.recipe.files import anchor_paths, find_recipe, name_of, read_recipe
-from trtspec.recipe.hints import with_remedy
+from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError, raise_recipe_error, sort_diagnostics
+from trtspec.recipe.files import anchor_paths, display_name, find_recipe, read_recipe
+from trtspec.recipe.hints import with_hint
 from trtspec.recipe.matrix import choose_cells, expand_matrix
 from trtspec.recipe.schema import Recipe
-from trtspec.recipe.tree import Node, put, split_path
-from trtspec.recipe.validate import mark_of, validate_recipe
+from trtspec.recipe.tree import RecipeNode, put, split_path
+from trtspec.recipe.validate import find_mark, validate_recipe
 from trtspec.recipe.yaml_parser import RecipeText, parse_document
 
 
@@ -26,11 +26,11 @@ class LoadedRecipe:
 
     recipe: Recipe
     path: Path
-    tree: Node = field(repr=False)
+    tree: RecipeNode = field(repr=False)
 
     def located(self, diagnostic: Diagnostic) -> Diagnostic:
         """Return the diagnostic with the location of its recipe path, or of the nearest ancestor in the file."""
-        return with_remedy(diagnostic).at(mark_of(self.tree, diagnostic.code, diagnostic.path.split(".")))
+        return with_hint(diagnostic).at(find_mark(self.tree, diagnostic.code, diagnostic.path.split(".")))
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
@@ -38,8 +38,12 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
-        stop(
-            Mark(name_of(path)), "matrix", message, "this command takes a single recipe: remove `matrix`", path="matrix"
+        raise_recipe_error(
+            Mark(display_name(path)),
+            "matrix",
+            message,
+            "this command takes a single recipe: remove `matrix`",
+            path="matrix",
         )
     return loaded[0]
 
@@ -55,23 +59,23 @@ def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] 
     try:
         trees = _trees(path, overrides, diagnostics)
         if not diagnostics:  # otherwise the names may be wrong
-            trees = choose_cells(trees, cells, name_of(path))
+            trees = choose_cells(trees, cells, display_name(path))
     except RecipeError as error:
-        raise RecipeError(in_order(list(map(with_remedy, [*diagnostics, *error.diagnostics])))) from None
+        raise RecipeError(sort_diagnostics(list(map(with_hint, [*diagnostics, *error.diagnostics])))) from None
     recipes = [validate_recipe(tree, diagnostics) for tree in trees]
     if diagnostics:
-        raise RecipeError(in_order(list(map(with_remedy, diagnostics))))
+        raise RecipeError(sort_diagnostics(list(map(with_hint, diagnostics))))
     return [LoadedRecipe(recipe, path, tree) for recipe, tree in zip(recipes, trees, strict=True) if recipe]
 
 
-def _trees(path: Path, overrides: Sequence[str], diagnostics: list[Diagnostic]) -> list[Node]:
+def _trees(path: Path, overrides: Sequence[str], diagnostics: list[Diagnostic]) -> list[RecipeNode]:
     root = read_recipe(path, diagnostics)
     for override in overrides:
         root = _overridden(root, override, diagnostics)
     return [anchor_paths(tree) for tree in expand_matrix(root, diagnostics)]
 
 
-def _overridden(root: Node, override: str, diagnostics: list[Diagnostic]) -> Node:
+def _overridden(root: RecipeNode, override: str, diagnostics: list[Diagnostic]) -> RecipeNode:
     """Return the tree with `a.b=value` set; relative paths in the value start at the current directory."""
     source = RecipeText(f"--set {override}", Path.cwd())
     key, equals, text = override.partition("=")

@@ -27,20 +27,20 @@ from itertools import chain, islice, product
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import did_you_mean
-from trtspec.recipe.tree import Node, locate, plain, put, same, split_path, walk, without
+from trtspec.recipe.tree import RecipeNode, locate, plain, put, same, split_path, walk, without
 
 MAX_COMBINATIONS = 256
 MAX_EXPANDED_NODES = 200_000
 MAX_NAME, DIGITS = 63, 6
 
-Choice = dict[str, Node]  # dotted recipe path -> value
+Choice = dict[str, RecipeNode]  # dotted recipe path -> value
 
 
 @dataclass(frozen=True)
-class Matrix:
+class RecipeMatrix:
     """The three parts of `matrix:`."""
 
-    axes: dict[str, list[Node]]
+    axes: dict[str, list[RecipeNode]]
     include: list[Choice]
     exclude: list[Choice]
 
@@ -63,7 +63,7 @@ class Matrix:
         return list(self.axes if self.axes and made_of_axes else choice)
 
 
-def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
+def expand_matrix(root: RecipeNode, diagnostics: list[Diagnostic]) -> list[RecipeNode]:
     """Return one uniquely named tree per combination; the tree itself without a matrix."""
     node = root.value.get("matrix")
     base = without(root, "matrix")
@@ -80,7 +80,7 @@ def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
     return trees if reader.accepts(trees) else [base]
 
 
-def choose_cells(trees: list[Node], patterns: Sequence[str], where: str) -> list[Node]:
+def choose_cells(trees: list[RecipeNode], patterns: Sequence[str], where: str) -> list[RecipeNode]:
     """Return the trees whose name matches one of the fnmatch patterns; all trees without patterns.
 
     TrtspecError with all names if a pattern matches none.
@@ -99,7 +99,7 @@ def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
     return all(same(entry[key], choice[key]) for key in keys if key in entry)
 
 
-def _applied(base: Node, choice: Choice, labels: dict[str, str], naming: list[str]) -> Node:
+def _applied(base: RecipeNode, choice: Choice, labels: dict[str, str], naming: list[str]) -> RecipeNode:
     """Return the tree with the choice's values, named after those keys of it unless it sets a name."""
     tree = base
     for key, value in choice.items():
@@ -123,7 +123,7 @@ def _ends(key: str) -> list[str]:
     return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
 
 
-def _value_text(node: Node, between: str = "-_.") -> str:
+def _value_text(node: RecipeNode, between: str = "-_.") -> str:
     """Return a value in the characters of a name; nested lists use narrower separators: [[0], [0, 1]] is 0-0_1."""
     inner = between[1:] or between
     if isinstance(node.value, dict):
@@ -150,17 +150,17 @@ def _shortened(name: str) -> str:
 class _Reader:
     """Checks the form of a matrix and adds problems to `diagnostics`."""
 
-    def __init__(self, node: Node, diagnostics: list[Diagnostic]) -> None:
+    def __init__(self, node: RecipeNode, diagnostics: list[Diagnostic]) -> None:
         self.node = node
         self.diagnostics = diagnostics
 
-    def read(self) -> Matrix | None:
+    def read(self) -> RecipeMatrix | None:
         found = len(self.diagnostics)
         if not isinstance(self.node.value, dict):
             self.report(self.node, "", "expected a mapping of recipe paths to lists of values")
             return None
         axes = {key: self.axis(key, node) for key, node in without(self.node, "include", "exclude").value.items()}
-        matrix = Matrix(axes, self.entries("include"), self.entries("exclude"))
+        matrix = RecipeMatrix(axes, self.entries("include"), self.entries("exclude"))
         for entry in matrix.exclude:
             for key in set(entry) - set(axes):
                 self.report(entry[key], ".exclude", f"{key!r} is not an axis of the matrix", did_you_mean(key, axes))
@@ -169,7 +169,7 @@ class _Reader:
             self.report(self.node, "", f"more than {MAX_COMBINATIONS} combinations", "split the recipe")
         return matrix if len(self.diagnostics) == found else None
 
-    def axis(self, key: str, node: Node) -> list[Node]:
+    def axis(self, key: str, node: RecipeNode) -> list[RecipeNode]:
         self.check_key(key, node)
         if isinstance(node.value, list) and node.value:
             return [replace(value, key_mark=node.key_mark) for value in node.value]
@@ -188,12 +188,12 @@ class _Reader:
                 self.check_key(path, value)
         return [entry.value for entry in node.value]
 
-    def check_key(self, key: str, node: Node) -> None:
+    def check_key(self, key: str, node: RecipeNode) -> None:
         path = split_path(key)
         if path is None or path[0] in ("extends", "matrix"):
             self.report(node, "", f"{key!r} is not a path such as speculation.draft_len")
 
-    def check_overrides(self, base: Node, choices: list[Choice]) -> None:
+    def check_overrides(self, base: RecipeNode, choices: list[Choice]) -> None:
         """Report `--set` overrides of keys that the matrix sets, because one of the two would be lost."""
         for key, value in {key: value for choice in choices for key, value in choice.items()}.items():
             node, written = locate(base, key.split("."))
@@ -201,7 +201,7 @@ class _Reader:
                 hint = "set another key, or edit the matrix"
                 self.report(value, f".{key}", "both the matrix and --set set this key", hint)
 
-    def accepts(self, trees: list[Node]) -> bool:
+    def accepts(self, trees: list[RecipeNode]) -> bool:
         found = len(self.diagnostics)
         if not trees:
             self.report(self.node, "", "no combinations are left")
@@ -214,5 +214,5 @@ class _Reader:
             self.report(self.node, "", message, "give each a `name` in include")
         return len(self.diagnostics) == found
 
-    def report(self, node: Node, below: str, message: str, hint: str | None = None) -> None:
+    def report(self, node: RecipeNode, below: str, message: str, hint: str | None = None) -> None:
         self.diagnostics.append(Diagnostic(f"matrix{below}", "matrix", message, hint).at(node.key_mark))

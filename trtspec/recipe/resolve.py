@@ -149,7 +149,7 @@ class ResolvedRecipe(StrictModel):
         ordered: dict[str, Any] = json.loads(json.dumps(document, sort_keys=True))
         return ordered
 
-    def without_places(self) -> ResolvedRecipe:
+    def without_directories(self) -> ResolvedRecipe:
         """Return the recipe with every path replaced with its last component (./NAME)."""
         document = self.as_dict()
         change_paths(document, lambda path: f"./{os.path.basename(path)}")
@@ -165,12 +165,12 @@ class ResolvedRecipe(StrictModel):
         return cls.model_validate_json(json.dumps(document))
 
 
-def input_len_of(engine: Engine) -> int:
+def resolve_max_input_len(engine: Engine) -> int:
     """Return the maximum prompt length in tokens, with the default applied."""
     return engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len)
 
 
-def num_tokens_of(engine: Engine, max_draft_tokens: int) -> int:
+def resolve_max_num_tokens(engine: Engine, max_draft_tokens: int) -> int:
     """Return the maximum tokens per step over all requests; by default at least a full batch of verification."""
     return engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (max_draft_tokens + 1))
 
@@ -235,8 +235,8 @@ def _engine(engine: Engine, decisions: Decisions) -> ResolvedEngine:
         "device": engine.device or "",
         "gpu": engine.gpu or "",
         "build": build,
-        "max_input_len": input_len_of(engine),
-        "max_num_tokens": num_tokens_of(engine, decisions.max_draft_tokens),
+        "max_input_len": resolve_max_input_len(engine),
+        "max_num_tokens": resolve_max_num_tokens(engine, decisions.max_draft_tokens),
     }
     return ResolvedEngine.model_validate(dict(engine) | decided)
 

@@ -27,7 +27,7 @@ VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}((rc|\.post)[0-9]{1,4})?$"
 IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}$"
 HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 
-SAYS = {
+PATTERN_DESCRIPTIONS = {
     NAME: "a name: lower-case letters, digits, '.', '_' and '-', at most 63, a letter or digit first",
     IDENTIFIER: "an identifier: lower-case letters, digits and '_', a letter first",
     GPU: "a GPU's name: letters, digits, '.', '_' and '-', a letter or digit first",

@@ -19,7 +19,7 @@ MAX_NODES = 20_000
 
 
 @dataclass(frozen=True)
-class Node:
+class RecipeNode:
     """A value (scalar, {key: Node} or [Node]) with its mark, the mark of its key, and its text as written.
 
     `base` is the directory for relative paths in this value.
@@ -32,7 +32,7 @@ class Node:
     raw: str = ""
 
 
-def plain(node: Node) -> Any:
+def plain(node: RecipeNode) -> Any:
     """Return the values without locations."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
@@ -41,7 +41,7 @@ def plain(node: Node) -> Any:
     return node.value
 
 
-def same(one: Node, other: Node) -> bool:
+def same(one: RecipeNode, other: RecipeNode) -> bool:
     """Return whether two nodes have equal values of equal types (1 differs from true and from 1.0)."""
     if type(one.value) is not type(other.value):
         return False
@@ -54,7 +54,7 @@ def same(one: Node, other: Node) -> bool:
     return bool(one.value == other.value)
 
 
-def walk(node: Node) -> Iterator[Node]:
+def walk(node: RecipeNode) -> Iterator[RecipeNode]:
     """Yield the node and all its descendants."""
     yield node
     below = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
@@ -62,7 +62,7 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(child)
 
 
-def locate(root: Node, path: Sequence[str]) -> tuple[Node, bool]:
+def locate(root: RecipeNode, path: Sequence[str]) -> tuple[RecipeNode, bool]:
     """Return the node at `path` and True, or its nearest existing ancestor and False."""
     node = root
     for part in path:
@@ -73,7 +73,7 @@ def locate(root: Node, path: Sequence[str]) -> tuple[Node, bool]:
     return node, True
 
 
-def merge(child: Node, parent: Node) -> Node:
+def merge(child: RecipeNode, parent: RecipeNode) -> RecipeNode:
     """Return `child` merged over `parent`: mappings merge key by key, all other values of the child win."""
     if not (isinstance(child.value, dict) and isinstance(parent.value, dict)):
         return child
@@ -87,7 +87,7 @@ def split_path(dotted: str) -> tuple[str, ...] | None:
     return parts if all(parts) and len(parts) <= MAX_DEPTH else None
 
 
-def put(root: Node, path: Sequence[str], value: Node) -> Node:
+def put(root: RecipeNode, path: Sequence[str], value: RecipeNode) -> RecipeNode:
     """Return `root` with `value` at `path`; non-mappings on the way become mappings with the mark of `value`."""
     if not path:
         return value
@@ -96,15 +96,15 @@ def put(root: Node, path: Sequence[str], value: Node) -> Node:
     return replace(around, value={**around.value, path[0]: put(child, path[1:], value)})
 
 
-def without(root: Node, *keys: str) -> Node:
+def without(root: RecipeNode, *keys: str) -> RecipeNode:
     """Return a mapping without the given keys."""
     return replace(root, value={key: node for key, node in root.value.items() if key not in keys})
 
 
-def _child(value: Any, part: str) -> Node | None:
+def _child(value: Any, part: str) -> RecipeNode | None:
     if isinstance(value, dict):
         return value.get(part)
     if isinstance(value, list) and re.fullmatch("[0-9]{1,5}", part) and int(part) < len(value):
-        child: Node = value[int(part)]
+        child: RecipeNode = value[int(part)]
         return child
     return None

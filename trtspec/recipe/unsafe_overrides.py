@@ -27,7 +27,7 @@ LOOSER_ABOVE: Keys = {
 
 
 @dataclass(frozen=True)
-class Loosened:
+class UnsafeOverride:
     """A recipe key that is less strict than its default."""
 
     path: str
@@ -38,14 +38,14 @@ class Loosened:
         return f"{self.path} is {json.dumps(self.value)}, by default {json.dumps(self.default)}"
 
 
-def loosened(recipe: Recipe | ResolvedRecipe) -> Iterator[Loosened]:
+def find_unsafe_overrides(recipe: Recipe | ResolvedRecipe) -> Iterator[UnsafeOverride]:
     """Yield the keys that are less strict than their default."""
     for table, sign in ((LOOSER_BELOW, -1), (LOOSER_ABOVE, 1)):
         for path, (model, keys) in table.items():
             for key in keys:
                 value, default = getattr(_at(recipe, path), key), model.model_fields[key].default
                 if sign * (value - default) > 0:
-                    yield Loosened(f"{path}.{key}", value, default)
+                    yield UnsafeOverride(f"{path}.{key}", value, default)
 
 
 def _at(value: Any, path: str) -> Any:

@@ -14,10 +14,17 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.core.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, plain_words, position, written
+from trtspec.core.diagnostics import (
+    MAX_DIAGNOSTICS,
+    Diagnostic,
+    Mark,
+    quote_value,
+    simplify_pydantic_message,
+    sort_position,
+)
 from trtspec.core.registry import did_you_mean
-from trtspec.recipe.schema import FORMAT, IDENTIFIER, SAYS, Recipe
-from trtspec.recipe.tree import Node, locate, plain, put, without
+from trtspec.recipe.schema import FORMAT, IDENTIFIER, PATTERN_DESCRIPTIONS, Recipe
+from trtspec.recipe.tree import RecipeNode, locate, plain, put, without
 
 EXPECTED = {
     "bool_type": "true or false",
@@ -37,10 +44,10 @@ BOUNDS = {
 ITEM = "*"  # replaces item numbers in key paths
 BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
-Said = tuple[str, str, str | None]  # code, message, hint
+Explanation = tuple[str, str, str | None]  # code, message, hint
 
 
-def validate_recipe(root: Node, diagnostics: list[Diagnostic]) -> Recipe | None:
+def validate_recipe(root: RecipeNode, diagnostics: list[Diagnostic]) -> Recipe | None:
     """Return the recipe, or None after adding at least one diagnostic; if there are too many, only the first ones."""
     try:
         return Recipe.model_validate(plain(root))
@@ -48,13 +55,13 @@ def validate_recipe(root: Node, diagnostics: list[Diagnostic]) -> Recipe | None:
         if (adapted := _unset(_with_texts(root, error), error)) is not root:
             return validate_recipe(adapted, diagnostics)
         findings = sorted(
-            error.errors(include_url=False), key=lambda finding: position(_locate_finding(root, finding)[0])
+            error.errors(include_url=False), key=lambda finding: sort_position(_locate_finding(root, finding)[0])
         )
         diagnostics += [_diagnostic(root, finding) for finding in findings[: MAX_DIAGNOSTICS + 1]]
         return None
 
 
-def _with_texts(root: Node, error: ValidationError) -> Node:
+def _with_texts(root: RecipeNode, error: ValidationError) -> RecipeNode:
     """Return the tree with numbers from `--set` converted to text where required; a shell removes quotes."""
     for finding in error.errors(include_url=False):
         node, written = locate(root, path := [str(part) for part in finding["loc"]])
@@ -64,7 +71,7 @@ def _with_texts(root: Node, error: ValidationError) -> Node:
     return root
 
 
-def _unset(root: Node, error: ValidationError) -> Node:
+def _unset(root: RecipeNode, error: ValidationError) -> RecipeNode:
     """Return the tree without the mappings and lists that `--set` sets to null, which unsets them."""
     for finding in error.errors(include_url=False):
         node, written = locate(root, path := [str(part) for part in finding["loc"]])
@@ -76,25 +83,25 @@ def _unset(root: Node, error: ValidationError) -> Node:
     return root
 
 
-def mark_of(root: Node, code: str, path: Sequence[str]) -> Mark:
+def find_mark(root: RecipeNode, code: str, path: Sequence[str]) -> Mark:
     """Return the value's mark, or the key's mark if the key is wrong or the value is not in the file."""
     node, written = locate(root, path)
     return node.mark if written and code != "unknown-key" else node.key_mark
 
 
-def _locate_finding(root: Node, finding: Any) -> tuple[Mark, tuple[str, ...]]:
+def _locate_finding(root: RecipeNode, finding: Any) -> tuple[Mark, tuple[str, ...]]:
     path = tuple(str(part) for part in finding["loc"] if part != "[key]")
     key_at_fault = finding["type"] == "extra_forbidden" or finding["loc"][-1] == "[key]"
-    return mark_of(root, "unknown-key" if key_at_fault else "", path), path
+    return find_mark(root, "unknown-key" if key_at_fault else "", path), path
 
 
-def _diagnostic(root: Node, finding: Any) -> Diagnostic:
+def _diagnostic(root: RecipeNode, finding: Any) -> Diagnostic:
     mark, path = _locate_finding(root, finding)
     code, message, hint = _explain(finding, path, locate(root, path)[0])
     return Diagnostic(".".join(path), code, message, hint).at(mark)
 
 
-def _explain(finding: Any, path: tuple[str, ...], node: Node) -> Said:
+def _explain(finding: Any, path: tuple[str, ...], node: RecipeNode) -> Explanation:
     kind, context = finding["type"], finding.get("ctx", {})
     if kind == "extra_forbidden":
         return "unknown-key", f"unknown key {shown(path[-1])}", _key_hint(path)
@@ -102,11 +109,11 @@ def _explain(finding: Any, path: tuple[str, ...], node: Node) -> Said:
         line = f"add the line schema: {FORMAT}" if path == ("schema",) else recipe_keys().get(".".join(path))
         return "missing-key", f"{path[-1]} is required", line
     if finding["loc"][-1] == "[key]":
-        return "unknown-key", f"{shown(path[-1])} is not {SAYS[context['pattern']]}", None
-    return say_value(finding, path[-1], node.raw)
+        return "unknown-key", f"{shown(path[-1])} is not {PATTERN_DESCRIPTIONS[context['pattern']]}", None
+    return explain_value(finding, path[-1], node.raw)
 
 
-def say_value(finding: Any, key: str, raw: str = "") -> Said:
+def explain_value(finding: Any, key: str, raw: str = "") -> Explanation:
     """Return code, message and hint for an invalid value of a recipe or of options; `raw` is its text as written."""
     kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
     if kind == "recipe":
@@ -121,8 +128,8 @@ def say_value(finding: Any, key: str, raw: str = "") -> Said:
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         near = _spelled(value) if pattern == IDENTIFIER else None
-        return "bad-value", f"{shown(value)} is not {SAYS[pattern]}", near
-    return "bad-value", plain_words(finding["msg"]), None
+        return "bad-value", f"{shown(value)} is not {PATTERN_DESCRIPTIONS[pattern]}", near
+    return "bad-value", simplify_pydantic_message(finding["msg"]), None
 
 
 def _spelled(text: str) -> str | None:
@@ -133,7 +140,7 @@ def _spelled(text: str) -> str | None:
 
 def shown(value: Any) -> str:
     """Return a value as quoted in messages, shortened if it is long."""
-    return written(value)
+    return quote_value(value)
 
 
 def _described(value: Any) -> str:

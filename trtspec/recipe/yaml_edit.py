@@ -24,7 +24,7 @@ def write_section(path: Path, section: str, wanted: dict[str, Any]) -> bool:
     """
     check_editable(path)
     before = path.read_text(encoding="utf-8")
-    after = edited(before, section, wanted)
+    after = edit_section(before, section, wanted)
     if after == before:
         return False
     temporary = path.with_name(
@@ -48,7 +48,7 @@ def check_editable(path: Path) -> None:
         raise TrtspecError("no such file; shipped recipes cannot be edited", where=str(path), hint="name your own file")
 
 
-def edited(text: str, section: str, wanted: dict[str, Any]) -> str:
+def edit_section(text: str, section: str, wanted: dict[str, Any]) -> str:
     """Return a recipe's text with the section set to `wanted`."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     pairs = root.value if isinstance(root, yaml.MappingNode) else []

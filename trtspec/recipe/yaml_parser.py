@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from trtspec.core.diagnostics import TOKEN, Diagnostic, Mark, blot_tokens, stop
-from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node
+from trtspec.core.diagnostics import TOKEN, Diagnostic, Mark, mask_tokens, raise_recipe_error
+from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, RecipeNode
 
 LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
@@ -50,14 +50,16 @@ class RecipeText:
     @classmethod
     def of(cls, name: str, base: Path, text: str) -> RecipeText:
         """Return the source of a text with lines; tokens are redacted because diagnostics may quote lines."""
-        return cls(name, base, tuple(LINE_BREAK.split(blot_tokens(text))))
+        return cls(name, base, tuple(LINE_BREAK.split(mask_tokens(text))))
 
     def mark(self, line: int, column: int) -> Mark:
         """Return the mark of a line and column counted from 0."""
         return Mark(self.name, line + 1, column + 1, self.lines[line]) if self.lines else Mark(self.name)
 
 
-def parse_document(text: str, source: RecipeText, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()) -> Node:
+def parse_document(
+    text: str, source: RecipeText, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()
+) -> RecipeNode:
     """Return the tree of one YAML document, which belongs at `path` of the recipe; an empty text is null.
 
     Invalid syntax and exceeded limits raise RecipeError; errors after which parsing can continue go to `diagnostics`.
@@ -86,14 +88,16 @@ def _guarded(text: str, source: RecipeText) -> Iterator[Any]:
         documents += isinstance(event, yaml.DocumentStartEvent)
         mark = source.mark(event.start_mark.line, event.start_mark.column)
         if depth > MAX_DEPTH:
-            stop(mark, "too-deep", f"nested deeper than {MAX_DEPTH} levels", "is it a recipe?")
+            raise_recipe_error(mark, "too-deep", f"nested deeper than {MAX_DEPTH} levels", "is it a recipe?")
         if nodes > MAX_NODES:
-            stop(mark, "too-large", f"more than {MAX_NODES:,} values", "is it a recipe?")
+            raise_recipe_error(mark, "too-large", f"more than {MAX_NODES:,} values", "is it a recipe?")
         if documents > 1:
-            stop(mark, "many-documents", "a second document starts here", "one recipe per file; `matrix` makes several")
+            raise_recipe_error(
+                mark, "many-documents", "a second document starts here", "one recipe per file; `matrix` makes several"
+            )
         if isinstance(event, yaml.AliasEvent):
             hint = "repeat the value; `extends` shares keys between recipes"
-            stop(mark, "alias", f"aliases (*{event.anchor}) are not supported", hint)
+            raise_recipe_error(mark, "alias", f"aliases (*{event.anchor}) are not supported", hint)
         yield event
 
 
@@ -107,28 +111,30 @@ def _events(text: str, source: RecipeText) -> Iterator[Any]:
     except yaml.reader.ReaderError as error:
         before = LINE_BREAK.split(text[: error.position])
         message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        stop(source.mark(len(before) - 1, len(before[-1])), "syntax", message, "remove it")
+        raise_recipe_error(source.mark(len(before) - 1, len(before[-1])), "syntax", message, "remove it")
     except yaml.MarkedYAMLError as error:
         if place := error.problem_mark:
             mark = source.mark(place.line, place.column)
         if error.context in OPENED and (start := error.context_mark):
             _stop_unclosed(error, source.mark(start.line, start.column), mark)
-        stop(mark, "syntax", _syntax_message(error), _syntax_hint(error))
+        raise_recipe_error(mark, "syntax", _syntax_message(error), _syntax_hint(error))
     except (ValueError, OverflowError) as error:
         # PyYAML does not catch errors of chr() and int().
-        stop(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
+        raise_recipe_error(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
 
 
 def _stop_unclosed(error: yaml.MarkedYAMLError, opened: Mark, found: Mark) -> NoReturn:
     """Stop at an unclosed bracket or quote; the parser itself fails lines later."""
     opening, closing = OPENED[str(error.context)]
     if closing is None:
-        stop(opened, "syntax", "not valid YAML: the quote that opens here is not closed", "close it in this line")
+        raise_recipe_error(
+            opened, "syntax", "not valid YAML: the quote that opens here is not closed", "close it in this line"
+        )
     at_end = "<stream end>" in str(error.problem)
     if opened.line == found.line and not at_end:
-        stop(found, "syntax", f"not valid YAML: expected `,` or `{closing}` here", _syntax_hint(error))
+        raise_recipe_error(found, "syntax", f"not valid YAML: expected `,` or `{closing}` here", _syntax_hint(error))
     hint = f"close it with `{closing}`" + ("" if at_end else f", or add the `,` missing before line {found.line}")
-    stop(opened, "syntax", f"not valid YAML: the `{opening}` here is not closed", hint)
+    raise_recipe_error(opened, "syntax", f"not valid YAML: the `{opening}` here is not closed", hint)
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
@@ -150,15 +156,15 @@ class _Builder:
         self.source = source
         self.diagnostics = diagnostics
 
-    def document(self, path: tuple[str, ...]) -> Node:
+    def document(self, path: tuple[str, ...]) -> RecipeNode:
         start = Mark(self.source.name)
-        root = Node(None, start, start, self.source.base)
+        root = RecipeNode(None, start, start, self.source.base)
         for event in self.events:
             if isinstance(event, yaml.NodeEvent):
                 root = self.node(event, path)
         return root
 
-    def node(self, event: Any, path: tuple[str, ...], key_mark: Mark | None = None) -> Node:
+    def node(self, event: Any, path: tuple[str, ...], key_mark: Mark | None = None) -> RecipeNode:
         mark = self.source.mark(event.start_mark.line, event.start_mark.column)
         if event.tag:
             self.report(mark, "tag", path, f"tags ({event.tag}) are not supported", "quote the value instead")
@@ -166,7 +172,7 @@ class _Builder:
             value, raw = self.scalar(event, path, mark), event.value
         else:
             value, raw = self.items(path) if isinstance(event, yaml.SequenceStartEvent) else self.entries(path), ""
-        return Node(value, mark, key_mark or mark, self.source.base, raw)
+        return RecipeNode(value, mark, key_mark or mark, self.source.base, raw)
 
     def scalar(self, event: Any, path: tuple[str, ...], mark: Mark) -> Any:
         value = resolve_scalar(event.value) if event.style is None else event.value
@@ -179,14 +185,14 @@ class _Builder:
             self.report(mark, "secret", path, "this looks like a token; a recipe must not contain secrets", hint)
         return value
 
-    def items(self, path: tuple[str, ...]) -> list[Node]:
-        found: list[Node] = []
+    def items(self, path: tuple[str, ...]) -> list[RecipeNode]:
+        found: list[RecipeNode] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
             found.append(self.node(event, (*path, str(len(found)))))
         return found
 
-    def entries(self, path: tuple[str, ...]) -> dict[str, Node]:
-        found: dict[str, Node] = {}
+    def entries(self, path: tuple[str, ...]) -> dict[str, RecipeNode]:
+        found: dict[str, RecipeNode] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self.node(event, path)
             below = (*path, key.raw)
@@ -195,7 +201,7 @@ class _Builder:
                 found[key.value] = value
         return found
 
-    def accepts(self, key: Node, path: tuple[str, ...], found: dict[str, Node]) -> bool:
+    def accepts(self, key: RecipeNode, path: tuple[str, ...], found: dict[str, RecipeNode]) -> bool:
         if not isinstance(key.value, str):
             hint = f'quote it: "{key.raw}"' if key.raw else None
             self.report(key.mark, "non-string-key", path, "a key must be a string", hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trtspec.report.crossing import crossing
+from trtspec.report.crossing import find_break_even
 from trtspec.report.plots.frame import COLOURS, Series
 from trtspec.report.plots.lines import lines
 
@@ -18,5 +18,5 @@ Ratios = Sequence[float | None]
 def against_load(title: str, loads: Sequence[float], ratios: Mapping[str, Ratios], x_name: str) -> str:
     """Return the plot of the first COLOURS series of `ratios`, which maps names to speed-ups per load."""
     series = [Series(name, values) for name, values in ratios.items()][:COLOURS]
-    places = [found.place if (found := crossing(loads, each.values)) else None for each in series]
+    places = [found.place if (found := find_break_even(loads, each.values)) else None for each in series]
     return lines(title, [f"{load:g}" for load in loads], series, x_name, FASTER, (1.0, ALONE), places)

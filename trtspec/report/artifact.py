@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import yaml
 
 from trtspec.core.gpus import GPUS
-from trtspec.report.documents import Facts
+from trtspec.report.documents import ReportInputs
 from trtspec.report.plots.bars import grouped, stacked
 from trtspec.report.plots.frame import Series
 from trtspec.report.section import Section, Table
@@ -19,7 +19,7 @@ KEY = 16  # displayed digits of a step's key
 LEAST_SHARE = 0.01  # share of the build time; shorter steps are only in the table
 
 
-def summary(facts: Facts) -> Iterator[Section]:
+def summary(facts: ReportInputs) -> Iterator[Section]:
     """Yield the section with models, method, backend, tools and digests."""
     recipe, manifest = facts.recipe, facts.manifest
     speculation = manifest.recipe.speculation
@@ -44,7 +44,7 @@ def summary(facts: Facts) -> Iterator[Section]:
     yield Section("Artifact", "", tables=[Table("Artifact", ("", ""), rows)])
 
 
-def memory(facts: Facts) -> Iterator[Section]:
+def memory(facts: ReportInputs) -> Iterator[Section]:
     """Yield the planned memory of each device by component."""
     devices = facts.manifest.memory
     if not devices:
@@ -66,11 +66,11 @@ def memory(facts: Facts) -> Iterator[Section]:
     gpu = GPUS.get(str(facts.manifest.gpu.get("name", "")).lower())
     limits = [gpu.memory_bytes / scale if gpu and each.id.isdigit() else None for each in devices]
     words = f"Planned memory for serving.{' The line is the memory of the GPU.' if any(limits) else ''}"
-    table = Table.of_numbers(f"{unit} by device", ("", *parts, "total"), rows)
+    table = Table.numeric_table(f"{unit} by device", ("", *parts, "total"), rows)
     yield Section("Memory", words, stacked("Memory by device", labels, series, unit, limits), [table])
 
 
-def build(facts: Facts) -> Iterator[Section]:
+def build(facts: ReportInputs) -> Iterator[Section]:
     """Yield the build steps with their keys, and their times if a build document was given."""
     keys = {step.name: step.key[:KEY] for step in facts.manifest.steps}
     if facts.build is None:
@@ -86,13 +86,13 @@ def build(facts: Facts) -> Iterator[Section]:
     yield Section("Build", f"Total: {facts.build.seconds:.1f} seconds.", plot, [table])
 
 
-def recipe(facts: Facts) -> Iterator[Section]:
+def recipe(facts: ReportInputs) -> Iterator[Section]:
     """Yield the resolved recipe as YAML."""
     text = yaml.safe_dump(facts.recipe, sort_keys=False, default_flow_style=None, width=100)
     yield Section("Resolved recipe", "", text=text)
 
 
-def files(facts: Facts) -> Iterator[Section]:
+def files(facts: ReportInputs) -> Iterator[Section]:
     """Yield the SHOWN_FILES largest files with their digests."""
     found = sorted(facts.manifest.files, key=lambda record: -record.size)
     rows = [(record.path, f"{record.size:,}", record.sha256) for record in found[:SHOWN_FILES]]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.bench.speedup import FAILS
-from trtspec.bench.verification_report import Check
-from trtspec.report.documents import ELSEWHERE, Facts
+from trtspec.bench.verification_report import VerificationCheck
+from trtspec.report.documents import ELSEWHERE, ReportInputs
 from trtspec.report.judged import contradiction
 from trtspec.report.section import Section, Table
 
@@ -22,7 +22,7 @@ SIDES = {
 }
 
 
-def gates(facts: Facts) -> Iterator[Section]:
+def gates(facts: ReportInputs) -> Iterator[Section]:
     """Yield the checks and the skipped checks."""
     found = facts.verification
     if found is None:
@@ -40,7 +40,7 @@ def gates(facts: Facts) -> Iterator[Section]:
     yield Section("Gates", claims if facts.elsewhere else "", tables=tables)
 
 
-def _row(check: Check, mark: str) -> tuple[str, str, str]:
+def _row(check: VerificationCheck, mark: str) -> tuple[str, str, str]:
     """Return the row of a check; `mark` is a contradicting benchmark result, or ""."""
     state = "FAILS" if check.state == FAILS else check.state
     return (
@@ -50,7 +50,7 @@ def _row(check: Check, mark: str) -> tuple[str, str, str]:
     )
 
 
-def compared(facts: Facts) -> Iterator[Section]:
+def compared(facts: ReportInputs) -> Iterator[Section]:
     """Yield the comparisons: both sides, the prompts, and the source document."""
     checks = facts.verification.checks if facts.verification else ()
     rows = [_checked(check, elsewhere=facts.elsewhere) for check in checks]
@@ -66,7 +66,7 @@ def compared(facts: Facts) -> Iterator[Section]:
         yield Section("Comparisons", "", tables=[Table("Comparisons", columns, rows)])
 
 
-def _checked(check: Check, *, elsewhere: bool) -> tuple[str, str, str, str]:
+def _checked(check: VerificationCheck, *, elsewhere: bool) -> tuple[str, str, str, str]:
     what, other = SIDES.get(check.name, (check.name, "the recipe's gates"))
     where = {"process": "this process", "server": "the running server"}.get(check.measured_by, "the artifact's files")
     return what, other, where, f"verify: {check.name}{', elsewhere' * elsewhere}"

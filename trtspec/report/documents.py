@@ -15,19 +15,24 @@ from typing import Any, Literal, overload
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.bench.provenance import objection
-from trtspec.bench.saved_documents import kept_documents
+from trtspec.bench.provenance import mismatch_reason
+from trtspec.bench.saved_documents import list_documents
 from trtspec.bench.target_fingerprint import target_sha256
-from trtspec.bench.verification_report import Verification, read_copy, read_verification, undecided_policy
-from trtspec.checkpoints.safe_json import parse_object, shown
-from trtspec.core.diagnostics import plain_words
+from trtspec.bench.verification_report import (
+    VerificationReport,
+    read_untrusted_report,
+    read_verification,
+    undecided_policy,
+)
+from trtspec.checkpoints.safe_json import parse_object, repr_short
+from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import read_bounded, unreadable
+from trtspec.core.files import describe_read_error, read_bounded
 from trtspec.report.schemas.baseline import BaselineDocument
-from trtspec.report.schemas.bench import BenchDocument
+from trtspec.report.schemas.bench import BenchSchema
 from trtspec.report.schemas.build import BuildDocument
 from trtspec.report.schemas.load import LoadDocument
-from trtspec.report.schemas.plan import PlanDocument
+from trtspec.report.schemas.plan import PlanSchema
 from trtspec.report.schemas.profile import ProfileDocument
 from trtspec.report.schemas.train import TrainDocument
 from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
@@ -37,19 +42,19 @@ MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
 KNOWN = "supported: --json output of trtspec build, plan, baseline, profile, bench and train"
 
 # Kind of a document by the first of these keys that it has; the order matters, since a plan also has steps.
-FORMS: dict[str, tuple[str, type[BaseModel]]] = {
+DOCUMENT_KINDS: dict[str, tuple[str, type[BaseModel]]] = {
     "methods": ("profile", ProfileDocument),
-    "speculative": ("bench", BenchDocument),
+    "speculative": ("bench", BenchSchema),
     "points": ("load", LoadDocument),
     "median_tokens_per_s": ("baseline", BaselineDocument),
     "published": ("training", TrainDocument),
-    "predicted": ("plan", PlanDocument),
+    "predicted": ("plan", PlanSchema),
     "steps": ("build", BuildDocument),
 }
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFile:
     """An input file of a report; `against` is the reason why it does not match the artifact, or "".
 
     `what` is the field of Facts that it fills. `is_kept` marks a document that a command saved automatically.
@@ -63,7 +68,7 @@ class Source:
 
 
 @dataclass
-class Facts:
+class ReportInputs:
     """Inputs of a report.
 
     `elsewhere` is true if the verification is from the report in the artifact, which is not trusted.
@@ -72,19 +77,19 @@ class Facts:
     root: Path
     manifest: Manifest
     manifest_sha256: str
-    verification: Verification | None
+    verification: VerificationReport | None
     elsewhere: bool = False
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
     baseline: BaselineDocument | None = None
-    bench: BenchDocument | None = None
-    plan: PlanDocument | None = None
+    bench: BenchSchema | None = None
+    plan: PlanSchema | None = None
     load: LoadDocument | None = None
     training: TrainDocument | None = None
-    sources: list[Source] = field(default_factory=list)
+    sources: list[InputFile] = field(default_factory=list)
 
     @overload
-    def counted(self, what: Literal["bench"]) -> BenchDocument | None: ...
+    def counted(self, what: Literal["bench"]) -> BenchSchema | None: ...
     @overload
     def counted(self, what: Literal["load"]) -> LoadDocument | None: ...
     @overload
@@ -96,7 +101,7 @@ class Facts:
 
     def objection(self, values: Mapping[str, Any]) -> str:
         """Return the reason why a document does not match the artifact, or ""."""
-        return objection(values, self.manifest, self.manifest_sha256)
+        return mismatch_reason(values, self.manifest, self.manifest_sha256)
 
     @property
     def name(self) -> str:
@@ -109,24 +114,24 @@ class Facts:
         return self.manifest.recipe.as_dict()
 
 
-def gather(root: Path, others: Sequence[Path]) -> Facts:
+def gather(root: Path, others: Sequence[Path]) -> ReportInputs:
     """Read the manifest, the verification and the documents of `others`; TrtspecError for an invalid document.
 
     Results that commands saved for the artifact or its target fill the fields that `others` leave empty.
     """
     own = read_verification(root)
-    found = own or read_copy(root)
+    found = own or read_untrusted_report(root)
     judged = found.under(undecided_policy()) if found else None
-    facts = Facts(root, load_manifest(root), manifest_sha256(root), judged, own is None and found is not None)
+    facts = ReportInputs(root, load_manifest(root), manifest_sha256(root), judged, own is None and found is not None)
     for path in others:
         what, values, document, digest = _read(path)
-        facts.sources.append(Source(path.name, digest, facts.objection(values), what))
+        facts.sources.append(InputFile(path.name, digest, facts.objection(values), what))
         setattr(facts, what, document)
-    for path in kept_documents(root, target_sha256(facts.manifest)):
+    for path in list_documents(root, target_sha256(facts.manifest)):
         with suppress(TrtspecError):  # ignore unsupported and damaged documents
             what, values, document, digest = _read(path)
             if getattr(facts, what) is None and not facts.objection(values):
-                facts.sources.append(Source(path.name, digest, "", what, is_kept=True))
+                facts.sources.append(InputFile(path.name, digest, "", what, is_kept=True))
                 setattr(facts, what, document)
     return facts
 
@@ -137,16 +142,16 @@ def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
         data = read_bounded(path, MAX_BYTES)
         values = parse_object(data, MAX_VALUES)
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path), hint=KNOWN) from None
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=KNOWN) from None
     except ValueError as error:
         raise TrtspecError(str(error), where=str(path), hint=KNOWN) from None
-    key = next((key for key in FORMS if key in values), None)
+    key = next((key for key in DOCUMENT_KINDS if key in values), None)
     if key is None:
         raise TrtspecError("unsupported document", where=str(path), hint=KNOWN)
-    what, form = FORMS[key]
+    what, form = DOCUMENT_KINDS[key]
     try:
         return what, values, form.model_validate(values), hashlib.sha256(data).hexdigest()
     except ValidationError as error:
         first = error.errors()[0]
-        where = shown(".".join(map(str, first["loc"])))
-        raise TrtspecError(f"{where}: {plain_words(first['msg'])}", where=str(path), hint=KNOWN) from None
+        where = repr_short(".".join(map(str, first["loc"])))
+        raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=KNOWN) from None

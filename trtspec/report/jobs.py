@@ -7,18 +7,18 @@ from xml.etree import ElementTree
 
 from trtspec.bench.speedup import UNDECIDED
 from trtspec.bench.verdict import ALONE, PAYS, SHIP
-from trtspec.bench.verification_report import Check
-from trtspec.report.documents import ELSEWHERE, Facts
-from trtspec.report.judged import contradiction, standing, verdict
+from trtspec.bench.verification_report import VerificationCheck
+from trtspec.report.documents import ELSEWHERE, ReportInputs
+from trtspec.report.judged import contradiction, verdict, verification_summary
 from trtspec.report.section import Figure, Table
 from trtspec.report.sections import sections
 
 UNFIT = {0x9, 0xA, 0xD}
 
 
-def render_markdown(facts: Facts) -> str:
+def render_markdown(facts: ReportInputs) -> str:
     """Return the report as Markdown for a job summary."""
-    parts = [f"# {_plain(facts.name)}", f"**{_plain(verdict(facts).text)}**", _plain(standing(facts))]
+    parts = [f"# {_plain(facts.name)}", f"**{_plain(verdict(facts).text)}**", _plain(verification_summary(facts))]
     for section in sections(facts):
         parts.append(f"## {_plain(section.title)}")
         parts += [_plain(section.words)] if section.words else []
@@ -28,7 +28,7 @@ def render_markdown(facts: Facts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def render_junit(facts: Facts) -> str:
+def render_junit(facts: ReportInputs) -> str:
     """Return JUnit XML with a test case for each check.
 
     A skipped check becomes a skipped test. Without a trusted verification, the suite has an error. An undecided check
@@ -37,7 +37,7 @@ def render_junit(facts: Facts) -> str:
     found, judged = facts.verification, verdict(facts)
     suite = ElementTree.Element("testsuite", name=_xml(facts.name))
     properties = ElementTree.SubElement(suite, "properties")
-    for name, value in {**judged.as_dict(), "verification": standing(facts)}.items():
+    for name, value in {**judged.as_dict(), "verification": verification_summary(facts)}.items():
         ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
     for check in found.checks if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(check.name))
@@ -63,7 +63,7 @@ def render_junit(facts: Facts) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def render_annotations(facts: Facts) -> str:
+def render_annotations(facts: ReportInputs) -> str:
     """Return GitHub workflow commands: the verdict, then failed, undecided and contradicted checks."""
     judged = verdict(facts)
     level = "notice" if judged.decision in (SHIP, PAYS, ALONE) else "warning"
@@ -80,11 +80,11 @@ def render_annotations(facts: Facts) -> str:
         if against := contradiction(facts, check):
             lines.append(f"::warning {title}::{_data(f'{check.state}, but {against}')}")
     if facts.verification and facts.verification.ok:
-        lines.append(f"::notice title={_property(facts.name)}::{_data(standing(facts))}")
+        lines.append(f"::notice title={_property(facts.name)}::{_data(verification_summary(facts))}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _details(facts: Facts, check: Check) -> str:
+def _details(facts: ReportInputs, check: VerificationCheck) -> str:
     against = contradiction(facts, check)
     return f"{check.detail}; contradicted: {against}" if against else check.detail
 

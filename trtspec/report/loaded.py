@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from trtspec.report.against_load import RING, against_load
-from trtspec.report.crossing import pays
-from trtspec.report.documents import Facts
-from trtspec.report.plots.spans import Spread, spans
-from trtspec.report.schemas.load import LoadPoint, Percentiles, Ratio
+from trtspec.report.crossing import faster_ranges
+from trtspec.report.documents import ReportInputs
+from trtspec.report.plots.spans import PercentileSpan, spans
+from trtspec.report.schemas.load import LoadPoint, Percentiles, RatioInterval
 from trtspec.report.section import Section, Table
 
 ARMS = {"served": "speculative", "baseline": "target alone"}
@@ -26,7 +26,7 @@ OPEN = "Speed-up of the end-to-end latency over the target alone, in alternating
 HOW = "Dot: median. Bar: up to the 90th percentile. Line: minimum to 99th percentile."
 
 
-def throughput(facts: Facts) -> Iterator[Section]:
+def throughput(facts: ReportInputs) -> Iterator[Section]:
     """Yield the results of both arms by concurrency and by arrival rate, with the break-even load."""
     for points, name, of in ((closed(facts), CONCURRENCY, CLOSED), (_open(facts), "requests per second", OPEN)):
         if not points:
@@ -36,7 +36,7 @@ def throughput(facts: Facts) -> Iterator[Section]:
         if len(points) > 1 and any(ratios):
             loads = [point.load.concurrency or point.load.requests_per_s or 1 for point in points]
             plot = against_load(f"Measured speed-up by {name}", loads, {"speculative": ratios}, name)
-            words += f"Faster {pays(loads, ratios)} ({name}). {RING}"
+            words += f"Faster {faster_ranges(loads, ratios)} ({name}). {RING}"
         unfit = [f"{point.load.name}: not compared, as {point.unfit}" for point in points if point.unfit]
         words += "".join(f" Warning: {each}." for each in [*unfit, *(facts.load.warnings if facts.load else [])])
         yield Section(f"Measured: speed-up by {name}", words.strip(), plot, [_by_load(points, name)])
@@ -54,10 +54,10 @@ def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
     columns = {head: [cell(point) for point in points] for head, cell in cells.items()}
     known = {head: found for head, found in columns.items() if {*found} - {"-", "0"}}
     rows = [(point.load.name, *row) for point, *row in zip(points, *known.values(), strict=True)]
-    return Table.of_numbers(f"By {name}, with 95 % intervals", (name, *known), rows)
+    return Table.numeric_table(f"By {name}, with 95 % intervals", (name, *known), rows)
 
 
-def latencies(facts: Facts) -> Iterator[Section]:
+def latencies(facts: ReportInputs) -> Iterator[Section]:
     """Yield a section for each latency metric, with its distribution by load."""
     points = facts.load.points if facts.load else []
     for key, title in LATENCIES.items():
@@ -76,18 +76,18 @@ def latencies(facts: Facts) -> Iterator[Section]:
             if (each := values[place])
         ]
         columns = ("requests", "p50", "p90", "p95", "p99", "max")
-        table = Table.of_numbers("Milliseconds", columns, rows)
+        table = Table.numeric_table("Milliseconds", columns, rows)
         drawn = {name: [_spread(each) for each in values] for name, values in found.items()}
         plot = spans(title, labels, drawn, "milliseconds")
         yield Section(title, HOW, plot, [table])
 
 
-def closed(facts: Facts) -> list[LoadPoint]:
+def closed(facts: ReportInputs) -> list[LoadPoint]:
     """Return the points of the closed loop, which have a concurrency."""
     return [point for point in facts.load.points if point.load.concurrency] if facts.load else []
 
 
-def _open(facts: Facts) -> list[LoadPoint]:
+def _open(facts: ReportInputs) -> list[LoadPoint]:
     return [point for point in facts.load.points if point.load.requests_per_s] if facts.load else []
 
 
@@ -96,11 +96,11 @@ def _percentiles(point: LoadPoint, arm: str, key: str) -> Percentiles | None:
     return found
 
 
-def _spread(found: Percentiles | None) -> Spread | None:
-    return Spread(found.min, found.p50, found.p90, found.p99) if found else None
+def _spread(found: Percentiles | None) -> PercentileSpan | None:
+    return PercentileSpan(found.min, found.p50, found.p90, found.p99) if found else None
 
 
-def _interval(found: Ratio | None) -> str:
+def _interval(found: RatioInterval | None) -> str:
     if found is None:
         return "-"
     return f"{found.ratio:.2f} ({found.interval})" if found.interval else f"{found.ratio:.2f}"

@@ -6,33 +6,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.bench.speedup import HOLDS
-from trtspec.report.crossing import pays
-from trtspec.report.documents import Facts
-from trtspec.report.judged import foreign, own_candidate
+from trtspec.report.crossing import faster_ranges
+from trtspec.report.documents import ReportInputs
+from trtspec.report.judged import matching_candidate, mismatched_documents
 from trtspec.report.loaded import closed
 from trtspec.report.profiled import requests
 from trtspec.report.section import Figure, Section
-from trtspec.store.disk_space import amount
+from trtspec.store.disk_space import format_bytes
 
 
-def glance(facts: Facts) -> Iterator[Section]:
+def key_figures(facts: ReportInputs) -> Iterator[Section]:
     """Yield the section with the available key figures."""
     makers = (_speedup, _accepted, _load, _same, _gates, _memory)
     yield Section("At a glance", _sentence(facts), figures=[figure for maker in makers for figure in maker(facts)])
 
 
-def _sentence(facts: Facts) -> str:
+def _sentence(facts: ReportInputs) -> str:
     manifest = facts.manifest
     speculation, models = manifest.recipe.speculation, manifest.recipe.models
     drafts = f" with {models['draft'].model}" if "draft" in models else ""
     text = f"{models['target'].model}, {speculation.method}{drafts}, on the {manifest.backend.name} backend"
     if kept := [each.name for each in facts.sources if each.is_kept]:
         text += f". Includes results saved on this machine: {', '.join(kept)}"
-    warnings = "".join(f". Warning: {each}" for each in foreign(facts))
+    warnings = "".join(f". Warning: {each}" for each in mismatched_documents(facts))
     return text + (f"{warnings}; not used for the verdict" if warnings else "")
 
 
-def _speedup(facts: Facts) -> Iterator[Figure]:
+def _speedup(facts: ReportInputs) -> Iterator[Figure]:
     if found := facts.counted("bench"):
         low, high = found.speedup_interval
         yield Figure(f"{found.speedup:.2f}×", "as fast as the target alone", f"{low:.2f} to {high:.2f}, one request")
@@ -43,45 +43,45 @@ def _speedup(facts: Facts) -> Iterator[Figure]:
         yield Figure(
             f"{speedup.ratio:.2f}×", "as fast as the target alone", ", ".join(filter(None, (speedup.interval, name)))
         )
-    elif first := own_candidate(facts):
+    elif first := matching_candidate(facts):
         best = first.best[0]
         yield Figure(f"{best.speedup:.2f}×", "expected speed-up", f"{first.name}, {requests(best.batch)}")
 
 
-def _accepted(facts: Facts) -> Iterator[Figure]:
+def _accepted(facts: ReportInputs) -> Iterator[Figure]:
     bench = facts.counted("bench")
     if bench:
         found = bench.speculative
         yield Figure(f"{found.acceptance_rate:.0%}", "of drafted tokens accepted", "bench")
         yield Figure(f"{found.mean_accepted_len:.2f}", "tokens per step", "1 is the target alone")
-    elif first := own_candidate(facts):
+    elif first := matching_candidate(facts):
         yield Figure(f"{first.acceptance_rate:.0%}", "of drafted tokens accepted", first.name)
         yield Figure(f"{first.mean_accepted_len.token_weighted[0]:.2f}", "tokens per step", "1 is the target alone")
 
 
-def _load(facts: Facts) -> Iterator[Figure]:
-    first, points = own_candidate(facts), closed(facts) if facts.counted("load") else []
+def _load(facts: ReportInputs) -> Iterator[Figure]:
+    first, points = matching_candidate(facts), closed(facts) if facts.counted("load") else []
     measured = {point.load.concurrency or 1: point.speedup.ratio for point in points if point.speedup}
     if len(measured) > 1:
-        yield Figure(pays(list(measured), list(measured.values())), "concurrency with a speed-up", "bench")
+        yield Figure(faster_ranges(list(measured), list(measured.values())), "concurrency with a speed-up", "bench")
     elif first and len(first.best) > 1:
         batches, speedups = [each.batch for each in first.best], [each.speedup for each in first.best]
-        yield Figure(pays(batches, speedups), "concurrency with a speed-up", f"{first.name}, profile")
+        yield Figure(faster_ranges(batches, speedups), "concurrency with a speed-up", f"{first.name}, profile")
 
 
-def _same(facts: Facts) -> Iterator[Figure]:
+def _same(facts: ReportInputs) -> Iterator[Figure]:
     if found := facts.counted("bench"):
         yield Figure(f"{found.identical_texts} of {found.prompts}", "identical texts", "with and without speculation")
 
 
-def _gates(facts: Facts) -> Iterator[Figure]:
+def _gates(facts: ReportInputs) -> Iterator[Figure]:
     if found := facts.verification:
         hold, by = sum(check.state == HOLDS for check in found.checks), "elsewhere" if facts.elsewhere else "verify"
         yield Figure(f"{hold} of {len(found.checks)}", "checks passed", by)
 
 
-def _memory(facts: Facts) -> Iterator[Figure]:
+def _memory(facts: ReportInputs) -> Iterator[Figure]:
     if devices := facts.manifest.memory:
         most = max(devices, key=lambda device: device.total_bytes)
         where = f"GPU {most.id}" if most.id.isdigit() else most.id
-        yield Figure(amount(most.total_bytes), "memory to serve", f"{where}, planned")
+        yield Figure(format_bytes(most.total_bytes), "memory to serve", f"{where}, planned")

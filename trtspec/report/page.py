@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 
 from trtspec import __version__
-from trtspec.report.documents import Facts
-from trtspec.report.judged import standing, verdict
-from trtspec.report.plots import packed, style
+from trtspec.report.documents import ReportInputs
+from trtspec.report.judged import verdict, verification_summary
+from trtspec.report.plots import minify_css, style
 from trtspec.report.section import Figure, Section, Table
 from trtspec.report.sections import sections
 
@@ -19,9 +19,9 @@ LAYOUT = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def render_page(facts: Facts) -> str:
+def render_page(facts: ReportInputs) -> str:
     """Return the report as HTML."""
-    judged, checks = verdict(facts), standing(facts)
+    judged, checks = verdict(facts), verification_summary(facts)
     tone = {"green": "ok", "red": "bad"}.get(judged.style, "dim")
     is_bad = "does not hold" in checks
     body = "".join(
@@ -32,7 +32,7 @@ def render_page(facts: Facts) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(facts.name)}: report</title><style>{style()}{packed(LAYOUT)}</style></head><body><main>"
+        f"<title>{escape(facts.name)}: report</title><style>{style()}{minify_css(LAYOUT)}</style></head><body><main>"
         f'<h1>{escape(facts.name)}</h1><p class="verdict {tone}"><strong>{escape(judged.text)}</strong></p>'
         f'<p><span class="badge {"bad" if is_bad else "dim"}">{escape(checks)}</span></p>{body}</main>'
         f'<footer class="dim"><p>trtspec {__version__}</p></footer></body></html>\n'

@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from trtspec.report.against_load import ALONE, FASTER, RING, against_load
-from trtspec.report.crossing import pays
-from trtspec.report.documents import Facts
+from trtspec.report.crossing import faster_ranges
+from trtspec.report.documents import ReportInputs
 from trtspec.report.plots.bars import grouped
 from trtspec.report.plots.frame import COLOURS, Series
 from trtspec.report.plots.lines import lines
-from trtspec.report.schemas.profile import Candidate, OfKind
+from trtspec.report.schemas.profile import KindStats, ProfiledCandidate
 from trtspec.report.section import Section, Table
 
 PLACE, SHARE = "position in the draft", "accepted"
 
 
-def by_batch(facts: Facts) -> Iterator[Section]:
+def by_batch(facts: ReportInputs) -> Iterator[Section]:
     """Yield the best speed-up of each candidate by load, with the break-even load."""
     candidates = ranked(facts)
     batches = sorted({each.batch for candidate in candidates for each in candidate.best})
@@ -28,15 +28,15 @@ def by_batch(facts: Facts) -> Iterator[Section]:
         best = {each.batch: each for each in candidate.best}
         ratios[candidate.name] = [best[batch].speedup if batch in best else None for batch in batches]
         cells = (f"{best[batch].speedup:.2f} ({best[batch].draft_len})" if batch in best else "-" for batch in batches)
-        rows.append((candidate.name, *cells, pays(batches, ratios[candidate.name])))
+        rows.append((candidate.name, *cells, faster_ranges(batches, ratios[candidate.name])))
     columns = ("draft", *map(str, batches), "faster")
-    table = Table.of_numbers("Speed-up (draft length) by concurrency", columns, rows)
+    table = Table.numeric_table("Speed-up (draft length) by concurrency", columns, rows)
     plot = against_load("Speed-up by concurrency", batches, ratios, "concurrency")
     words = f"Expected speed-up at the best draft length for each concurrency. {RING}{_left_out(candidates)}"
     yield Section("Expected: speed-up by load", words, plot, [table])
 
 
-def by_kind(facts: Facts) -> Iterator[Section]:
+def by_kind(facts: ReportInputs) -> Iterator[Section]:
     """Yield the mean accepted length of each kind of prompt."""
     candidates = ranked(facts)
     kinds = sorted({each.kind for candidate in candidates for each in candidate.by_kind})
@@ -55,7 +55,7 @@ def by_kind(facts: Facts) -> Iterator[Section]:
         for name, of in found.items()
     ]
     rows = [(kind, *(_interval(of.get(kind)) for of in found.values())) for kind in kinds]
-    table = Table.of_numbers("Tokens per step, with 95 % intervals", ("kind", *found), rows)
+    table = Table.numeric_table("Tokens per step, with 95 % intervals", ("kind", *found), rows)
     words = f"By kind of prompt; whiskers are 95 % intervals over these prompts.{_left_out(candidates)}"
     plot = grouped(
         "Tokens per step by kind", kinds, series[:COLOURS], "tokens per step (1 is the target alone)", mark=1.0
@@ -63,7 +63,7 @@ def by_kind(facts: Facts) -> Iterator[Section]:
     yield Section("Mean accepted length by kind", words, plot, [table])
 
 
-def by_position(facts: Facts) -> Iterator[Section]:
+def by_position(facts: ReportInputs) -> Iterator[Section]:
     """Yield the acceptance at each position of a draft, by candidate."""
     candidates = ranked(facts)
     rates = {each.name: each.by_position for each in candidates}
@@ -72,7 +72,7 @@ def by_position(facts: Facts) -> Iterator[Section]:
     yield from _positions("Acceptance by position", words, "draft", rates, rows)
 
 
-def by_position_and_kind(facts: Facts) -> Iterator[Section]:
+def by_position_and_kind(facts: ReportInputs) -> Iterator[Section]:
     """Yield the acceptance of the first candidate at each position, by kind of prompt."""
     first = next(iter(ranked(facts)), None)
     kinds = [each for each in first.by_kind if each.by_position] if first else []
@@ -85,7 +85,7 @@ def by_position_and_kind(facts: Facts) -> Iterator[Section]:
         yield from _positions("Acceptance by position and kind", words, "kind", rates, rows)
 
 
-def by_length(facts: Facts) -> Iterator[Section]:
+def by_length(facts: ReportInputs) -> Iterator[Section]:
     """Yield the expected speed-up of the best candidate by draft length."""
     first = next(iter(ranked(facts)), None)
     lens = sorted({each.draft_len for each in first.speedups}) if first else []
@@ -96,13 +96,13 @@ def by_length(facts: Facts) -> Iterator[Section]:
     series = [Series(requests(batch), [found.get((batch, length)) for length in lens]) for batch in batches]
     rows = [(each.name, *("-" if value is None else f"{value:.2f}" for value in each.values)) for each in series]
     labels = [str(length) for length in lens]
-    table = Table.of_numbers("Expected speed-up by draft length", ("", *labels), rows)
+    table = Table.numeric_table("Expected speed-up by draft length", ("", *labels), rows)
     plot = lines("Expected speed-up by draft length", labels, series, "draft_len", FASTER, (1.0, ALONE))
     words = f"Expected speed-up of {first.name}, from its acceptance and step times."
     yield Section("Draft length", words, plot, [table])
 
 
-def ranked(facts: Facts) -> list[Candidate]:
+def ranked(facts: ReportInputs) -> list[ProfiledCandidate]:
     """Return the candidates by decreasing speed-up at the smallest batch."""
     found = facts.profile.methods if facts.profile else []
     return sorted(found, key=lambda each: -each.best[0].speedup if each.best else 0.0)
@@ -125,18 +125,18 @@ def _positions(
         for name, own in rates.items()
     ]
     series = [Series(name, own) for name, own in rates.items()][:COLOURS]
-    table = Table.of_numbers("Accepted of drafted, by position", (first, "total", *labels), rows)
+    table = Table.numeric_table("Accepted of drafted, by position", (first, "total", *labels), rows)
     yield Section(title, words, lines(title, labels, series, PLACE, SHARE), [table])
 
 
-def _spread(kinds: list[OfKind]) -> list[OfKind]:
+def _spread(kinds: list[KindStats]) -> list[KindStats]:
     """Return at most COLOURS of the ranked kinds, evenly spaced, including the first and the last."""
     if len(kinds) <= COLOURS:
         return kinds
     return [kinds[round(number * (len(kinds) - 1) / (COLOURS - 1))] for number in range(COLOURS)]
 
 
-def _left_out(candidates: Sequence[Candidate]) -> str:
+def _left_out(candidates: Sequence[ProfiledCandidate]) -> str:
     return f" The plot shows the {COLOURS} fastest." if len(candidates) > COLOURS else ""
 
 

@@ -22,7 +22,7 @@ class Table:
     bad: Sequence[int] = ()
 
     @classmethod
-    def of_numbers(cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    def numeric_table(cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
         """Return a table in which all columns but the first contain numbers."""
         return cls(caption, columns, rows, tuple(range(1, len(columns))))
 

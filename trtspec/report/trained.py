@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.report.documents import Facts
+from trtspec.report.documents import ReportInputs
 from trtspec.report.plots.bars import grouped
 from trtspec.report.plots.frame import Series
-from trtspec.report.schemas.train import TrainedSide
+from trtspec.report.schemas.train import DraftAcceptance
 from trtspec.report.section import Section, Table
 
 
-def training(facts: Facts) -> Iterator[Section]:
+def training(facts: ReportInputs) -> Iterator[Section]:
     """Yield the mean accepted length of both drafts for each kind of held-out prompt."""
     found = facts.training
     if found is None:
@@ -38,6 +38,6 @@ def training(facts: Facts) -> Iterator[Section]:
     yield Section("Training", f"{outcome} Whiskers are 95 % intervals over these prompts.", plot, [table])
 
 
-def _interval(side: TrainedSide) -> str:
+def _interval(side: DraftAcceptance) -> str:
     low, high = side.interval
     return f"{side.mean_accepted_len:.2f} ({low:.2f} to {high:.2f})"

@@ -11,22 +11,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.files import UnfitFile, read_bounded
+from trtspec.core.files import UnreadableFile, read_bounded
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
 
-def seal(schema: str, body: dict[str, Any]) -> bytes:
+def dump_checksummed(schema: str, body: dict[str, Any]) -> bytes:
     """Return a JSON document with the schema, the body and a digest of both."""
     document = {"schema": schema, **body}
     return json.dumps({**document, "digest": _digest(document)}, indent=1).encode()
 
 
-def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
+def load_checksummed(schema: str, path: Path) -> dict[str, Any] | None:
     """Return the body of a checksummed document, or None if it is missing, damaged or has another schema."""
     try:
         document = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES))
-    except (FileNotFoundError, NotADirectoryError, UnfitFile, ValueError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, UnreadableFile, ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
         return None
@@ -36,17 +36,17 @@ def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
     return document
 
 
-def seal_text(document: dict[str, Any]) -> bytes:
+def dump_checksummed_text(document: dict[str, Any]) -> bytes:
     """Return a JSON object whose last key, `digest`, is the SHA-256 of the text without that key.
 
-    Unlike `seal`, this digest covers every byte, including whitespace.
+    Unlike `dump_checksummed`, this digest covers every byte, including whitespace.
     """
     body = json.dumps(document, indent=1).encode().removesuffix(b"\n}")
     return body + _TAIL % _digest_of_text(body)
 
 
-def is_sealed_text(data: bytes) -> bool:
-    """Return whether a document written by `seal_text` is unchanged."""
+def has_valid_checksum(data: bytes) -> bool:
+    """Return whether a document written by `dump_checksummed_text` is unchanged."""
     body, found = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
     return len(data) > _TAIL_BYTES and found == _TAIL % _digest_of_text(body)
 

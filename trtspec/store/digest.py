@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import changed_ns, file_lock, identity_of, is_guarded, replace_file
+from trtspec.core.files import changed_ns, file_identity, file_lock, is_guarded, replace_file
 from trtspec.core.hashing import file_sha256
-from trtspec.store.checksummed_json import load_sealed, seal
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
 
 CACHE_SCHEMA = "trtspec.digests/1"
 RACY_NS = 2_000_000_000
@@ -41,7 +41,7 @@ def canonical(value: object) -> bytes:
     raise TypeError(f"a {type(value).__qualname__} has no canonical form: {value!r}")
 
 
-def digest_of(tag: str, value: object) -> str:
+def compute_digest(tag: str, value: object) -> str:
     """Return the SHA-256 of a value in the role `tag`; different roles give different digests."""
     return hashlib.sha256(tag.encode() + b"\n" + canonical(value)).hexdigest()
 
@@ -73,14 +73,14 @@ class DigestCache:
 
     def lookup(self, path: Path) -> str | None:
         """Return the cached digest, or None, without reading the file."""
-        identity = identity_of(path)
+        identity = file_identity(path)
         if identity in self._here:
             return self._here[identity]
         return self._known[identity] if identity in self._known and is_guarded(path) else None
 
     def digest(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """Return the digest, reading the file only on a cache miss; TrtspecError if it changes during the read."""
-        before = identity_of(path)
+        before = file_identity(path)
         if known := self.lookup(path):
             return known
         digest = file_sha256(path, on_bytes)
@@ -94,9 +94,9 @@ class DigestCache:
         self._here |= dict(read[path] for path in settled)
         self._remember(dict(read[path] for path in settled if is_guarded(path)))
 
-    def learn_own(self, digests: Mapping[Path, str]) -> None:
+    def add_written(self, digests: Mapping[Path, str]) -> None:
         """Cache digests of files written only by this process, regardless of their age."""
-        self._remember({identity_of(path): digest for path, digest in digests.items() if is_guarded(path)})
+        self._remember({file_identity(path): digest for path, digest in digests.items() if is_guarded(path)})
 
     def _remember(self, digests: Mapping[str, str]) -> None:
         if digests.items() <= self._known.items():
@@ -106,18 +106,18 @@ class DigestCache:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with file_lock(self._path.with_suffix(".lock")):
                 newest = list({**self._load(), **digests}.items())[-self.MAX_FILES :]
-                data = seal(CACHE_SCHEMA, {"digests": dict(newest)})
+                data = dump_checksummed(CACHE_SCHEMA, {"digests": dict(newest)})
                 replace_file(self._path, data)
 
     def _load(self) -> dict[str, str]:
-        document = load_sealed(CACHE_SCHEMA, self._path) or {"digests": {}}
+        document = load_checksummed(CACHE_SCHEMA, self._path) or {"digests": {}}
         return cast(dict[str, str], document["digests"])
 
 
 def ensure_unchanged(before: Mapping[Path, str]) -> None:
     """Raise TrtspecError for a file whose identity differs from the one recorded before it was read."""
     for path, identity in before.items():
-        if identity_of(path) != identity:
+        if file_identity(path) != identity:
             raise TrtspecError(
                 "the file changed while it was being read",
                 where=str(path),

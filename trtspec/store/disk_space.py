@@ -28,7 +28,7 @@ class DiskNeed:
     @property
     def message(self) -> str:
         """Return a message with the needed and the free amount."""
-        space = f"{amount(self.needed_bytes)} needed, {amount(self.free_bytes)} free"
+        space = f"{format_bytes(self.needed_bytes)} needed, {format_bytes(self.free_bytes)} free"
         return f"not enough disk space for the {self.what} at {self.path}: {space}"
 
     @property
@@ -70,7 +70,7 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 
-def amount(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Return a byte count as text with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:

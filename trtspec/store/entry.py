@@ -18,11 +18,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trtspec.core.diagnostics import plain_words
+from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.file_records import FileRecord, Sha256
-from trtspec.core.files import in_threads, replace_file, sync, sync_directories
+from trtspec.core.files import fsync_path, map_in_threads, replace_file, sync_directories
 from trtspec.core.hashing import file_sha256
-from trtspec.store.checksummed_json import load_sealed, seal
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
 
 SCHEMA = "trtspec.entry/1"
 # File times advance in ticks of at most 10 ms: a file hashed within the tick of its last write could change unnoticed.
@@ -35,7 +35,7 @@ class UnsoundError(Exception):
     """An entry differs from its record; the message names the first difference. Internal to the store."""
 
 
-class Entry(BaseModel):
+class StoreEntry(BaseModel):
     """The output of a step and its directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,27 +59,27 @@ class Entry(BaseModel):
         return sum(record.size for record in self.files)
 
 
-def load_entry(directory: Path, key: str) -> Entry:
+def load_entry(directory: Path, key: str) -> StoreEntry:
     """Return the entry of `key` without checking its files; UnsoundError if its document is invalid."""
-    body = load_sealed(SCHEMA, directory / "entry.json")
+    body = load_checksummed(SCHEMA, directory / "entry.json")
     if body is None:
         raise UnsoundError("entry.json is missing or damaged")
     try:
-        entry = Entry.model_validate({**body, "directory": directory})
+        entry = StoreEntry.model_validate({**body, "directory": directory})
     except ValidationError as error:
-        raise UnsoundError(f"entry.json: {plain_words(error.errors()[0]['msg'])}") from error
+        raise UnsoundError(f"entry.json: {simplify_pydantic_message(error.errors()[0]['msg'])}") from error
     if entry.key != key:
         raise UnsoundError(f"entry.json has the key {entry.key}")
     return entry
 
 
-def write_entry(entry: Entry) -> None:
+def write_entry(entry: StoreEntry) -> None:
     """Write the document of an entry whose files are already sealed."""
-    data = seal(SCHEMA, entry.model_dump(mode="json"))
+    data = dump_checksummed(SCHEMA, entry.model_dump(mode="json"))
     replace_file(entry.directory / "entry.json", data)
 
 
-def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
+def check_files(entry: StoreEntry, known: dict[str, Stamp]) -> dict[str, Stamp]:
     """Return the stamps of an entry's files; UnsoundError names the first file that differs from its record.
 
     Files whose stamp equals the one in `known` are not hashed again.
@@ -95,7 +95,7 @@ def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
             unknown.append(record)
     if extra := set(found) - {record.path for record in entry.files}:
         raise UnsoundError(f"files/{min(extra)} is not part of the entry")
-    digests = in_threads(lambda each: _settled_sha256(entry.files_dir / each.path, found[each.path]), unknown)
+    digests = map_in_threads(lambda each: _settled_sha256(entry.files_dir / each.path, found[each.path]), unknown)
     for record, digest in zip(unknown, digests, strict=True):
         if digest != record.sha256:
             raise UnsoundError(f"files/{record.path}: sha256 differs")
@@ -109,12 +109,12 @@ def seal_files(files_dir: Path, known: Mapping[str, str]) -> tuple[tuple[FileRec
     """
     for path in scan(files_dir):
         (files_dir / path).chmod(0o444)
-        sync(files_dir / path)
+        fsync_path(files_dir / path)
     sync_directories(files_dir)
     stamps = scan(files_dir)  # scan again: chmod changed the times
     paths = sorted(stamps)
     unknown = [path for path in paths if path not in known]
-    digests = in_threads(lambda path: _settled_sha256(files_dir / path, stamps[path]), unknown)
+    digests = map_in_threads(lambda path: _settled_sha256(files_dir / path, stamps[path]), unknown)
     found = {**known, **dict(zip(unknown, digests, strict=True))}
     return tuple(FileRecord(path=path, size=stamps[path][1], sha256=found[path]) for path in paths), stamps
 

@@ -17,10 +17,10 @@ from threading import Condition, Lock
 from typing import Literal, Protocol
 
 from trtspec.core.processes import sigterm_as_interrupt
-from trtspec.store.entry import Entry
-from trtspec.store.lazy_digests import Sources, files_of, unproven
-from trtspec.store.plan import Plan
-from trtspec.store.step import Inputs, Step, Stopped
+from trtspec.store.entry import StoreEntry
+from trtspec.store.lazy_digests import SourceDigests, step_files, unverified_files
+from trtspec.store.plan import StepPlan
+from trtspec.store.step import Inputs, RunStopped, Step
 from trtspec.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ class StepResult:
     key: str
     status: Status
     seconds: float
-    entry: Entry
+    entry: StoreEntry
 
 
 def execute(
-    plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = (), sources: Sources | None = None
+    plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str] = (), sources: SourceDigests | None = None
 ) -> list[StepResult]:
     """Bring every step of a plan into the store; any exception of a step ends the run and is re-raised.
 
@@ -94,7 +94,7 @@ def execute(
 class _Run:
     """One run: its results and its first failure, if any; several threads may process steps."""
 
-    def __init__(self, store: Store, observer: Observer, sources: Sources | None) -> None:
+    def __init__(self, store: Store, observer: Observer, sources: SourceDigests | None) -> None:
         self._sources = sources
         self.results: dict[str, StepResult] = {}
         self.failure: BaseException | None = None
@@ -130,19 +130,19 @@ class _Run:
         with self.observing() as observer:
             observer.step_finished(step, status, result.seconds)
         self.results[entry.key] = result
-        if next(files_of(step), None):
-            self._store.note_alike(step)
+        if next(step_files(step), None):
+            self._store.record_shape(step)
 
     def _looked_at(self, step: Step) -> Step:
         """Return a step with its sources read if the store may contain its output under the final key."""
-        if self._sources and not all(files.is_read for files in files_of(step)) and self._store.has_alike(step):
+        if self._sources and not all(files.is_read for files in step_files(step)) and self._store.has_same_shape(step):
             return self._sources.read(step)
         return step
 
-    def _build(self, step: Step, inputs: Inputs) -> tuple[Entry, bool]:
+    def _build(self, step: Step, inputs: Inputs) -> tuple[StoreEntry, bool]:
         meter, started = _Meter(step, self), time.perf_counter()
         is_resumed = bool(self._store.resumable_bytes(step.key))
-        if self._sources and unproven(step):
+        if self._sources and unverified_files(step):
             entry, built = self._store.build_unread(step, inputs, meter, self._sources)
         else:
             entry, built = self._store.build(step, inputs, meter)
@@ -161,7 +161,7 @@ class _Run:
         """Count a thread as working; raises Stopped if the run has already failed."""
         with self._idle:
             if self.failure:
-                raise Stopped
+                raise RunStopped
             self._working += 1
         try:
             yield
@@ -189,7 +189,7 @@ class _Meter:
 
     def advance(self, n_bytes: int) -> None:
         if self._run.failure:
-            raise Stopped
+            raise RunStopped
         if n_bytes:
             with self._run.observing() as observer:
                 observer.step_advanced(self._step, n_bytes)

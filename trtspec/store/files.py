@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.core.errors import SourceChanged, StepError
-from trtspec.core.files import UNREAD, Absent, identity_of, in_threads
+from trtspec.core.files import UNREAD, AbsentFile, file_identity, map_in_threads
 from trtspec.core.paths import hub_cache_dir
 from trtspec.store.digest import DigestCache
 
@@ -49,7 +49,7 @@ class Files:
             yield
         finally:
             for path, before in zip(self.paths, self.identities, strict=True):
-                if not path.is_file() or identity_of(path) != before:
+                if not path.is_file() or file_identity(path) != before:
                     raise SourceChanged("the file changed during the build", where=str(path), hint="build again")
 
 
@@ -66,7 +66,7 @@ class FileReader:
         digests: DigestCache,
         unread_above: int | None = None,
         on_bytes: Callable[[int], None] | None = None,
-        absent: Mapping[Path, Absent] | None = None,
+        absent: Mapping[Path, AbsentFile] | None = None,
     ) -> None:
         self._digests = digests
         self._absent = absent or {}
@@ -88,14 +88,14 @@ class FileReader:
                 found = [digest or hub_digest(path) or _unread(path) for path, digest in zip(paths, known, strict=True)]
                 unproven = tuple(path.name for path, digest in zip(paths, known, strict=True) if digest is None)
             else:
-                found = in_threads(self._digest, paths)
+                found = map_in_threads(self._digest, paths)
         except OSError as error:
             raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
         named = tuple(zip((path.name for path in paths), found, strict=True))
         return Files(root, named, stats, unproven, identities)
 
     def _identity(self, path: Path) -> str:
-        return "" if path in self._absent else identity_of(path)
+        return "" if path in self._absent else file_identity(path)
 
     def _stat(self, path: Path) -> tuple[int, int]:
         return self._absent[path][1:] if path in self._absent else _stat(path)
@@ -119,7 +119,7 @@ def hub_digest(path: Path) -> str | None:
 
 
 def _unread(path: Path) -> str:
-    return f"{UNREAD} {identity_of(path)}"
+    return f"{UNREAD} {file_identity(path)}"
 
 
 def _stat(path: Path) -> tuple[int, int]:

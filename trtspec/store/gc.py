@@ -14,7 +14,7 @@ from trtspec.core.failpoint import failpoint
 from trtspec.store.layout import Layout
 
 
-def evict(layout: Layout, key: str) -> bool:
+def remove_entry(layout: Layout, key: str) -> bool:
     """Remove an entry, whose lock the caller holds; return whether it existed."""
     layout.stamps(key).unlink(missing_ok=True)
     aside = layout.temporary(key)

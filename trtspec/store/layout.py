@@ -24,7 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtspec.core.errors import StepError, TrtspecError, describe_refusal, refusal, refused_at, remedy_of
+from trtspec.core.errors import (
+    StepError,
+    TrtspecError,
+    describe_os_error,
+    describe_os_error_at,
+    os_error_path,
+    os_error_remedy,
+)
 from trtspec.core.files import file_lock
 
 if TYPE_CHECKING:
@@ -84,18 +91,18 @@ class Layout:
         return file_lock(path, timeout_s)
 
     @contextmanager
-    def in_words(self, doing: str) -> Iterator[None]:
+    def explain_os_errors(self, doing: str) -> Iterator[None]:
         """Convert OSErrors that the machine causes within the block to StepErrors."""
         try:
             yield
         except OSError as error:
-            path = refused_at(error)
-            if (refused := describe_refusal(error, str(self.root))) is None:
+            path = os_error_path(error)
+            if (refused := describe_os_error_at(error, str(self.root))) is None:
                 raise
             if path and Path(path).is_relative_to(self.root):
-                refused = f"{refusal(error)} {self.root}"
+                refused = f"{describe_os_error(error)} {self.root}"
             hint = "free disk space or fix permissions there, or set TRTSPEC_CACHE to a directory on another disk"
-            raise StepError(f"{refused} while {doing}", hint=remedy_of(error) or hint) from error
+            raise StepError(f"{refused} while {doing}", hint=os_error_remedy(error) or hint) from error
 
 
 def listdir(path: Path) -> list[Path]:

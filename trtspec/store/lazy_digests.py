@@ -15,34 +15,34 @@ from types import TracebackType
 from typing import Any, cast
 
 from trtspec.core.errors import SourceChanged, TrtspecError
-from trtspec.core.files import UNREAD, identity_of, in_threads
-from trtspec.core.hashing import FilesBeside, threads_beside
+from trtspec.core.files import UNREAD, file_identity, map_in_threads
+from trtspec.core.hashing import ParallelFileHasher, background_thread_count
 from trtspec.core.processes import available_memory
 from trtspec.store.digest import DigestCache, ensure_unchanged
 from trtspec.store.files import Files
-from trtspec.store.step import Progress, Step
+from trtspec.store.step import Step, StepProgress
 
 TICK_S = 0.02  # file times advance in ticks of at most 10 ms
 LEAD_BYTES = 256 << 20  # hashing and the step stay close enough to share the page cache
 SHARE_OF_MEMORY = 4  # up to a quarter of the free memory may hold data that waits to be hashed
 
 
-def files_of(step: Step) -> Iterator[Files]:
+def step_files(step: Step) -> Iterator[Files]:
     """Yield the files that a step reads itself; files of its dependencies are excluded."""
     yield from _files_in(tuple(getattr(step, field.name) for field in fields(step)))  # type: ignore[arg-type]
 
 
-def unproven(step: Step) -> dict[Path, str]:
+def unverified_files(step: Step) -> dict[Path, str]:
     """Return the files of a step that still have to be hashed, with their supposed digests."""
     return {
         files.root / name: digest
-        for files in files_of(step)
+        for files in step_files(step)
         for name, digest in files.digests
         if name in files.unproven
     }
 
 
-def proven(step: Step, found: Mapping[Path, str]) -> Step:
+def with_digests(step: Step, found: Mapping[Path, str]) -> Step:
     """Return a step with its digests replaced by those in `found`; the step itself if nothing changes."""
 
     def change(files: Files) -> Files:
@@ -54,7 +54,7 @@ def proven(step: Step, found: Mapping[Path, str]) -> Step:
     return cast(Step, _with_files(step, change))
 
 
-def alike_key(step: Step) -> str:
+def shape_key(step: Step) -> str:
     """Return a key that is equal for steps that differ only in the bytes of files of equal name and size."""
 
     def change(files: Files) -> Files:
@@ -78,7 +78,7 @@ def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
     return replace(value, **changed) if changed else value
 
 
-class Alongside:
+class ConcurrentHasher:
     """Hashes a step's unproven files in threads while the step runs, and acts as the step's progress.
 
     Hashing stays within `LEAD_BYTES` of the step. The step, which may report much in one call, stays within a share of
@@ -86,20 +86,22 @@ class Alongside:
     cannot deadlock. Data that an earlier run has processed is hashed as well.
     """
 
-    def __init__(self, step: Step, digests: DigestCache, progress: Progress) -> None:
+    def __init__(self, step: Step, digests: DigestCache, progress: StepProgress) -> None:
         self._step, self._digests, self._progress = step, digests, progress
-        self._supposed = unproven(step)
+        self._supposed = unverified_files(step)
         self._identities: dict[Path, str] = {}
         self._hashed = self._read = self._resumed = 0
         self._most_ahead = max(LEAD_BYTES, available_memory() // SHARE_OF_MEMORY)
         self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
-        self._files = FilesBeside(self._paths, self._on_hashed, self._may_hash_more, self._on_found)
+        self._files = ParallelFileHasher(self._paths, self._on_hashed, self._may_hash_more, self._on_found)
 
-    def __enter__(self) -> Alongside:
+    def __enter__(self) -> ConcurrentHasher:
         self._identities = {path: _settled(path) for path in self._supposed}
-        self._work: Future[list[str]] = self._pool.submit(self._files.digests, threads_beside(len(self._paths)))
+        self._work: Future[list[str]] = self._pool.submit(
+            self._files.digests, background_thread_count(len(self._paths))
+        )
         self._work.add_done_callback(lambda _: self._wake())
         return self
 
@@ -169,7 +171,7 @@ class Alongside:
             self._moved.notify_all()
 
 
-class Sources:
+class SourceDigests:
     """The source digests found while a plan's steps run."""
 
     def __init__(self, digests: DigestCache) -> None:
@@ -178,18 +180,18 @@ class Sources:
 
     def of(self, step: Step) -> Step:
         """Return a step with the digests found so far."""
-        return proven(step, self.found)
+        return with_digests(step, self.found)
 
     def read(self, step: Step) -> Step:
         """Return a step with all its sources read."""
-        paths = list(unproven(step))
-        self.found |= dict(zip(paths, in_threads(self.digests.digest, paths), strict=True))
+        paths = list(unverified_files(step))
+        self.found |= dict(zip(paths, map_in_threads(self.digests.digest, paths), strict=True))
         return self.of(step)
 
     def looked_up(self, step: Step) -> Step:
         """Return a step with the digests that other processes have cached since."""
         self.digests.reload()
-        known = {path: self.digests.lookup(path) for path in unproven(step)}
+        known = {path: self.digests.lookup(path) for path in unverified_files(step)}
         self.found |= {path: digest for path, digest in known.items() if digest}
         return self.of(step)
 
@@ -217,4 +219,4 @@ def _settled(path: Path) -> str:
     """Return a file's identity once any later write is certain to change it."""
     if abs(time.time() - path.stat().st_ctime) < TICK_S:
         time.sleep(TICK_S)
-    return identity_of(path)
+    return file_identity(path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtspec.core.files import file_lock, replace_file
-from trtspec.store.checksummed_json import load_sealed, seal
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -26,7 +26,7 @@ USES_SCHEMA = "trtspec.uses/1"
 HOLD_SCHEMA = "trtspec.hold/1"
 
 
-class Uses:
+class Leases:
     """Use records and holds below the root of a store."""
 
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
@@ -36,14 +36,16 @@ class Uses:
 
     def of(self, key: str) -> dict[str, float]:
         """Return when each user last used an entry, in seconds since the epoch."""
-        document = load_sealed(USES_SCHEMA, self._notes(key)) or {"users": {}}
+        document = load_checksummed(USES_SCHEMA, self._notes(key)) or {"users": {}}
         return dict(document["users"])
 
     def note(self, keys: Collection[str], user: str) -> None:
         """Record that `user` uses these entries now."""
         with suppress(OSError), self._lock("uses"):
             for key in keys:
-                _write(self._notes(key), seal(USES_SCHEMA, {"users": {**self.of(key), user: self._clock()}}))
+                _write(
+                    self._notes(key), dump_checksummed(USES_SCHEMA, {"users": {**self.of(key), user: self._clock()}})
+                )
 
     def forget(self, key: str) -> None:
         """Delete the use records of an entry."""
@@ -57,7 +59,7 @@ class Uses:
         with suppress(OSError), self._lock("holds"):
             lock = _file_lock(path.with_suffix(".lock"))
             lock.acquire(timeout=0)
-            _write(path, seal(HOLD_SCHEMA, {"keys": sorted(keys)}))
+            _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(keys)}))
             self._open[path] = {*keys}
         try:
             yield
@@ -73,7 +75,7 @@ class Uses:
         with suppress(OSError), self._lock("holds"):
             for path, keys in self._open.items():
                 keys.add(key)
-                _write(path, seal(HOLD_SCHEMA, {"keys": sorted(keys)}))
+                _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(keys)}))
 
     @contextmanager
     def unheld(self, key: str) -> Iterator[bool]:
@@ -91,7 +93,7 @@ class Uses:
                 with _file_lock(path.with_suffix(".lock"), timeout_s=0) as lock:
                     _release(path, lock)
             except Timeout:
-                found |= {*(load_sealed(HOLD_SCHEMA, path) or {"keys": ()})["keys"]}
+                found |= {*(load_checksummed(HOLD_SCHEMA, path) or {"keys": ()})["keys"]}
         return found
 
     def _notes(self, key: str) -> Path:

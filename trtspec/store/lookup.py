@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from trtspec.core.files import replace_file
-from trtspec.store.checksummed_json import load_sealed, seal
-from trtspec.store.entry import Entry, Stamp, UnsoundError, check_files, load_entry, scan
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
+from trtspec.store.entry import Stamp, StoreEntry, UnsoundError, check_files, load_entry, scan
 from trtspec.store.layout import Layout
 
 STAMPS_SCHEMA = "trtspec.stamps/1"
@@ -19,7 +19,7 @@ STAMPS_SCHEMA = "trtspec.stamps/1"
 class Lookup:
     """The entry of a key, or the reason why it is missing."""
 
-    entry: Entry | None
+    entry: StoreEntry | None
     why: str = ""
 
     @property
@@ -28,7 +28,7 @@ class Lookup:
         return "hit" if self.entry else "miss"
 
 
-def look_up(layout: Layout, key: str, *, remember: bool) -> Lookup:
+def find_entry(layout: Layout, key: str, *, remember: bool) -> Lookup:
     """Return the verified entry of a key; with `remember` its stamps are saved so that it is not hashed again."""
     directory = layout.entry(key)
     if not directory.exists():
@@ -44,7 +44,7 @@ def look_up(layout: Layout, key: str, *, remember: bool) -> Lookup:
     return Lookup(entry)
 
 
-def restamp(layout: Layout, key: str) -> bool:
+def refresh_mtimes(layout: Layout, key: str) -> bool:
     """Update the stored change times of an entry's files; False if anything else changed."""
     with suppress(UnsoundError):
         known, found = _stamps(layout, key), scan(layout.entry(key) / "files")
@@ -59,9 +59,9 @@ def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
     path = layout.stamps(key)
     with suppress(OSError):  # on a full disk the next reader hashes the files again
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, seal(STAMPS_SCHEMA, {"stamps": stamps}))
+        replace_file(path, dump_checksummed(STAMPS_SCHEMA, {"stamps": stamps}))
 
 
 def _stamps(layout: Layout, key: str) -> dict[str, Stamp]:
-    document = load_sealed(STAMPS_SCHEMA, layout.stamps(key)) or {"stamps": {}}
+    document = load_checksummed(STAMPS_SCHEMA, layout.stamps(key)) or {"stamps": {}}
     return cast(dict[str, Stamp], document["stamps"])

@@ -18,15 +18,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from trtspec.core.diagnostics import plain_words, written
-from trtspec.core.errors import DigestMismatch, TrtspecError, remedy_of
+from trtspec.core.diagnostics import quote_value, simplify_pydantic_message
+from trtspec.core.errors import DigestMismatch, TrtspecError, os_error_remedy
 from trtspec.core.file_records import FileRecord, Sha256
-from trtspec.core.files import in_threads, open_regular, read_bounded, unreadable
+from trtspec.core.files import describe_read_error, map_in_threads, open_regular, read_bounded
 from trtspec.core.hashing import file_sha256
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact_contents import unlisted
 from trtspec.store.artifact_paths import MANIFEST
-from trtspec.store.checksummed_json import is_sealed_text, seal_text
+from trtspec.store.checksummed_json import dump_checksummed_text, has_valid_checksum
 
 SCHEMA = "trtspec.manifest/2"
 MAX_BYTES = 16 << 20
@@ -90,7 +90,9 @@ class Manifest(_Record):
 
     def render(self) -> bytes:
         """Return the file content: the schema first and a digest of everything before it last."""
-        return seal_text({"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()})
+        return dump_checksummed_text(
+            {"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()}
+        )
 
 
 def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
@@ -106,11 +108,11 @@ def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise TrtspecError(
-            f"its schema is {written(schema)}; this trtspec reads {SCHEMA!r}",
+            f"its schema is {quote_value(schema)}; this trtspec reads {SCHEMA!r}",
             where=str(path),
             hint=_schema_hint(schema),
         )
-    if not is_sealed_text(data):
+    if not has_valid_checksum(data):
         raise DigestMismatch("the manifest was modified: its digest differs", where=str(path))
     del document["digest"]
     try:
@@ -154,7 +156,7 @@ def _schema_hint(schema: object) -> str | None:
     return "read it with the trtspec that wrote it, or build it again" if ours else None
 
 
-def is_ours(artifact_dir: Path) -> bool:
+def has_manifest(artifact_dir: Path) -> bool:
     """Return whether a directory contains a trtspec manifest, readable or not."""
     try:
         with open_regular(artifact_dir / MANIFEST, follow=False) as file:
@@ -169,13 +171,13 @@ def verify_files(artifact_dir: Path, manifest: Manifest, sha256: Callable[[Path]
     `sha256` returns a file's digest; it may use a cache (verified_cache.py).
     """
     root = artifact_dir.resolve()
-    problems = in_threads(lambda record: problem_of(root, record, sha256), manifest.files)
+    problems = map_in_threads(lambda record: file_mismatch(root, record, sha256), manifest.files)
     differing = [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
     others = unlisted(root, [record.path for record in manifest.files])
     return [*differing, *(f"{path}: not listed in the manifest" for path in others)]
 
 
-def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = file_sha256) -> str | None:
+def file_mismatch(root: Path, record: FileRecord, sha256: Callable[[Path], str] = file_sha256) -> str | None:
     """Return how a file below the resolved directory `root` differs from its record, or None."""
     path = root / record.path
     try:
@@ -201,7 +203,7 @@ def _read(path: Path) -> bytes:
         return read_bounded(path, MAX_BYTES, follow=False)
     except OSError as error:
         raise TrtspecError(
-            unreadable(error), where=str(path), hint=remedy_of(error) or "build the artifact again"
+            describe_read_error(error), where=str(path), hint=os_error_remedy(error) or "build the artifact again"
         ) from error
 
 
@@ -221,4 +223,4 @@ def _parse(path: Path, data: bytes) -> Any:
 
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {plain_words(first['msg'])}"
+    return f"{'.'.join(map(str, first['loc']))}: {simplify_pydantic_message(first['msg'])}"

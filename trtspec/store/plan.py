@@ -11,7 +11,7 @@ from trtspec.store.step import Step
 from trtspec.store.store import Store
 
 
-class Plan:
+class StepPlan:
     """The targets and all their dependencies: each key once, dependencies first.
 
     The order follows the targets and the fields of the steps, so equal targets give equal plans.
@@ -35,7 +35,7 @@ class StepStatus:
     why: str
 
 
-def plan_status(plan: Plan, store: Store) -> list[StepStatus]:
+def plan_status(plan: StepPlan, store: Store) -> list[StepStatus]:
     """Return for each step of a plan whether it will run, without changing the store."""
     found: dict[str, StepStatus] = {}
     for step in plan.steps:

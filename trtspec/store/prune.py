@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from trtspec.store.entry import Entry
+from trtspec.store.entry import StoreEntry
 from trtspec.store.store import Store
 
 
 @dataclass(frozen=True)
-class Used:
+class EntryUsage:
     """An entry, the recipes whose builds used it, the last use, and whether a running build holds it."""
 
-    entry: Entry
+    entry: StoreEntry
     recipes: tuple[str, ...]
     last_used: datetime
     is_held: bool
 
 
 @dataclass(frozen=True)
-class Limits:
+class PruneLimits:
     """Retention limits: maximum time since last use in seconds, maximum total bytes; unlimited if None."""
 
     older_than_s: float | None = None
@@ -30,7 +30,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Removed:
+class PruneResult:
     """Removed keys, freed bytes, and bytes not freed because artifacts link to the files."""
 
     keys: tuple[str, ...] = ()
@@ -38,19 +38,19 @@ class Removed:
     linked_bytes: int = 0
 
 
-def uses_of(store: Store) -> list[Used]:
+def list_usage(store: Store) -> list[EntryUsage]:
     """Return the usage of all entries, by key; an entry without a recorded use counts as used when it was built."""
     held = store.uses.held()
     return [_entry_usage(store, entry, entry.key in held) for entry in store.entries()]
 
 
-def _entry_usage(store: Store, entry: Entry, is_held: bool) -> Used:
+def _entry_usage(store: Store, entry: StoreEntry, is_held: bool) -> EntryUsage:
     noted = store.uses.of(entry.key)
     times = [datetime.fromtimestamp(each, timezone.utc) for each in noted.values()]
-    return Used(entry, tuple(sorted(noted)), max([*times, datetime.fromisoformat(entry.created)]), is_held)
+    return EntryUsage(entry, tuple(sorted(noted)), max([*times, datetime.fromisoformat(entry.created)]), is_held)
 
 
-def beyond(uses: Sequence[Used], limits: Limits, now: datetime) -> list[Used]:
+def select_prunable(uses: Sequence[EntryUsage], limits: PruneLimits, now: datetime) -> list[EntryUsage]:
     """Return the entries beyond the limits, least recently used first; held entries stay and count toward the size."""
     size, found = sum(each.entry.total_bytes for each in uses), []
     for each in sorted(uses, key=lambda each: each.last_used):
@@ -62,7 +62,7 @@ def beyond(uses: Sequence[Used], limits: Limits, now: datetime) -> list[Used]:
     return found
 
 
-def remove(store: Store, chosen: Sequence[Used], *, dry_run: bool) -> Removed:
+def remove(store: Store, chosen: Sequence[EntryUsage], *, dry_run: bool) -> PruneResult:
     """Remove entries, or report what would be removed; entries that a build now holds stay."""
     gone, freed, total = [], 0, 0
     for entry in (each.entry for each in chosen):
@@ -70,10 +70,10 @@ def remove(store: Store, chosen: Sequence[Used], *, dry_run: bool) -> Removed:
         if dry_run or store.remove(entry.key):
             gone.append(entry.key)
             freed, total = freed + own, total + entry.total_bytes
-    return Removed(tuple(gone), freed, total - freed)
+    return PruneResult(tuple(gone), freed, total - freed)
 
 
-def clear_rest(store: Store, removed: Removed, *, dry_run: bool) -> Removed:
+def clear_rest(store: Store, removed: PruneResult, *, dry_run: bool) -> PruneResult:
     """Remove everything other than sound entries: damaged entries and leftovers of interrupted builds."""
     left = store.all_resumable_bytes()
     more = () if dry_run else tuple(store.gc(keep=set()))
@@ -81,14 +81,14 @@ def clear_rest(store: Store, removed: Removed, *, dry_run: bool) -> Removed:
     return replace(removed, keys=removed.keys + more, freed_bytes=removed.freed_bytes + freed)
 
 
-def by_recipe(uses: Sequence[Used]) -> list[tuple[str, int, int]]:
+def by_recipe(uses: Sequence[EntryUsage]) -> list[tuple[str, int, int]]:
     """Return (recipe, number of entries, bytes); a shared entry counts for each of its recipes."""
     names = sorted({name for each in uses for name in each.recipes})
     own = {name: [each.entry.total_bytes for each in uses if name in each.recipes] for name in names}
     return [(name, len(sizes), sum(sizes)) for name, sizes in own.items()]
 
 
-def _unshared_bytes(entry: Entry) -> int:
+def _unshared_bytes(entry: StoreEntry) -> int:
     """Return the bytes of files without other hard links."""
     stats = (path.lstat() for record in entry.files if (path := entry.files_dir / record.path).exists())
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)

@@ -18,15 +18,15 @@ from pathlib import Path
 from trtspec.core.errors import SourceChanged, StepError
 from trtspec.core.failpoint import failpoint
 from trtspec.core.file_records import FileRecord
-from trtspec.core.files import sync
-from trtspec.store.entry import Entry, Stamp, UnsoundError, scan, seal_files, write_entry
+from trtspec.core.files import fsync_path
+from trtspec.store.entry import Stamp, StoreEntry, UnsoundError, scan, seal_files, write_entry
 from trtspec.store.layout import Layout
 from trtspec.store.lookup import remember_stamps
-from trtspec.store.step import Inputs, Progress, Step, notes_of
+from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 
 @dataclass(frozen=True)
-class Output:
+class StepOutput:
     """A step's sealed output in its workspace, not yet in the store, and the seconds it took."""
 
     workspace: Path
@@ -36,7 +36,7 @@ class Output:
 
 
 @contextmanager
-def workspace_of(layout: Layout, step: Step) -> Iterator[Path]:
+def step_workspace(layout: Layout, step: Step) -> Iterator[Path]:
     """Provide the directory for a step's files and notes; after a failure a resumable step's workspace is kept.
 
     After SourceChanged the notes are deleted, because the files may come from a different source.
@@ -49,22 +49,22 @@ def workspace_of(layout: Layout, step: Step) -> Iterator[Path]:
         if not step.RESUMABLE:
             shutil.rmtree(workspace, ignore_errors=True)
         elif isinstance(error, SourceChanged):
-            shutil.rmtree(notes_of(workspace / "files"))
+            shutil.rmtree(notes_dir(workspace / "files"))
         raise
 
 
-def write_output(workspace: Path, step: Step, inputs: Inputs, progress: Progress) -> Output:
+def write_output(workspace: Path, step: Step, inputs: Inputs, progress: StepProgress) -> StepOutput:
     """Run a step and seal its output."""
     started, files = time.perf_counter(), workspace / "files"
     known = step.run(files, inputs, progress) or {}
     records, stamps = _seal_output(step, files, known)
-    return Output(workspace, records, stamps, time.perf_counter() - started)
+    return StepOutput(workspace, records, stamps, time.perf_counter() - started)
 
 
-def publish_output(layout: Layout, step: Step, output: Output, clock: Callable[[], float]) -> Entry:
+def publish_output(layout: Layout, step: Step, output: StepOutput, clock: Callable[[], float]) -> StoreEntry:
     """Make an output the entry of a step's key; `clock` returns the time in seconds since the epoch."""
     failpoint("store.before-entry")
-    entry = Entry(
+    entry = StoreEntry(
         directory=output.workspace,
         key=step.key,
         name=step.name,
@@ -74,7 +74,7 @@ def publish_output(layout: Layout, step: Step, output: Output, clock: Callable[[
         created=datetime.fromtimestamp(clock(), timezone.utc).isoformat(timespec="seconds"),
     )
     write_entry(entry)
-    shutil.rmtree(notes_of(output.workspace / "files"), ignore_errors=True)
+    shutil.rmtree(notes_dir(output.workspace / "files"), ignore_errors=True)
     failpoint("store.before-rename")
     entry = _install(entry, layout.entry(step.key))
     remember_stamps(layout, step.key, output.stamps)
@@ -89,7 +89,7 @@ def _make_workspace(workspace: Path, step: Step) -> None:
             (files / path).chmod(0o644)
     files.mkdir(parents=True, exist_ok=step.RESUMABLE)
     if step.RESUMABLE:
-        notes_of(files).mkdir(exist_ok=True)
+        notes_dir(files).mkdir(exist_ok=True)
 
 
 def _seal_output(
@@ -101,10 +101,10 @@ def _seal_output(
         raise StepError(f"invalid output of {step.name}: {problem}; nothing was published") from problem
 
 
-def _install(entry: Entry, directory: Path) -> Entry:
+def _install(entry: StoreEntry, directory: Path) -> StoreEntry:
     directory.parent.mkdir(parents=True, exist_ok=True)
     os.rename(entry.directory, directory)
     failpoint("store.after-rename")
     for parent in (directory.parent, directory.parent.parent):
-        sync(parent)
+        fsync_path(parent)
     return entry.model_copy(update={"directory": directory})

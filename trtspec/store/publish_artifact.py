@@ -15,20 +15,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from trtspec.core.atomic_dir import clean_up, is_free, locked, put_in_place, sibling
-from trtspec.core.errors import StepError, TrtspecError, remedy_of
+from trtspec.core.atomic_dir import exclusive_writer, is_free, remove_leftovers, replace_directory, temporary_sibling
+from trtspec.core.errors import StepError, TrtspecError, os_error_remedy
 from trtspec.core.failpoint import failpoint
-from trtspec.core.files import create_file, sync, sync_directories
+from trtspec.core.files import create_file, fsync_path, sync_directories
 from trtspec.core.hashing import copy_hashed
 from trtspec.store.artifact_contents import unlisted
 from trtspec.store.artifact_paths import MANIFEST, REPORTS
-from trtspec.store.manifest import Manifest, is_ours, load_manifest, problem_of
+from trtspec.store.manifest import Manifest, file_mismatch, has_manifest, load_manifest
 
 MOST_REPORTS = 256
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
-def check_place(out: Path) -> None:
+def check_artifact_path(out: Path) -> None:
     """Raise TrtspecError if it is already known that no artifact can be published at `out`."""
     out = _resolved(out)
     nearest = next(path for path in out.parents if os.path.lexists(path))
@@ -51,7 +51,7 @@ def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -
     if set(files) != {record.path for record in manifest.files}:
         raise ValueError("the manifest and the files to publish differ")
     out = _resolved(out)
-    with _explain_os_errors(out), locked(out):
+    with _explain_os_errors(out), exclusive_writer(out):
         old = _manifest_at(out)
         if old == manifest and _holds(out, files, manifest):
             return "unchanged"
@@ -69,7 +69,7 @@ def _resolved(out: Path) -> Path:
 
 
 def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_reports: bool) -> None:
-    temporary = sibling(out, "tmp")
+    temporary = temporary_sibling(out, "tmp")
     try:
         temporary.mkdir()
         digests = {record.path: record.sha256 for record in manifest.files}
@@ -79,18 +79,18 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
         create_file(temporary / MANIFEST, manifest.render())
-        sync(temporary / MANIFEST)
+        fsync_path(temporary / MANIFEST)
         sync_directories(temporary)
-        put_in_place(temporary, out)
+        replace_directory(temporary, out)
     finally:
-        clean_up(out)
+        remove_leftovers(out)
 
 
 def _manifest_at(out: Path) -> Manifest | None:
     """Return the manifest of the artifact at `out`, or None if it is missing or unreadable."""
     if is_free(out):
         return None
-    if not is_ours(out):
+    if not has_manifest(out):
         hint = "move it away, or choose another directory with --out"
         raise TrtspecError("not an artifact; refusing to overwrite", where=str(out), hint=hint)
     try:
@@ -101,7 +101,7 @@ def _manifest_at(out: Path) -> Manifest | None:
 
 def _holds(out: Path, files: Mapping[str, Path], manifest: Manifest) -> bool:
     return all(
-        _is_same_file(out / record.path, files[record.path]) or problem_of(out, record) is None
+        _is_same_file(out / record.path, files[record.path]) or file_mismatch(out, record) is None
         for record in manifest.files
     )
 
@@ -145,7 +145,7 @@ def _link_or_copy(source: Path, target: Path, *, sha256: str = "") -> None:
         if sha256 not in ("", found):
             raise StepError("the file was damaged in the store", where=str(source), hint="build again") from None
         target.chmod(source.stat().st_mode & 0o777)
-        sync(target)
+        fsync_path(target)
 
 
 @contextmanager
@@ -156,6 +156,6 @@ def _explain_os_errors(out: Path) -> Iterator[None]:
         raise StepError(
             f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
             where=str(out),
-            hint=remedy_of(error)
+            hint=os_error_remedy(error)
             or "the old contents are unchanged; free disk space or fix permissions, then build again",
         ) from error

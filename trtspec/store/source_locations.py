@@ -14,15 +14,15 @@ from pathlib import Path
 
 from trtspec.core.files import replace_file
 from trtspec.core.paths import cache_dir
-from trtspec.store.checksummed_json import load_sealed, seal
-from trtspec.store.digest import digest_of
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
+from trtspec.store.digest import compute_digest
 from trtspec.store.manifest import Manifest
 
 SCHEMA = "trtspec.origins/1"
 MAX_DIRECTORIES = 16  # equal sources may be in several directories, some of them deleted
 
 
-def remember_origins(manifest: Manifest, sources: Mapping[str, str]) -> None:
+def record_source_locations(manifest: Manifest, sources: Mapping[str, str]) -> None:
     """Record that an artifact was just built from these directories, {role: directory}."""
     if not sources:
         return
@@ -34,19 +34,19 @@ def remember_origins(manifest: Manifest, sources: Mapping[str, str]) -> None:
     }
     with suppress(OSError):  # on a full disk only `verify --source` is affected
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, seal(SCHEMA, record))
+        replace_file(path, dump_checksummed(SCHEMA, record))
 
 
-def recall_origin(manifest: Manifest, role: str) -> str | None:
+def find_source_location(manifest: Manifest, role: str) -> str | None:
     """Return a role's newest existing directory, else its newest one, or None if none is recorded."""
     directories = _directories(_record_path(manifest)).get(role, [])
     return next(filter(os.path.isdir, directories), next(iter(directories), None))
 
 
 def _record_path(manifest: Manifest) -> Path:
-    digest = digest_of(SCHEMA, tuple(step.key for step in manifest.steps))
+    digest = compute_digest(SCHEMA, tuple(step.key for step in manifest.steps))
     return cache_dir() / "origins" / f"{digest}.json"
 
 
 def _directories(path: Path) -> dict[str, list[str]]:
-    return load_sealed(SCHEMA, path) or {}
+    return load_checksummed(SCHEMA, path) or {}

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from trtspec.store.digest import digest_of, key_fields
+from trtspec.store.digest import compute_digest, key_fields
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """The run has failed elsewhere, so the step's output is not needed. Internal; users never see it."""
 
 
-class Progress(Protocol):
+class StepProgress(Protocol):
     """Receives the progress of a running step and stops it when the run has failed."""
 
     def advance(self, n_bytes: int) -> None:
@@ -46,7 +46,7 @@ class Inputs:
         return self._directories[step.key]
 
 
-def notes_of(out: Path) -> Path:
+def notes_dir(out: Path) -> Path:
     """Return the directory next to a resumable step's `out` for its notes, which are not part of its output."""
     return out.parent / "notes"
 
@@ -65,7 +65,7 @@ class Step(ABC):
       those again. Such files must not be written afterwards.
     * `run` raises TrtspecError for problems that a user can fix; the store deletes `out` after any exception.
     * A `RESUMABLE` step finds in `out` the files of an earlier, interrupted run of the same key and continues from
-      there; it keeps its own state in `notes_of(out)`. The store keeps both until the output is complete. The final
+      there; it keeps its own state in `notes_dir(out)`. The store keeps both until the output is complete. The final
       output must not depend on interruptions.
     """
 
@@ -78,7 +78,7 @@ class Step(ABC):
         """The step's name for users, such as `convert-target`."""
 
     @abstractmethod
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str] | None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str] | None:
         """Write the step's files below `out`; return the digests of those hashed while writing."""
 
     @property
@@ -118,14 +118,14 @@ class Step(ABC):
     @property
     def key_parts(self) -> dict[str, str]:
         """The parts of the key: a digest of each field by name, to explain why two keys differ."""
-        digests = {name: digest_of("trtspec.field/1", _by_key(value)) for name, value in key_fields(self).items()}
+        digests = {name: compute_digest("trtspec.field/1", _by_key(value)) for name, value in key_fields(self).items()}
         return {"kind of step": f"{type(self).__qualname__}/{self.VERSION}", **digests}
 
     @cached_property
     def key(self) -> str:
         """The identity of the step's output: its class, version and fields, with steps replaced by their keys."""
         identity = {name: _by_key(value) for name, value in key_fields(self).items()}
-        return digest_of("trtspec.step/1", (type(self).__qualname__, self.VERSION, identity))
+        return compute_digest("trtspec.step/1", (type(self).__qualname__, self.VERSION, identity))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from trtspec.core.files import replace_file
-from trtspec.store.checksummed_json import load_sealed, seal
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
 from trtspec.store.step import Step
 
 SCHEMA = "trtspec.rates/1"
@@ -16,7 +16,7 @@ KEPT = 5  # only the newest runs: disks fill up and machines change
 LEAST_BYTES = 16 << 20  # below this, start-up dominates the time
 
 
-class Rates:
+class StepRates:
     """Bytes per second of the newest runs by `Step.kind`."""
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class Rates:
             known[step.kind] = [*known.get(step.kind, []), step.total_bytes / seconds][-KEPT:]
             with suppress(OSError):  # on a full disk only the estimate is lost
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(self._path, seal(SCHEMA, {"rates": known}))
+                replace_file(self._path, dump_checksummed(SCHEMA, {"rates": known}))
 
     def seconds_of(self, step: Step) -> float | None:
         """Return the estimated seconds by the median throughput of the step's kind, or None if unknown."""
@@ -37,4 +37,4 @@ class Rates:
         return step.total_bytes / median(rates) if rates else None
 
     def _load(self) -> dict[str, list[float]]:
-        return dict((load_sealed(SCHEMA, self._path) or {"rates": {}})["rates"])
+        return dict((load_checksummed(SCHEMA, self._path) or {"rates": {}})["rates"])

@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import identity_of
+from trtspec.core.files import file_identity
 from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import cache_dir
 from trtspec.store.digest import DigestCache
 from trtspec.store.manifest import Manifest, verify_files
 
 
-class ReadBefore:
+class VerifiedCache:
     """Returns file digests from the cache or from the bytes. Thread-safe."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class ReadBefore:
         if _is_ours(path) and (known := self._digests.lookup(path)):
             self.known.add(path)
             return known
-        identity, digest = identity_of(path), file_sha256(path)
+        identity, digest = file_identity(path), file_sha256(path)
         if _is_ours(path):
             self._read[path] = identity, digest
         return digest
@@ -45,7 +45,7 @@ class ReadBefore:
 
 def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
     """Verify files as `verify_files` but skip cached ones; return the problems and the number of cached files."""
-    before = ReadBefore()
+    before = VerifiedCache()
     problems = verify_files(root, manifest, before.sha256)
     before.remember()
     return problems, len(before.known)
@@ -55,7 +55,7 @@ def remember_published(root: Path, manifest: Manifest) -> None:
     """Cache the digests of a just published artifact from its manifest."""
     digests = {root.resolve() / record.path: record.sha256 for record in manifest.files}
     with suppress(OSError):  # a file that vanished is reported when the artifact is opened
-        DigestCache(cache_dir() / "artifacts.json").learn_own(
+        DigestCache(cache_dir() / "artifacts.json").add_written(
             {path: digest for path, digest in digests.items() if _is_ours(path)}
         )
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step, notes_of
+from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 from trtspec.training.split_prompts import SplitPrompts
-from trtspec.training.texts import TEXTS, TRAIN, Text, read_texts, write_texts
+from trtspec.training.texts import TEXTS, TRAIN, TrainingText, read_texts, write_texts
 
 if TYPE_CHECKING:
     from trtspec.engine.engine import Engine
@@ -52,19 +52,19 @@ class AnswerPrompts(Step):
         """Return the step's name."""
         return "answer-prompts"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Generate responses; TrtspecError for off-policy responses in the file, and if the target generates none."""
         texts = read_texts(inputs[self.prompts] / TEXTS)
         given = [replace(text, answer=text.answer[: self.max_tokens]) for text in texts if text.given]
         with self.tokenizer.unchanged():
             self._check(given, inputs[self.target])
             wanted = list(self._response_requests(texts))
-            answered = self._answer(wanted, inputs[self.target], notes_of(out) / TEXTS, progress)
+            answered = self._answer(wanted, inputs[self.target], notes_dir(out) / TEXTS, progress)
         found = [text for text in (*given, *answered) if text.answer]
         _check_responses({token for text in found for token in text.answer})
         write_texts(out / TEXTS, found)
 
-    def _response_requests(self, texts: Sequence[Text]) -> Iterator[tuple[Text, SamplingOptions]]:
+    def _response_requests(self, texts: Sequence[TrainingText]) -> Iterator[tuple[TrainingText, SamplingOptions]]:
         for number, text in enumerate(texts):
             if not text.given:
                 yield text, SamplingOptions()
@@ -72,13 +72,13 @@ class AnswerPrompts(Step):
                 for more in range(self.sampled):
                     yield replace(text, given=False), SamplingOptions(1.0, seed=number).at(more, "training")
 
-    def _check(self, given: Sequence[Text], target: Path) -> None:
+    def _check(self, given: Sequence[TrainingText], target: Path) -> None:
         if not given:
             return
-        from trtspec.training.on_policy_check import diagnose, foreign_answers
+        from trtspec.training.on_policy_check import diagnose, find_off_policy
         from trtspec.training.teacher import Teacher
 
-        foreign = foreign_answers(given, Teacher(target, given))
+        foreign = find_off_policy(given, Teacher(target, given))
         if not foreign:
             return
         with _open(target, self.settings, self.tokenizer.root) as engine:
@@ -88,8 +88,8 @@ class AnswerPrompts(Step):
         raise TrtspecError(message, hint=HINT)
 
     def _answer(
-        self, wanted: Sequence[tuple[Text, SamplingOptions]], target: Path, notes: Path, progress: Progress
-    ) -> list[Text]:
+        self, wanted: Sequence[tuple[TrainingText, SamplingOptions]], target: Path, notes: Path, progress: StepProgress
+    ) -> list[TrainingText]:
         """Generate responses in batches; complete batches of an interrupted run are reused."""
         rows = EngineSettings.from_json(self.settings).max_batch_size
         done = read_texts(notes)
@@ -106,9 +106,9 @@ class AnswerPrompts(Step):
                 progress.say(f"{len(done)} of {len(wanted)}")
         return done
 
-    def _batch(self, engine: Engine, asked: Sequence[tuple[Text, SamplingOptions]]) -> list[Text]:
+    def _batch(self, engine: Engine, asked: Sequence[tuple[TrainingText, SamplingOptions]]) -> list[TrainingText]:
         ends = engine.tokenizer.end_ids if engine.tokenizer else ()
-        requests = [Request(text.prompt, self.max_tokens, sampling, end_ids=ends) for text, sampling in asked]
+        requests = [EngineRequest(text.prompt, self.max_tokens, sampling, end_ids=ends) for text, sampling in asked]
         results = engine.generate(requests)
         return [replace(text, answer=result.ids) for (text, _), result in zip(asked, results, strict=True)]
 

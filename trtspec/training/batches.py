@@ -11,25 +11,25 @@ from random import Random
 import torch
 from torch import Tensor
 
-from trtspec.training.texts import Text, pool
+from trtspec.training.texts import TrainingText, pool
 
 BATCH_TOKENS, MOST_ROWS = 2048, 32
 STEP_ROWS = 8  # rows per optimizer step: more steps help more than larger ones
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Texts [rows, width], padded on the right, and the positions of the target's predictions for drafted tokens.
 
     `rows` and `places` [n] locate every token after which a draft is evaluated: the next token belongs to a response
     and is not its first, which comes from the prefill. `depths` number them from 0 in each response.
     """
 
-    texts: tuple[Text, ...]
+    texts: tuple[TrainingText, ...]
     tokens: Tensor
 
     @classmethod
-    def of(cls, texts: Sequence[Text], device: torch.device) -> Batch:
+    def of(cls, texts: Sequence[TrainingText], device: torch.device) -> TrainingBatch:
         """Return the batch of some texts, whose responses have at least two tokens."""
         width = max(len(text.tokens) for text in texts)
         padded = [[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts]
@@ -89,13 +89,13 @@ class Batch:
         return torch.tensor(values, device=self.tokens.device)
 
 
-def rows_of(texts: Sequence[Text]) -> int:
+def rows_per_batch(texts: Sequence[TrainingText]) -> int:
     """Return the number of these texts per batch."""
     longest = max(len(text.tokens) for text in texts)
     return max(1, min(MOST_ROWS, BATCH_TOKENS // longest, len(texts)))
 
 
-def training_batches(texts: Sequence[Text], rows: int, seed: int, first: int) -> Iterator[list[Text]]:
+def training_batches(texts: Sequence[TrainingText], rows: int, seed: int, first: int) -> Iterator[list[TrainingText]]:
     """Yield `rows` texts per step, endlessly from step `first`; each epoch uses each text once in a new order.
 
     Texts to keep are repeated as in `pool`.
@@ -112,7 +112,7 @@ def training_batches(texts: Sequence[Text], rows: int, seed: int, first: int) ->
         first = (epoch + 1) * steps
 
 
-def in_order(texts: Sequence[Text], rows: int) -> Iterator[list[Text]]:
+def in_order(texts: Sequence[TrainingText], rows: int) -> Iterator[list[TrainingText]]:
     """Yield all texts once, in batches of `rows`."""
     for start in range(0, len(texts), rows):
         yield list(texts[start : start + rows])

@@ -6,26 +6,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trtspec.training.batches import Batch
-from trtspec.training.layers import Layer
+from trtspec.training.batches import TrainingBatch
+from trtspec.training.layers import TrainableLayer
 
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
-class Blocks:
+class BlockAttention:
     """Blocks of `width` positions, each starting at a place of the batch; `count` is the maximum of places per row.
 
     A block attends to the text before its place and to itself, with `is_causal` only up to the current position.
     """
 
-    def __init__(self, batch: Batch, width: int, *, is_causal: bool) -> None:
+    def __init__(self, batch: TrainingBatch, width: int, *, is_causal: bool) -> None:
         self._batch, self._width = batch, width
         numbers = torch.arange(width, device=batch.tokens.device)
         self.at = (batch.grid.unsqueeze(2) + numbers).flatten(1)  # [rows, count * width]
         self.anchors = batch.grid.repeat_interleave(width, 1)  # the start of each position's block
         self._hidden = numbers > numbers.unsqueeze(1) if is_causal else None
 
-    def attend(self, layer: Layer, known: Heads, read: Tensor) -> Tensor:
+    def attend(self, layer: TrainableLayer, known: Heads, read: Tensor) -> Tensor:
         """Return a layer's attention output for the blocks, whose input is [rows, count * width, n]; the heads' width.
 
         `known` are queries, keys and values of the text.

@@ -14,7 +14,7 @@ from torch import Tensor
 from trtspec.checkpoints.safetensors import TensorInfo, lay_out
 from trtspec.checkpoints.source import INDEX, Source
 from trtspec.checkpoints.writer import Part
-from trtspec.core.files import sync
+from trtspec.core.files import fsync_path
 from trtspec.engine.model.tensors import TORCH_DTYPES
 
 _WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
@@ -39,7 +39,7 @@ def _write_shard(path: Path, tensors: list[TensorInfo], trained: Mapping[str, Te
         file.write(layout.header)
         for tensor in tensors:
             file.write(_bytes(tensor, trained))
-    sync(path)
+    fsync_path(path)
 
 
 def _bytes(tensor: TensorInfo, trained: Mapping[str, Tensor]) -> memoryview:
@@ -48,7 +48,7 @@ def _bytes(tensor: TensorInfo, trained: Mapping[str, Tensor]) -> memoryview:
     return _rounded(trained[tensor.name], tensor.dtype)
 
 
-def part_of(name: str, values: Tensor, dtype: str) -> Part:
+def make_part(name: str, values: Tensor, dtype: str) -> Part:
     """Return a tensor for writing; floating-point numbers are rounded to a dtype given by its safetensors name."""
     stored = dtype if values.is_floating_point() else _WHOLE[values.dtype]
     return Part(name, stored, tuple(values.shape), bytes(_rounded(values, stored)))

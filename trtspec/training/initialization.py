@@ -18,11 +18,11 @@ from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import find
+from trtspec.core.registry import find_extension
 from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.training.settings import Sizes
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 from trtspec.training.vocab_pruning.vocabulary import most_frequent
 
 PACKAGE, ATTRIBUTE, PART = "trtspec.methods", "MAKER", "initial"
@@ -32,7 +32,7 @@ DEEP = 8  # targets with fewer layers cannot use the published choices of layers
 
 
 @dataclass(frozen=True)
-class Blank:
+class InitialDraft:
     """A new draft: config.json, tensors, and the name of their file."""
 
     config: dict[str, Any]
@@ -41,10 +41,12 @@ class Blank:
     has_tokenizer: bool = False
 
 
-class Origin:
+class DraftInitializer:
     """The inputs of a new draft: target, training texts, and number of consecutive drafted tokens."""
 
-    def __init__(self, model: SourceModel, texts: Sequence[Text], draft_len: int, sizes: Sizes, seed: int) -> None:
+    def __init__(
+        self, model: SourceModel, texts: Sequence[TrainingText], draft_len: int, sizes: Sizes, seed: int
+    ) -> None:
         self.config, self.texts, self.draft_len, self.sizes = model.config, texts, draft_len, sizes
         self.document = model.source.config
         own = [rule for rule in model.rules if rule.target in (EMBEDDING, FINAL_NORM, LM_HEAD)]
@@ -186,19 +188,19 @@ def plain_layer(config: ModelConfig) -> ModelConfig:
 
 
 @dataclass(frozen=True)
-class Maker:
+class Initializer:
     """A method whose draft can be created from scratch; `methods/NAME/initial.py` defines it as `MAKER`.
 
     `takes` are the sizes that can be set.
     """
 
-    make: Callable[[Origin], Blank]
+    make: Callable[[DraftInitializer], InitialDraft]
     takes: tuple[str, ...] = ()
 
 
-def find_maker(method: str, sizes: Sizes) -> Maker:
+def find_initializer(method: str, sizes: Sizes) -> Initializer:
     """Return the maker of a method's draft; TrtspecError for a method without one, and for unsupported sizes."""
-    found: Maker = find(PACKAGE, ATTRIBUTE, method, "draft to make, of method", PART)
+    found: Initializer = find_extension(PACKAGE, ATTRIBUTE, method, "draft to make, of method", PART)
     for name, value in vars(sizes).items():
         if value and name not in found.takes:
             able = ", ".join(f"--{each.replace('_', '-')}" for each in found.takes) or "none"

@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.engine.calibration.layer_pass import mix, rotate, rotation
+from trtspec.engine.calibration.layer_pass import attend_heads, rotate, rotation
 from trtspec.engine.model.layers import ACTIVATIONS
-from trtspec.engine.model.rope import under_windows
+from trtspec.engine.model.rope import sliding_window_config
 
 View: TypeAlias = Mapping[str, Tensor]  # tensors by their names in a converted checkpoint
 
 
 @dataclass(frozen=True)
-class Layer:
+class TrainableLayer:
     """A layer's tensors, whose names start with `prefix`, and its number in the model."""
 
     view: View
@@ -82,12 +82,12 @@ class Layer:
 
     @property
     def _rotated(self) -> ModelConfig:
-        return under_windows(self.config) if self._has_window else self.config
+        return sliding_window_config(self.config) if self._has_window else self.config
 
     def _attend(self, normed: Tensor) -> Tensor:
         reach = self.config.sliding_window if self._has_window else 0
         reach = reach if normed.shape[1] > reach else 0
-        return mix(*self.heads(normed), self.config, reach).transpose(1, 2).flatten(2)
+        return attend_heads(*self.heads(normed), self.config, reach).transpose(1, 2).flatten(2)
 
     def _mlp(self, rows: Tensor) -> Tensor:
         act = self.config.hidden_act

@@ -42,7 +42,7 @@ def total_variation(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     return (torch.softmax(draft_logits, -1) - torch.softmax(target_logits, -1)).abs().sum(-1).mean() / 2
 
 
-def surprise(sureness: Tensor | None, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+def confidence_loss(sureness: Tensor | None, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     """Return the cross entropy of a draft's confidence, as logits [places], and the acceptance probability; 0 for None.
 
     A token sampled from the draft is accepted with probability 1 - `total_variation`, which is detached here.

@@ -11,7 +11,7 @@ from typing import ClassVar
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.settings import Sizes
 from trtspec.training.texts import TEXTS, TRAIN, read_texts
@@ -40,18 +40,21 @@ class MakeDraft(Step):
         """Return the step's name."""
         return "make-draft"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Create the draft; TrtspecError for sizes that do not fit the target."""
-        from trtspec.training.export import part_of
-        from trtspec.training.initialization import Origin, find_maker  # imports torch, which planning does not need
+        from trtspec.training.export import make_part
+        from trtspec.training.initialization import (
+            DraftInitializer,
+            find_initializer,
+        )  # imports torch, which planning does not need
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
         with self.target.unchanged():
             model = load_model(self.target.root, "auto")
-            origin = Origin(model, texts, self.draft_len, self.sizes, self.seed)
-            blank = find_maker(self.method, self.sizes).make(origin)
+            origin = DraftInitializer(model, texts, self.draft_len, self.sizes, self.seed)
+            blank = find_initializer(self.method, self.sizes).make(origin)
         write_config(out, blank.config)
         dtype = STORED[model.config.dtype]
-        write_tensors(out / blank.file, [part_of(name, each, dtype) for name, each in blank.tensors.items()])
+        write_tensors(out / blank.file, [make_part(name, each, dtype) for name, each in blank.tensors.items()])
         for path in model.source.tokenizer_files if blank.has_tokenizer else ():
             shutil.copyfile(path, out / path.name)

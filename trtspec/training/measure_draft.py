@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.backends.steps.convert import ConvertCheckpoint
-from trtspec.bench.profile.acceptance import Counts
-from trtspec.bench.profile.candidate import Texts
+from trtspec.bench.profile.acceptance import StepCounts
+from trtspec.bench.profile.candidate import SampleTexts
 from trtspec.bench.profile.engine_profiler import replayed
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.settings import EngineSettings
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.texts import HELD_OUT, TEXTS, Text, read_texts
+from trtspec.training.texts import HELD_OUT, TEXTS, TrainingText, read_texts
 
 COUNTS = "counts.json"
 
@@ -42,16 +42,16 @@ class MeasureDraft(Step):
         """Return `measure-before` or `measure-after`."""
         return f"measure-{self.when}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Measure; TrtspecError if the target's responses are too short."""
         from trtspec.engine.speculator import Speculator
 
-        texts = held_out_of(inputs[self.texts])
+        texts = read_held_out(inputs[self.texts])
         if not texts:
             raise TrtspecError("the target answers no held-out prompt with two tokens", hint="use different prompts")
         draft = inputs[self.draft[0]] if self.draft else None
         speculator = Speculator.load(inputs[self.target], draft, EngineSettings.from_json(self.settings))
-        held_out = Texts(
+        held_out = SampleTexts(
             tuple(text.prompt for text in texts),
             tuple(text.answer for text in texts),
             tuple(text.label for text in texts),
@@ -63,19 +63,19 @@ class MeasureDraft(Step):
         (out / COUNTS).write_text(json.dumps([asdict(counts) for counts in found[depth].texts]))
 
 
-def judges(texts: Sequence[Text]) -> list[Text]:
+def evaluation_texts(texts: Sequence[TrainingText]) -> list[TrainingText]:
     """Return the evaluation texts: held-out ones whose response has a token that can be drafted."""
     return [text for text in texts if text.side == HELD_OUT and len(text.answer) > 1]
 
 
-def held_out_of(answers: Path) -> list[Text]:
+def read_held_out(answers: Path) -> list[TrainingText]:
     """Return the evaluation texts in the output of `AnswerPrompts`."""
-    return judges(read_texts(answers / TEXTS))
+    return evaluation_texts(read_texts(answers / TEXTS))
 
 
-def read_counts(path: Path) -> list[Counts]:
-    """Return the step's output, in the order of `judges`."""
+def read_counts(path: Path) -> list[StepCounts]:
+    """Return the step's output, in the order of `evaluation_texts`."""
     return [
-        Counts(each["steps"], each["drafted"], each["accepted"], tuple(each["reached"]), tuple(each["drafted_at"]))
+        StepCounts(each["steps"], each["drafted"], each["accepted"], tuple(each["reached"]), tuple(each["drafted_at"]))
         for each in json.loads((path / COUNTS).read_text())
     ]

@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from trtspec.bench.profile.acceptance import Acceptance, count_steps
-from trtspec.engine.replay import Proposed
-from trtspec.training.batches import Batch, in_order
+from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
+from trtspec.engine.replay import ReplayedDraft
+from trtspec.training.batches import TrainingBatch, in_order
 from trtspec.training.layers import View
-from trtspec.training.losses import surprise
-from trtspec.training.target_cache import Lessons
-from trtspec.training.texts import Text
-from trtspec.training.trainable import STEP_WEIGHT, Student
+from trtspec.training.losses import confidence_loss
+from trtspec.training.target_cache import TargetOutputs
+from trtspec.training.texts import TrainingText
+from trtspec.training.trainable import STEP_WEIGHT, TrainableDraft
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
-def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, distance: Distance) -> Tensor:
+def batch_loss(
+    student: TrainableDraft, view: View, batch: TrainingBatch, lessons: TargetOutputs, distance: Distance
+) -> Tensor:
     """Return the distance from the target's distributions: the mean of each pass, weighted over the passes.
 
     Places whose most probable token cannot be drafted are excluded, because the target's distribution over the draft
@@ -34,7 +36,7 @@ def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, dis
             logits = student.logits(view, hidden, number)
             common = min(logits.shape[-1], wanted.shape[-1])  # ignore padding of the vocabulary
             pair = logits[:, :common], wanted[at, :common]
-            losses.append(distance(*pair) + surprise(student.sureness(view, hidden, number), *pair))
+            losses.append(distance(*pair) + confidence_loss(student.sureness(view, hidden, number), *pair))
             weights.append(STEP_WEIGHT**number)
     if not losses:
         return sum((p.sum() * 0.0 for p in student.tensors.parameters.values()), torch.zeros(()))
@@ -42,7 +44,7 @@ def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, dis
     return torch.stack(weighted).sum() / sum(weights)
 
 
-def _within(student: Student, logits: Tensor) -> tuple[Tensor, Tensor]:
+def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return a mask of places whose target choice can be drafted, and logits of the draft's vocabulary."""
     if student.vocab is None:
         return torch.ones(len(logits), dtype=torch.bool, device=logits.device), logits
@@ -50,7 +52,7 @@ def _within(student: Student, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hidden(
-    student: Student, view: View, batch: Batch, features: Tensor | None, able: Tensor | None = None
+    student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor | None, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each pass the indices of the places [n] that it drafts for, and its hidden states [n, hidden]."""
     for number, hidden in enumerate(student.hidden(view, batch, features)):
@@ -60,19 +62,21 @@ def _hidden(
 
 
 @torch.no_grad()
-def acceptance(student: Student, lessons: Lessons, texts: Sequence[Text], draft_len: int) -> Acceptance:
+def acceptance(
+    student: TrainableDraft, lessons: TargetOutputs, texts: Sequence[TrainingText], draft_len: int
+) -> AcceptanceStats:
     """Return the acceptance of chains of `draft_len` tokens on greedy texts, with the engine's rule."""
     view, counts = student.tensors.view(), []
     for some in in_order(texts, lessons.teacher.rows):
-        batch = Batch.of(some, lessons.teacher.model.device)
+        batch = TrainingBatch.of(some, lessons.teacher.model.device)
         features = lessons.of(batch)[1] if student.aux_layers else None
         counts += [count_steps(places, draft_len) for places in _proposals(student, view, batch, features, draft_len)]
-    return Acceptance(tuple(counts), tuple(text.label for text in texts))
+    return AcceptanceStats(tuple(counts), tuple(text.label for text in texts))
 
 
 def _proposals(
-    student: Student, view: View, batch: Batch, features: Tensor | None, draft_len: int
-) -> list[list[Proposed]]:
+    student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor | None, draft_len: int
+) -> list[list[ReplayedDraft]]:
     """Return for each row how many drafted tokens match the text in the chain that starts at each place.
 
     A chain that was right so far has read the text itself, so one pass over the text evaluates all chains.
@@ -88,7 +92,7 @@ def _proposals(
     starts, rows = 0, []
     for count in batch.counts:
         own = [each[starts : starts + count] for each in hits]
-        rows.append([Proposed(depth, depth, _run(own, place, depth)) for place in range(count)])
+        rows.append([ReplayedDraft(depth, depth, _run(own, place, depth)) for place in range(count)])
         starts += count
     return rows
 

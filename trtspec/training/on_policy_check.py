@@ -16,9 +16,9 @@ from math import log
 import torch
 from torch import Tensor
 
-from trtspec.training.batches import Batch, in_order
+from trtspec.training.batches import TrainingBatch, in_order
 from trtspec.training.teacher import Teacher
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 ERROR = 1e-6  # total probability of rejecting the target's responses
 POWER = 0.5
@@ -28,16 +28,16 @@ RANDOM_SHARE = 0.8  # of log(vocabulary) nats per token, the expectation for ran
 
 
 @dataclass(frozen=True)
-class Foreign:
+class OffPolicyText:
     """A text with an off-policy response: its nats per token under the target, and the maximum, log(vocabulary)."""
 
-    text: Text
+    text: TrainingText
     nats: float
     most: float
 
 
 @torch.no_grad()
-def foreign_answers(texts: Sequence[Text], teacher: Teacher) -> list[Foreign]:
+def find_off_policy(texts: Sequence[TrainingText], teacher: Teacher) -> list[OffPolicyText]:
     """Return the texts whose given responses the target would not generate, greedily or by sampling."""
     found = [each for some in in_order(texts, teacher.rows) for each in _tested(some, teacher)]
     if sum(beginning for _, _, beginning in found) > log(2 / ERROR):
@@ -45,15 +45,15 @@ def foreign_answers(texts: Sequence[Text], teacher: Teacher) -> list[Foreign]:
     return [foreign for foreign, whole, _ in found if whole > log(2 * len(texts) / ERROR)]
 
 
-def _tested(texts: Sequence[Text], teacher: Teacher) -> Iterator[tuple[Foreign, float, float]]:
+def _tested(texts: Sequence[TrainingText], teacher: Teacher) -> Iterator[tuple[OffPolicyText, float, float]]:
     """Yield each text with the evidence against its response in nats: in total, and at its beginning."""
     moved = [replace(text, prompt=text.prompt[:-1], answer=text.prompt[-1:] + text.answer) for text in texts]
-    batch = Batch.of(moved, teacher.model.device)  # its places include the first token of each response
+    batch = TrainingBatch.of(moved, teacher.model.device)  # its places include the first token of each response
     logits, _ = teacher.read(batch.tokens, batch.flat(), ())
     ratio, surprise = _evidence(logits, batch.following)
     for row, text in enumerate(texts):
         own = batch.rows == row
-        foreign = Foreign(text, float(surprise[own].mean()), log(logits.shape[1]))
+        foreign = OffPolicyText(text, float(surprise[own].mean()), log(logits.shape[1]))
         yield foreign, float(ratio[own].sum()), float(ratio[own][:BEGINNING].sum())
 
 
@@ -64,7 +64,7 @@ def _evidence(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return (POWER - 1) * own - torch.logsumexp(POWER * log_probs, -1), -own
 
 
-def diagnose(foreign: Sequence[Foreign], own: Sequence[tuple[int, ...]], texts: Sequence[Text]) -> str:
+def diagnose(foreign: Sequence[OffPolicyText], own: Sequence[tuple[int, ...]], texts: Sequence[TrainingText]) -> str:
     """Return what is wrong with responses; `own` are the target's to the first prompts, `texts` all given ones."""
     begins = {text.answer[:COMPARED]: text.name for text in texts}
     for each, answer in zip(foreign, own, strict=False):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.choose import in_process
+from trtspec.backends.choose import in_process_backend
 from trtspec.backends.context import PlanContext
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.checkpoints.source import Source
@@ -31,11 +31,11 @@ from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
 from trtspec.training.split_prompts import SplitPrompts
 from trtspec.training.train_draft import TrainDraft
 
-NO_PLACE = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft that describe its origin
+ORIGIN_KEYS = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft that describe its origin
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainRequest:
     """The options of the command; `out` is where an improved draft is written.
 
     `sizes` apply to a draft created from scratch, if the recipe names none.
@@ -53,14 +53,14 @@ class Asked:
     sizes: Sizes = NO_SIZES
 
 
-def load_asked(asked: Asked, *overrides: str) -> LoadedRecipe:
+def load_requested_recipe(asked: TrainRequest, *overrides: str) -> LoadedRecipe:
     """Return the recipe, with the engine of this process as backend."""
-    return load_recipe(asked.recipe, [*asked.overrides, f"engine.backend={in_process()[0]}", *overrides])
+    return load_recipe(asked.recipe, [*asked.overrides, f"engine.backend={in_process_backend()[0]}", *overrides])
 
 
-def load_for_training(asked: Asked, able: Collection[str]) -> LoadedRecipe:
-    """Return the recipe as `load_asked` does; TrtspecError if its method is not one of `able`."""
-    loaded = load_asked(asked)
+def load_for_training(asked: TrainRequest, able: Collection[str]) -> LoadedRecipe:
+    """Return the recipe as `load_requested_recipe` does; TrtspecError if its method is not one of `able`."""
+    loaded = load_requested_recipe(asked)
     speculation = loaded.recipe.speculation
     if speculation.method not in able:
         message = f"method {speculation.method} has no trainable draft; supported methods: {', '.join(able)}"
@@ -68,7 +68,7 @@ def load_for_training(asked: Asked, able: Collection[str]) -> LoadedRecipe:
     return loaded
 
 
-def load_with_draft(asked: Asked, able: Collection[str]) -> LoadedRecipe:
+def load_with_draft(asked: TrainRequest, able: Collection[str]) -> LoadedRecipe:
     """Return the recipe as `load_for_training` does; TrtspecError also if it names no draft."""
     loaded = load_for_training(asked, able)
     if loaded.recipe.speculation.draft is None:
@@ -78,14 +78,14 @@ def load_with_draft(asked: Asked, able: Collection[str]) -> LoadedRecipe:
     return loaded
 
 
-def check_no_sizes(asked: Asked) -> None:
+def check_no_sizes(asked: TrainRequest) -> None:
     """Raise TrtspecError if sizes are given for an existing draft."""
     if any(vars(asked.sizes).values()):
         message, hint = "the sizes of the recipe's draft cannot be changed", "remove the size options, or the draft"
         raise TrtspecError(message, where=str(asked.recipe), hint=hint)
 
 
-def section_with(asked: Asked, draft: Path) -> dict[str, Any]:
+def section_with(asked: TrainRequest, draft: Path) -> dict[str, Any]:
     """Return the recipe's `speculation` with the draft at `draft`, as a path relative to the recipe."""
     speculation = load_recipe(asked.recipe, asked.overrides).recipe.speculation
     section = speculation.model_dump(exclude_defaults=True, mode="json")
@@ -94,18 +94,18 @@ def section_with(asked: Asked, draft: Path) -> dict[str, Any]:
 
 
 def _drafting(section: dict[str, Any], model: str) -> dict[str, Any]:
-    return {"model": model} | {key: value for key, value in section.items() if key not in ("model", *NO_PLACE)}
+    return {"model": model} | {key: value for key, value in section.items() if key not in ("model", *ORIGIN_KEYS)}
 
 
-def build_with(asked: Asked, draft: Path) -> Build:
+def build_with(asked: TrainRequest, draft: Path) -> Build:
     """Return the recipe's build with the draft at `draft`, which is read and checked like any draft of a recipe."""
     section = load_recipe(asked.recipe, asked.overrides).recipe.speculation.draft
     own = section.model_dump(exclude_defaults=True, mode="json") if section else {}
     written = f"speculation.draft={json.dumps(_drafting(own, str(draft)))}"
-    return plan_build(load_asked(asked, written), read_all=True)
+    return plan_build(load_requested_recipe(asked, written), read_all=True)
 
 
-def answers_of(asked: Asked, build: Build) -> AnswerPrompts:
+def answer_step(asked: TrainRequest, build: Build) -> AnswerPrompts:
     """Return the step that generates the target's responses to the prompts, with the step that splits them."""
     reader, home = file_reader(), build.context.sources["target"]
     tokenizer = reader.read(home.root, home.tokenizer_files)
@@ -130,7 +130,7 @@ def _alone(engine: ResolvedEngine) -> EngineSettings:
     )
 
 
-def _longest_prompt(asked: Asked, engine: ResolvedEngine) -> int:
+def _longest_prompt(asked: TrainRequest, engine: ResolvedEngine) -> int:
     most = min(engine.max_input_len, engine.max_seq_len - asked.max_tokens)
     if most < 1:
         message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {engine.max_seq_len} tokens"
@@ -145,9 +145,9 @@ def measure_draft(when: str, build: Build, answers: AnswerPrompts) -> MeasureDra
     return MeasureDraft(when, target, tuple(draft), answers, settings.as_json())
 
 
-def train_here(asked: Asked, build: Build, answers: AnswerPrompts) -> TrainDraft:
+def train_here(asked: TrainRequest, build: Build, answers: AnswerPrompts) -> TrainDraft:
     """Return the step that trains a build's draft on this machine, on the target's responses."""
-    files, method = files_of(build.context.sources["draft"]), build.recipe.speculation.method
+    files, method = source_files(build.context.sources["draft"]), build.recipe.speculation.method
     return TrainDraft(answers.target, files, answers, method, build.context.draft_shape.max_depth, asked.settings)
 
 
@@ -161,7 +161,7 @@ def file_reader() -> FileReader:
     return FileReader(DigestCache(cache_dir() / "digests.json"))
 
 
-def files_of(source: Source) -> Files:
+def source_files(source: Source) -> Files:
     """Return a source's files as a step's input."""
     return file_reader().read(source.root, source.files)
 
@@ -171,7 +171,7 @@ def _file(reader: FileReader, path: Path) -> Files:
     return reader.read(found.absolute().parent, [found.absolute()])
 
 
-def target_of(context: PlanContext) -> SourceModel:
+def require_target(context: PlanContext) -> SourceModel:
     """Return the target that a draft is trained for."""
     if context.target is None:
         raise ValueError("the engine of this process supports only targets of known families")

@@ -12,11 +12,11 @@ from trtspec.planning.pipeline import Build, open_store, plan_build
 from trtspec.planning.prebuild import prepare_sources
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.store.executor import Observer, execute
-from trtspec.store.plan import Plan
+from trtspec.store.plan import StepPlan
 from trtspec.store.step import Step
 
 
-class Bars(Observer, Protocol):
+class TrainingProgress(Observer, Protocol):
     """Shows the progress of the steps, including downloads and hashing of their sources."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
@@ -26,19 +26,19 @@ class Bars(Observer, Protocol):
         """Show the hashed bytes of sources."""
 
 
-Watching = Callable[[], AbstractContextManager[Bars]]
+ProgressFactory = Callable[[], AbstractContextManager[TrainingProgress]]
 
 
-def plan_of(loaded: LoadedRecipe, watching: Watching) -> Build:
+def plan_recipe(loaded: LoadedRecipe, watching: ProgressFactory) -> Build:
     """Return the build of a recipe after downloading and reading all its sources."""
     with watching() as bars:
         prepare_sources(loaded, bars.preparing)
         return plan_build(loaded, read_all=True, on_read=bars.reading)
 
 
-def outputs_of(steps: list[Step], build: Build, watching: Watching) -> list[Path]:
+def run_steps(steps: list[Step], build: Build, watching: ProgressFactory) -> list[Path]:
     """Run steps and their dependencies for a build; return the directory with the files of each step."""
-    plan, store = Plan(steps), open_store()
+    plan, store = StepPlan(steps), open_store()
     with watching() as bars, store.holding([step.key for step in plan.steps], build.recipe.name):
         found = {result.key: result for result in execute(plan, store, bars)}
     return [found[step.key].entry.files_dir for step in steps]

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.bench.overlap import DIGESTS, RECORD
-from trtspec.core.atomic_dir import clean_up, locked, put_in_place, sibling
+from trtspec.core.atomic_dir import exclusive_writer, remove_leftovers, replace_directory, temporary_sibling
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import copy_tree, sync, sync_directories
-from trtspec.training.verdict import Verdict, side_of
+from trtspec.core.files import copy_tree, fsync_path, sync_directories
+from trtspec.training.verdict import TrainingVerdict, describe_acceptance
 
 FORMAT_VERSION, KIND = 1, "train"
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainResult:
     """The verdict on a trained draft at `trained`, which is published to `out`, and the training's record.
 
     A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `left_out` counts
@@ -32,7 +32,7 @@ class Result:
     method: str
     out: Path
     trained: Path
-    verdict: Verdict
+    verdict: TrainingVerdict
     record: Mapping[str, Any]
     left_out: int
     from_scratch: bool = False
@@ -59,15 +59,15 @@ class Result:
             "prompts_trained_on": len(self.prompt_digests),
             "draft": str(self.out) if self.published else None,
             "refusals": self.verdict.refusals,
-            "before": side_of(whole.before),
-            "after": side_of(whole.after),
+            "before": describe_acceptance(whole.before),
+            "after": describe_acceptance(whole.after),
             "change": whole.change.as_list(),
             "kinds": [each.as_dict() for each in self.verdict.kinds],
             "training": dict(self.record),
         }
 
 
-def check_place(out: Path) -> None:
+def check_draft_path(out: Path) -> None:
     """Raise TrtspecError if `out` exists and is not a trained draft, or is not writable."""
     if out.exists() and not (out / RECORD).is_file():
         raise TrtspecError("not a trained draft; refusing to overwrite", where=str(out), hint="choose another --out")
@@ -76,19 +76,19 @@ def check_place(out: Path) -> None:
         raise TrtspecError(f"{above} is not a writable directory", where=str(out), hint="choose another --out")
 
 
-def publish(found: Result) -> None:
+def publish(found: TrainResult) -> None:
     """Publish the draft atomically, replacing an earlier one."""
     out = Path(os.path.abspath(found.out))
-    with locked(out):
-        new = sibling(out, "tmp")
+    with exclusive_writer(out):
+        new = temporary_sibling(out, "tmp")
         try:
             copy_tree(found.trained, new)
             record = found.as_dict() | {DIGESTS: list(found.prompt_digests)}
             (new / RECORD).write_text(json.dumps(record, indent=2) + "\n")
             for path in new.iterdir():
                 path.chmod(0o644)
-                sync(path)
+                fsync_path(path)
             sync_directories(new)
-            put_in_place(new, out)
+            replace_directory(new, out)
         finally:
-            clean_up(out)
+            remove_leftovers(out)

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trtspec.bench.overlap import RECORD, digest_of
-from trtspec.bench.profile.acceptance import Counts
-from trtspec.bench.target_fingerprint import planned_sha256
+from trtspec.bench.overlap import RECORD, prompt_digest
+from trtspec.bench.profile.acceptance import StepCounts
+from trtspec.bench.target_fingerprint import planned_target_sha256
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import names
+from trtspec.core.registry import extension_names
 from trtspec.methods.base import find_method
 from trtspec.planning.pipeline import Build
 from trtspec.planning.prediction.predict import step_cost
@@ -27,125 +27,129 @@ from trtspec.recipe.schema import Speculation
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.external.take_draft import TakeDraft
 from trtspec.training.make_draft import MakeDraft
-from trtspec.training.measure_draft import held_out_of, read_counts
+from trtspec.training.measure_draft import read_counts, read_held_out
 from trtspec.training.plan import (
-    Asked,
-    answers_of,
+    TrainRequest,
+    answer_step,
     build_with,
     check_no_sizes,
-    files_of,
     load_for_training,
     measure_draft,
+    source_files,
     train_here,
 )
-from trtspec.training.progress import Watching, outputs_of, plan_of
-from trtspec.training.result import Result, check_place, publish
-from trtspec.training.split_prompts import left_out_of
-from trtspec.training.texts import HELD_OUT, TEXTS, Text, read_texts
+from trtspec.training.progress import ProgressFactory, plan_recipe, run_steps
+from trtspec.training.result import TrainResult, check_draft_path, publish
+from trtspec.training.split_prompts import read_num_skipped
+from trtspec.training.texts import HELD_OUT, TEXTS, TrainingText, read_texts
 from trtspec.training.train_draft import TrainDraft
-from trtspec.training.verdict import Verdict
+from trtspec.training.verdict import TrainingVerdict
 
-Training = Callable[[Asked, Build, AnswerPrompts], TrainDraft | TakeDraft]
+Training = Callable[[TrainRequest, Build, AnswerPrompts], TrainDraft | TakeDraft]
 
 
-def run(asked: Asked, watching: Watching) -> Result:
+def run(asked: TrainRequest, watching: ProgressFactory) -> TrainResult:
     """Train the recipe's draft, and publish it if it is better; TrtspecError if that is not possible."""
-    loaded = load_for_training(asked, names("trtspec.methods", "training"))
+    loaded = load_for_training(asked, extension_names("trtspec.methods", "training"))
     if loaded.recipe.speculation.draft is None:
         return _from_scratch(asked, loaded, watching)
     check_no_sizes(asked)
-    return judge(asked, loaded, watching, train_here)
+    return train_and_evaluate(asked, loaded, watching, train_here)
 
 
-def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Training) -> Result:
+def train_and_evaluate(
+    asked: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory, training: Training
+) -> TrainResult:
     """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better."""
     out = _output_dir(asked, loaded)
-    build = plan_of(loaded, watching)
+    build = plan_recipe(loaded, watching)
     if build.context.translates:
         message = "the draft's vocabulary differs from the target's, whose tokens it is trained on"
         raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
-    answers = answers_of(asked, build)
+    answers = answer_step(asked, build)
     before, made = measure_draft("before", build, answers), training(asked, build, answers)
-    answered, split, measured, trained = outputs_of([answers, answers.prompts, before, made], build, watching)
+    answered, split, measured, trained = run_steps([answers, answers.prompts, before, made], build, watching)
     better = build_with(asked, trained)
-    (again,) = outputs_of([measure_draft("after", better, answers)], better, watching)
-    verdict = Verdict.of(held_out_of(answered), read_counts(measured), read_counts(again))
+    (again,) = run_steps([measure_draft("after", better, answers)], better, watching)
+    verdict = TrainingVerdict.of(read_held_out(answered), read_counts(measured), read_counts(again))
     method = loaded.recipe.speculation.method
-    name, left_out = loaded.recipe.name, left_out_of(split)
+    name, left_out = loaded.recipe.name, read_num_skipped(split)
     return _published(
-        Result(name, method, out, trained, verdict, _record(trained), left_out, prompt_digests=_prompts(answered),
+        TrainResult(name, method, out, trained, verdict, _record(trained), left_out, prompt_digests=_prompts(answered),
                target=_target(build))
     )  # fmt: skip
 
 
-def _output_dir(asked: Asked, loaded: LoadedRecipe) -> Path:
+def _output_dir(asked: TrainRequest, loaded: LoadedRecipe) -> Path:
     out = asked.out or Path("drafts") / loaded.recipe.name
-    check_place(out)
+    check_draft_path(out)
     return out
 
 
-def _published(found: Result) -> Result:
+def _published(found: TrainResult) -> TrainResult:
     if found.published:
         publish(found)
     return found
 
 
-def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Result:
+def _from_scratch(asked: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory) -> TrainResult:
     """Create a draft of the recipe's method, train it and evaluate it."""
     _check_makes(asked, loaded)
     out = _output_dir(asked, loaded)
-    bare = plan_of(replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching)
-    answers = answers_of(asked, bare)
+    bare = plan_recipe(
+        replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching
+    )
+    answers = answer_step(asked, bare)
     making = _make_step(asked, loaded.recipe.speculation, bare, answers)
-    answered, split, made = outputs_of([answers, answers.prompts, making], bare, watching)
+    answered, split, made = run_steps([answers, answers.prompts, making], bare, watching)
     build = build_with(asked, made)
     train = train_here(replace(asked, settings=replace(asked.settings, from_scratch=True)), build, answers)
-    (trained,) = outputs_of([train], build, watching)
-    better, texts = build_with(asked, trained), held_out_of(answered)
-    (measured,) = outputs_of([measure_draft("after", better, answers)], better, watching)
+    (trained,) = run_steps([train], build, watching)
+    better, texts = build_with(asked, trained), read_held_out(answered)
+    (measured,) = run_steps([measure_draft("after", better, answers)], better, watching)
     alone = [steps_alone(text) for text in texts]
-    verdict = Verdict.of(texts, alone, read_counts(measured), step_cost(better.context))
-    name, left_out = loaded.recipe.name, left_out_of(split)
+    verdict = TrainingVerdict.of(texts, alone, read_counts(measured), step_cost(better.context))
+    name, left_out = loaded.recipe.name, read_num_skipped(split)
     return _published(
-        Result(name, train.method, out, trained, verdict, _record(trained), left_out, from_scratch=True,
+        TrainResult(name, train.method, out, trained, verdict, _record(trained), left_out, from_scratch=True,
                prompt_digests=_prompts(answered), target=_target(bare))
     )  # fmt: skip
 
 
-def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
+def _check_makes(asked: TrainRequest, loaded: LoadedRecipe) -> None:
     """Raise TrtspecError for sizes and training options that the method's draft does not support."""
     if asked.settings.lora:
         message = "--lora does not change a draft's weights, which are random in a draft from scratch"
         raise TrtspecError(message, where=str(asked.recipe), hint="remove it, or name a draft")
-    from trtspec.training.initialization import find_maker  # imports torch, which checks do not need
+    from trtspec.training.initialization import find_initializer  # imports torch, which checks do not need
 
-    find_maker(loaded.recipe.speculation.method, asked.sizes)
+    find_initializer(loaded.recipe.speculation.method, asked.sizes)
 
 
-def _make_step(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
+def _make_step(asked: TrainRequest, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
     method = find_method(speculation.method)
     draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
     depth = method.draft_shape(method.parse(speculation.options), draft_len).max_depth
-    files = files_of(bare.context.sources["target"])
+    files = source_files(bare.context.sources["target"])
     return MakeDraft(files, answers, speculation.method, depth, asked.sizes, asked.settings.seed)
 
 
-def steps_alone(text: Text) -> Counts:
+def steps_alone(text: TrainingText) -> StepCounts:
     """Return the steps of the target alone: one for each token but the first."""
-    return Counts(len(text.answer) - 1, 0, 0)
+    return StepCounts(len(text.answer) - 1, 0, 0)
 
 
 def _prompts(answered: Path) -> list[str]:
     """Return the unique digests of the prompts used for training or validation."""
     texts = read_texts(answered / TEXTS)
-    return sorted({digest_of(text.prompt) for text in texts if text.side != HELD_OUT})
+    return sorted({prompt_digest(text.prompt) for text in texts if text.side != HELD_OUT})
 
 
 def _target(build: Build) -> dict[str, str]:
     """Return the target's entry in documents."""
-    recipe = build.recipe.without_places()
+    recipe = build.recipe.without_directories()
     steps = ((step.name, step.key) for step in build.plan.steps)
-    return {"model": recipe.target.model, "sha256": planned_sha256(recipe, build.target_key, steps)}
+    return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
 
 
 def _record(trained: Path) -> dict[str, object]:

@@ -14,7 +14,7 @@ from trtspec.training.layers import cap
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class SharedWeights:
     """Embedding [vocab, hidden] and LM head rows [vocab, hidden]; logits are capped unless `most` is 0."""
 
     embedding: Tensor
@@ -22,7 +22,7 @@ class Borrowed:
     most: float = 0.0
 
     @classmethod
-    def of(cls, target: Decoder) -> Borrowed:
+    def of(cls, target: Decoder) -> SharedWeights:
         """Return the shared weights of a target."""
         head = target.lm_head
         most = head.cap if isinstance(head, CappedHead) else 0.0

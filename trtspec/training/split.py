@@ -22,7 +22,7 @@ LEAST_DOCUMENTS = 4  # per kind: two for training, one for validation, one for e
 HINT = "add prompts of this kind, or remove the kind"
 
 
-def documents_of(prompts: Sequence[Prompt]) -> list[int]:
+def assign_documents(prompts: Sequence[Prompt]) -> list[int]:
     """Return for each prompt the number of its document, which is the index of the document's first prompt."""
     texts = [" ".join(_user_text(prompt).split()) for prompt in prompts]
     parents = list(range(len(prompts)))
@@ -67,12 +67,12 @@ def _similar_pairs(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
             yield heads.setdefault(text[:ALIKE], place), place
 
 
-def sides_of(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -> list[str]:
+def assign_sides(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -> list[str]:
     """Return each prompt's side; with `judges` some are held out. Deterministic in prompts and seed.
 
     TrtspecError for a kind that has too few documents.
     """
-    documents = documents_of(prompts)
+    documents = assign_documents(prompts)
     kinds = {document: prompts[document].kind for document in documents}
     sides: dict[int, str] = {}
     for kind in sorted(set(kinds.values())):
@@ -92,7 +92,7 @@ def sides_of(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -> li
 
 def leaked(prompts: Sequence[Prompt], judges: Sequence[Prompt]) -> tuple[Prompt, Prompt] | None:
     """Return a prompt and an evaluation prompt of the same document, or None."""
-    documents = documents_of([*prompts, *judges])
+    documents = assign_documents([*prompts, *judges])
     first = {document: place for place, document in reversed(list(enumerate(documents[: len(prompts)])))}
     for judge, document in zip(judges, documents[len(prompts) :], strict=True):
         if document in first:

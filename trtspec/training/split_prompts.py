@@ -15,9 +15,9 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step
-from trtspec.training.split import leaked, sides_of
-from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, Text, write_texts
+from trtspec.store.step import Inputs, Step, StepProgress
+from trtspec.training.split import assign_sides, leaked
+from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, TrainingText, write_texts
 
 # Marks of chat templates that are single tokens in the models that use them.
 MARKS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|assistant|>", "<|user|>")
@@ -47,20 +47,20 @@ class SplitPrompts(Step):
         """Return the step's name."""
         return "split-prompts"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Split; TrtspecError for prompts unsuitable for training or evaluation."""
         new, kept, judges = (self._load(files) for files in ((self.prompts,), self.keep, self.held_out))
         for others, option in ((kept, "--keep"), (judges, "--held-out")):
             if pair := leaked(new, others):
                 raise _leak(self.prompts.paths[0], pair, option)
         with _with_location(self.prompts):
-            texts = self._texts(new, sides_of(new, self.seed, judges=not judges))
+            texts = self._texts(new, assign_sides(new, self.seed, judges=not judges))
         for files in self.held_out:
             with _with_location(files):
                 texts += self._texts(judges, [HELD_OUT] * len(judges))
         for files in self.keep:
             with _with_location(files):
-                texts += self._texts(kept, sides_of(kept, self.seed), kept=True)
+                texts += self._texts(kept, assign_sides(kept, self.seed), kept=True)
         write_texts(out / TEXTS, texts)
         (out / LEFT_OUT).write_text(json.dumps(len(new) + len(kept) + len(judges) - len(texts)))
 
@@ -71,7 +71,7 @@ class SplitPrompts(Step):
                 found += load_prompts(each.paths[0], self.tokenizer.root)
         return found
 
-    def _texts(self, prompts: Sequence[Prompt], sides: Sequence[str], *, kept: bool = False) -> list[Text]:
+    def _texts(self, prompts: Sequence[Prompt], sides: Sequence[str], *, kept: bool = False) -> list[TrainingText]:
         tokenizer = Tokenizer(self.tokenizer.root)
         _check_template(prompts, tokenizer)
         _check_answers(prompts)
@@ -81,14 +81,14 @@ class SplitPrompts(Step):
             taken = side == TRAIN and prompt.answer is not None
             answer = tuple(tokenizer.encode(prompt.answer or "", add_special_tokens=False)) if taken else ()
             if 0 < len(ids) <= self.max_input_len:
-                found.append(Text(side, prompt.kind, kept, prompt.name, ids, answer, bool(answer)))
+                found.append(TrainingText(side, prompt.kind, kept, prompt.name, ids, answer, bool(answer)))
         if not found:
             hint = "a prompt is limited by engine.max_input_len, and by engine.max_seq_len minus --max-tokens"
             raise TrtspecError(f"no prompt has between 1 and {self.max_input_len} tokens", hint=hint)
         return found
 
 
-def left_out_of(split: Path) -> int:
+def read_num_skipped(split: Path) -> int:
     """Return the number of skipped prompts from the step's output."""
     return int(json.loads((split / LEFT_OUT).read_text()))
 

@@ -12,18 +12,18 @@ from torch import Tensor
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.engine.device import choose_device, compute_dtype
 from trtspec.engine.model.decoder import Decoder
-from trtspec.training.batches import rows_of
-from trtspec.training.texts import Text
+from trtspec.training.batches import rows_per_batch
+from trtspec.training.texts import TrainingText
 
 
 class Teacher:
     """A converted checkpoint in the torch engine, with memory for one batch of the given texts."""
 
-    def __init__(self, root: Path, texts: Sequence[Text]) -> None:
+    def __init__(self, root: Path, texts: Sequence[TrainingText]) -> None:
         device, checkpoint = choose_device("auto"), load_checkpoint(root)
         longest = max(len(text.tokens) for text in texts)
         dtype = compute_dtype("auto", device, checkpoint)
-        self.rows = rows_of(texts)
+        self.rows = rows_per_batch(texts)
         self.model = Decoder(checkpoint, self.rows, longest, device, dtype)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ KEPT_SHARE = 1 / 3  # of the training data, if there are prompts to keep
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """Tokens of a prompt and its response; `kept` for regression prompts of `--keep`.
 
     `given` is True for a response from the prompt file, False for a generated one.
@@ -40,22 +40,22 @@ class Text:
         return f"{self.kind or 'prompts'} (kept)" if self.kept else self.kind or "prompts"
 
 
-def write_texts(path: Path, texts: Iterable[Text]) -> None:
+def write_texts(path: Path, texts: Iterable[TrainingText]) -> None:
     """Write texts to a file."""
     path.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts), encoding="utf-8")
 
 
-def read_texts(path: Path) -> list[Text]:
+def read_texts(path: Path) -> list[TrainingText]:
     """Return the texts that `write_texts` wrote; an incomplete last line is ignored."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [_read(json.loads(line)) for line in lines]
 
 
-def _read(values: dict[str, Any]) -> Text:
-    return Text(**values | {key: tuple(values[key]) for key in ("prompt", "answer")})
+def _read(values: dict[str, Any]) -> TrainingText:
+    return TrainingText(**values | {key: tuple(values[key]) for key in ("prompt", "answer")})
 
 
-def pool(texts: Sequence[Text]) -> list[Text]:
+def pool(texts: Sequence[TrainingText]) -> list[TrainingText]:
     """Return the texts of an epoch; texts to keep are repeated so that they are KEPT_SHARE of it."""
     kept, new = ([text for text in texts if text.kept is kept] for kept in (True, False))
     if not kept or not new:

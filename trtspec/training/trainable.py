@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trtspec.core.registry import find
+from trtspec.core.registry import find_extension
 from trtspec.engine.model.decoder import Decoder
-from trtspec.training.batches import Batch
+from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
 from trtspec.training.settings import TrainSettings
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 PACKAGE, ATTRIBUTE, PART = "trtspec.methods", "TRAINABLE", "training"
 STEP_WEIGHT = 0.8  # loss weight of a pass relative to the previous: it counts only if earlier tokens are right
@@ -33,10 +33,10 @@ class DraftSource:
     target: Decoder
     draft_len: int
     settings: TrainSettings
-    texts: Sequence[Text] = ()
+    texts: Sequence[TrainingText] = ()
 
 
-class Student(ABC):
+class TrainableDraft(ABC):
     """A draft with gradients.
 
     A chain starts at each place of a batch; the logits of its `passes` are for the next token and those after it. A
@@ -53,7 +53,7 @@ class Student(ABC):
     vocab: Tensor | None = None
 
     @abstractmethod
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return for each pass the hidden states [places, hidden] of the chains that start at a batch's places.
 
         `features` are the target's, [rows, width, aux_layers * hidden]; the last that a chain sees belongs to the token
@@ -70,13 +70,13 @@ class Student(ABC):
 
 
 @dataclass(frozen=True)
-class Trainable:
+class DraftTrainer:
     """A method whose draft can be trained; `methods/NAME/training.py` defines it as `TRAINABLE`."""
 
-    load: Callable[[DraftSource], Student]
+    load: Callable[[DraftSource], TrainableDraft]
 
 
-def find_trainable(method: str) -> Trainable:
+def find_trainable(method: str) -> DraftTrainer:
     """Return the trainable of a method; the TrtspecError for an unsupported method lists the supported ones."""
-    found: Trainable = find(PACKAGE, ATTRIBUTE, method, "draft to train, of method", PART)
+    found: DraftTrainer = find_extension(PACKAGE, ATTRIBUTE, method, "draft to train, of method", PART)
     return found

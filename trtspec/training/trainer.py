@@ -15,16 +15,16 @@ from pathlib import Path
 
 import torch
 
-from trtspec.bench.profile.acceptance import Acceptance
+from trtspec.bench.profile.acceptance import AcceptanceStats
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.resume_state import load_notes, save_notes
-from trtspec.training.batches import STEP_ROWS, Batch, training_batches
+from trtspec.engine.resume_state import load_resume_state, save_resume_state
+from trtspec.training.batches import STEP_ROWS, TrainingBatch, training_batches
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
 from trtspec.training.settings import TrainSettings
-from trtspec.training.target_cache import Lessons
-from trtspec.training.texts import Text
-from trtspec.training.trainable import Student
+from trtspec.training.target_cache import TargetOutputs
+from trtspec.training.texts import TrainingText
+from trtspec.training.trainable import TrainableDraft
 from trtspec.training.verdict import MOST_LOSS
 
 VALIDATE_EVERY, PATIENCE = 50, 10
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Course:
+class TrainingState:
     """State of a training: steps, seconds, and mean accepted lengths on the validation prompts.
 
     `scores` cover the new traffic, and are 0 if the prompts to keep lost more than the gate allows; `kept` cover the
@@ -62,15 +62,15 @@ class Course:
         return len(self.scores) - 1 - self.best >= PATIENCE
 
 
-class Training:
+class Trainer:
     """The training of one draft; its state is saved in the directory `notes`."""
 
     def __init__(
         self,
-        student: Student,
-        lessons: Lessons,
-        texts: Sequence[Text],
-        validation: Sequence[Text],
+        student: TrainableDraft,
+        lessons: TargetOutputs,
+        texts: Sequence[TrainingText],
+        validation: Sequence[TrainingText],
         draft_len: int,
         settings: TrainSettings,
         notes: Path,
@@ -80,7 +80,7 @@ class Training:
         self._texts, self._validation, self._draft_len = texts, validation, draft_len
         self._parameters = list(student.tensors.parameters.values())
         self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0)
-        self._state, self.course = notes / STATE, Course()
+        self._state, self.course = notes / STATE, TrainingState()
         self._best = student.tensors.state()
         self._since, self._validated = time.perf_counter(), 0.0
         self._resume()
@@ -121,8 +121,8 @@ class Training:
         """Return the spent share of the time, including the pending validation."""
         return (self.seconds + self._validated) / self.settings.seconds
 
-    def _train(self, texts: Sequence[Text]) -> None:
-        batch = Batch.of(texts, self._device)
+    def _train(self, texts: Sequence[TrainingText]) -> None:
+        batch = TrainingBatch.of(texts, self._device)
         loss = batch_loss(self.student, self.student.tensors.view(), batch, self._lessons, LOSSES[self.settings.loss])
         self._check_learns(float(loss.detach()))
         self._optimizer.zero_grad(set_to_none=True)
@@ -173,19 +173,19 @@ class Training:
             "best": self._best,
             "optimizer": self._optimizer.state_dict(),
         }
-        save_notes(self._state, state)
+        save_resume_state(self._state, state)
 
     def _resume(self) -> None:
-        state = load_notes(self._state, self._device)
+        state = load_resume_state(self._state, self._device)
         if state is None:
             return
-        self.course = Course(**state["course"])
+        self.course = TrainingState(**state["course"])
         self.student.tensors.load_state(state["parameters"])
         self._best = state["best"]
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def mean_length(found: Acceptance, texts: Sequence[Text], *, kept: bool) -> float:
+def mean_length(found: AcceptanceStats, texts: Sequence[TrainingText], *, kept: bool) -> float:
     """Return the mean accepted length of the texts with this `kept`, 1 without any."""
     own = [counts for counts, text in zip(found.texts, texts, strict=True) if text.kept is kept]
     steps = sum(counts.steps for counts in own)

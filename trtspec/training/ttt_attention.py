@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trtspec.training.batches import Batch
-from trtspec.training.layers import Layer
+from trtspec.training.batches import TrainingBatch
+from trtspec.training.layers import TrainableLayer
 
 MOST_PASSES = 7  # as in the training of EAGLE-3's authors: SafeAILab/EAGLE, traineagle3
 
 
-class Chains:
-    """Keys and values that chains have seen so far; `count` is the maximum of places per row, as in `Batch.grid`."""
+class RolloutAttention:
+    """Keys and values of chains so far; `count` is the maximum of places per row, as in `TrainingBatch.grid`."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: TrainingBatch) -> None:
         self._batch, self._starts = batch, batch.grid - 1
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -36,7 +36,7 @@ class Chains:
         """Return the entries [rows, count, n] of the next pass's input at the chains' starts."""
         return rows if self._keys else rows.gather(1, self._starts.unsqueeze(2).expand(-1, -1, rows.shape[2]))
 
-    def attend(self, layer: Layer, read: Tensor) -> Tensor:
+    def attend(self, layer: TrainableLayer, read: Tensor) -> Tensor:
         """Return a layer's attention output for the chains [rows, count, heads * head_size] in the next pass.
 
         The input is [rows, width, n] in the first pass, then [rows, count, n].

@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trtspec.bench.profile.acceptance import Acceptance, Counts, Estimate, change_of
-from trtspec.training.texts import Text
+from trtspec.bench.profile.acceptance import AcceptanceStats, Estimate, StepCounts, acceptance_change
+from trtspec.training.texts import TrainingText
 
-LEAST_JUDGES = 6  # texts; with fewer, all gain by chance with a probability above 2 ** -6
+MIN_EVAL_PROMPTS = 6  # texts; with fewer, all gain by chance with a probability above 2 ** -6
 MOST_LOSS = 0.02  # of the mean accepted length of a kind to keep, regardless of its interval
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AcceptanceComparison:
     """Acceptance on the same texts before and after; `kept` for regression prompts."""
 
     kind: str
     kept: bool
-    before: Acceptance
-    after: Acceptance
+    before: AcceptanceStats
+    after: AcceptanceStats
 
     @classmethod
-    def of(cls, kind: str, kept: bool, pairs: Sequence[tuple[Counts, Counts]]) -> Comparison:
+    def of(cls, kind: str, kept: bool, pairs: Sequence[tuple[StepCounts, StepCounts]]) -> AcceptanceComparison:
         """Return the comparison of texts by their steps before and after."""
-        before, after = (Acceptance(tuple(side), (kind,) * len(pairs)) for side in zip(*pairs, strict=True))
+        before, after = (AcceptanceStats(tuple(side), (kind,) * len(pairs)) for side in zip(*pairs, strict=True))
         return cls(kind, kept, before, after)
 
     @cached_property
     def change(self) -> Estimate:
         """Return the change of the mean accepted length."""
-        return change_of(self.before.texts, self.after.texts)
+        return acceptance_change(self.before.texts, self.after.texts)
 
     @property
     def share(self) -> float:
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def _has_judges(self) -> bool:
-        return len(self.before.texts) >= LEAST_JUDGES
+        return len(self.before.texts) >= MIN_EVAL_PROMPTS
 
     @property
     def word(self) -> str:
@@ -69,14 +69,14 @@ class Comparison:
             "kind": self.kind,
             "kept": self.kept,
             "prompts": len(self.before.texts),
-            "before": side_of(self.before),
-            "after": side_of(self.after),
+            "before": describe_acceptance(self.before),
+            "after": describe_acceptance(self.after),
             "change": self.change.as_list(),
             "verdict": self.word,
         }
 
 
-def side_of(found: Acceptance) -> dict[str, Any]:
+def describe_acceptance(found: AcceptanceStats) -> dict[str, Any]:
     """Return the document's section on one draft's acceptance."""
     value, low, high = found.token_weighted.as_list()
     return {
@@ -88,26 +88,30 @@ def side_of(found: Acceptance) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrainingVerdict:
     """The comparison on all prompts of the new traffic, and on each kind of them and of those to keep.
 
     `step_cost` is the minimum cost of a step that drafts, in steps of the target alone; 0 to ignore it.
     """
 
-    whole: Comparison
-    kinds: tuple[Comparison, ...]
+    whole: AcceptanceComparison
+    kinds: tuple[AcceptanceComparison, ...]
     step_cost: float = 0.0
 
     @classmethod
     def of(
-        cls, texts: Sequence[Text], before: Sequence[Counts], after: Sequence[Counts], step_cost: float = 0.0
-    ) -> Verdict:
+        cls,
+        texts: Sequence[TrainingText],
+        before: Sequence[StepCounts],
+        after: Sequence[StepCounts],
+        step_cost: float = 0.0,
+    ) -> TrainingVerdict:
         """Return the verdict on held-out texts by their steps."""
         pairs = list(zip(texts, zip(before, after, strict=True), strict=True))
         kinds = sorted({(text.kept, text.label) for text in texts})
         return cls(
-            Comparison.of("all", False, [pair for text, pair in pairs if not text.kept]),
-            tuple(Comparison.of(label, kept, [pair for text, pair in pairs if text.label == label])
+            AcceptanceComparison.of("all", False, [pair for text, pair in pairs if not text.kept]),
+            tuple(AcceptanceComparison.of(label, kept, [pair for text, pair in pairs if text.label == label])
                   for kept, label in kinds),
             step_cost,
         )  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 
 from tests.doubles.trouble import DEAF
 from trtspec.backends.common.runner import Tool, run_tool
-from trtspec.backends.tensorrt_llm.build_log import Phases, version_said
+from trtspec.backends.tensorrt_llm.build_log import BuildPhases, parse_version
 from trtspec.core.errors import StepError, StepTimeout
 from trtspec.core.processes import is_alive, start_time, wait_until
 
@@ -206,7 +206,7 @@ def test_a_full_disk_costs_the_log_and_not_the_words(tool: Callable[..., Tool], 
 
 
 def test_phases() -> None:
-    phases = Phases(2)
+    phases = BuildPhases(2)
     lines = (
         "[12/31/2024-21:25:45] [TRT-LLM] [I] Total time of constructing network from module object 3.1 seconds",
         "[12/31/2024-21:25:45] [TRT-LLM] [I] Build TensorRT engine Unnamed Network 0",
@@ -225,8 +225,8 @@ def test_phases() -> None:
 
 @pytest.mark.parametrize("name", ["TensorRT-LLM", "TensorRT LLM"])
 def test_version(name: str) -> None:
-    assert version_said(f"[TensorRT-LLM] {name} version: 1.2.1") == "1.2.1"
-    assert version_said("[TRT] [I] Detected 18 inputs") is None
+    assert parse_version(f"[TensorRT-LLM] {name} version: 1.2.1") == "1.2.1"
+    assert parse_version("[TRT] [I] Detected 18 inputs") is None
 
 
 def test_the_guard_needs_nothing_of_ours() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.backends.edge_llm.test_steps import install, show_gpu, tools  # noqa: F401 - a fixture
 from tests.conftest import Run
-from tests.serving.triton.artifact import vouch
+from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
 from trtspec.backends.edge_llm.repository import MODEL_JSON
 from trtspec.bench.run_gates import DEPLOY_PROMPTS
@@ -32,7 +32,7 @@ def built(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tools:
     prompts = [prompt.text for prompt in load_prompts(root / "prompts" / "quickstart.jsonl")[:DEPLOY_PROMPTS]]
     table = dict.fromkeys(["Hello", *prompts], ANSWER)
     (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
-    vouch(root)
+    rewrite_manifest(root)
     return root
 
 

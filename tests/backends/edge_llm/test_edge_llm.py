@@ -18,7 +18,7 @@ from trtspec.backends.edge_llm import BACKEND
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
 from trtspec.backends.edge_llm.model_json import model_json
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.core.gpus import GPUS, SeenGpu
+from trtspec.core.gpus import GPUS, DetectedGpu
 from trtspec.recipe.schema import Quantization
 
 TREE = {"top_k": 4, "nodes": 12}
@@ -41,8 +41,8 @@ def test_there_is_one_release_with_a_source_for_each_fact() -> None:
     release = releases()["0.11.0"]
     assert release.source.startswith("NVIDIA/TensorRT-Edge-LLM:")
     assert release.sms == [80, 86, 87, 100, 110, 120, 121]
-    assert not release.platforms_of(90)
-    assert release.platforms_of(121)[0].tensorrt == ("10.16.1.11",)
+    assert not release.platforms_for(90)
+    assert release.platforms_for(121)[0].tensorrt == ("10.16.1.11",)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -183,7 +183,7 @@ def test_a_source_that_is_fp8_needs_no_quantization() -> None:
 
 
 def test_a_gpu_that_shares_the_cpus_memory_is_known_by_name_and_capability() -> None:
-    spark = SeenGpu("NVIDIA GB10", 121, "580.95.05", 0)
+    spark = DetectedGpu("NVIDIA GB10", 121, "580.95.05", 0)
     assert spark.kind is GPUS["dgx-spark"]
 
 

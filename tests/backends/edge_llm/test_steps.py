@@ -17,7 +17,7 @@ from trtspec.backends.edge_llm.prepare import PLAIN_TEMPLATE
 from trtspec.backends.edge_llm.serve import check_machine
 from trtspec.backends.edge_llm.validate import check_engines
 from trtspec.core.errors import DeployError, StepError
-from trtspec.core.gpus import SeenGpu
+from trtspec.core.gpus import DetectedGpu
 from trtspec.store.manifest import load_manifest
 
 # Records its arguments and environment next to itself, and writes the output files of each command.
@@ -86,7 +86,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.11.0", tensorrt: 
 
 
 def show_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = SeenGpu("NVIDIA GeForce RTX 5090", 120, "590.44.01", 32607)
+    gpu = DetectedGpu("NVIDIA GeForce RTX 5090", 120, "590.44.01", 32607)
     for module in ("toolchain", "serve"):
         monkeypatch.setattr(f"trtspec.backends.edge_llm.{module}.seen_gpus", lambda: [gpu])
 

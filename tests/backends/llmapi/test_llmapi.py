@@ -15,7 +15,7 @@ from tests.backends.source_contexts import FP8, facts, said, source_context
 from tests.checkpoints.quant.compressed import compressed_tensors
 from trtspec.backends.base import backends
 from trtspec.backends.choose import choose_version
-from trtspec.backends.common.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi import BACKEND, installed
 from trtspec.backends.llmapi.installed import validate_installed
@@ -197,7 +197,7 @@ def test_a_plain_decoder_is_told_where_to_go(version: str, method: str, hint: st
 @pytest.mark.parametrize("version", BACKEND.versions())
 @pytest.mark.parametrize("method", sorted(BACKEND.methods().keys() - {"none"}))
 def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, method: str) -> None:
-    if (kind := version_spec_of(version).api.methods.get(method)) is None:
+    if (kind := find_version_spec(version).api.methods.get(method)) is None:
         assert "speculation.method method" in diagnostics(version, method)
         return
     knobs = {"speculation__acceptance_rate_threshold": 0.5, "speculation__schedule": SCHEDULE}
@@ -552,7 +552,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 )
 def test_what_is_emitted_for_a_version_its_classes_take(double, version: str, method: str, options) -> None:
     double.setenv("TRTLLM_DOUBLE", version)
-    api = version_spec_of(version).api
+    api = find_version_spec(version).api
     knobs: dict[str, Any] = {"speculation__draft_len": 3 if options == TREE else 6}
     if options != TREE and "draft_len_schedule" in api.methods[method].lengths:
         knobs["speculation__schedule"] = SCHEDULE

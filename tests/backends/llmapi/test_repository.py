@@ -16,7 +16,7 @@ from tests.serving.triton.test_repository import MADE
 from trtspec.backends.llmapi.repository import EmitLlmApiRepository
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config
-from trtspec.serving.triton.python_models.fields import OLDER
+from trtspec.serving.triton.python_models.fields import OLDER_NAMES
 from trtspec.serving.triton.python_models.tensors import NEUTRAL, Settings
 from trtspec.serving.triton.repository_writer import ServingSettings
 
@@ -61,7 +61,7 @@ def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
     passed = load_model("ensemble", make_pb_utils()).PASSED
     handed = {passed[tensor.name]: tensor.data_type for tensor in ours.input if tensor.name in passed}
     assert handed.items() <= types.items()
-    assert {*types} - {name for name, _ in OLDER.values()} == {*handed} | MADE
+    assert {*types} - {name for name, _ in OLDER_NAMES.values()} == {*handed} | MADE
     told = {tensor.name for tensor in ours.output} - {"text_output"}
     assert told <= {tensor.name for tensor in model.output}
     assert {"output_ids", "continuation", "sequence_length"} <= {tensor.name for tensor in model.output}

@@ -10,13 +10,13 @@ import pytest
 
 from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.conftest import Run
-from tests.serving.triton.artifact import vouch
+from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
 from trtspec.backends.sglang.repository import ENGINE_JSON
 from trtspec.bench.run_gates import DEPLOY_PROMPTS
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.deployment.journal import DeploymentJournal
-from trtspec.deployment.revision import place_of
+from trtspec.deployment.revision import revision_dir
 from trtspec.engine.prompts.load import load_prompts
 
 ANSWER = "answer: é and more"
@@ -35,7 +35,7 @@ def built(workplace: Path, trtspec: Run) -> Path:
     prompts = [prompt.text for prompt in load_prompts(root / "prompts" / "quickstart.jsonl")[:DEPLOY_PROMPTS]]
     table = {" ".join(map(str, tokenizer.encode(text))): answer for text in ("Hello", *prompts)}
     (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
-    vouch(root)
+    rewrite_manifest(root)
     return root
 
 
@@ -58,7 +58,7 @@ def test_from_the_recipe_to_the_end_of_its_server(built: Path, trtspec: Run, mon
         stopped = trtspec("stop", "quickstart", "--json").document
         assert (stopped["state"], stopped["was_running"]) == ("stopped", True)
         assert listed(trtspec)[1] == "stopped"
-    pinned = place_of(DeploymentJournal("quickstart"), 1) / "artifact"
+    pinned = revision_dir(DeploymentJournal("quickstart"), 1) / "artifact"
     asked = (pinned / "checkpoints" / "target" / "requests.jsonl").read_text().splitlines()
     assert json.loads(asked[-1]) == {"event": "shutdown"}, "the engine is shut down, not killed"
 

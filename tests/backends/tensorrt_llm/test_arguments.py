@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.backends.contexts import make_context, make_pair
-from trtspec.backends.common.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import BACKEND
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
@@ -126,7 +126,7 @@ def test_several_profiles_have_no_optimum() -> None:
 def test_every_version_takes_every_word(version: str, method: str) -> None:
     draft = "llama-3.2-1b" if method == "draft_target" else None
     case = make_context(draft=draft, version=version, speculation__method=method)
-    options = version_spec_of(version).options
+    options = find_version_spec(version).options
     for role in ("target", "draft")[: 2 if draft else 1]:
         for name, value in parsed(role, case).items():
             choices = options[name].choices

@@ -30,7 +30,7 @@ from trtspec.core.processes import is_alive, start_time, wait_until
 from trtspec.store.digest import DigestCache
 from trtspec.store.executor import Observer, Unobserved, execute
 from trtspec.store.files import FileReader, Files
-from trtspec.store.plan import Plan
+from trtspec.store.plan import StepPlan
 from trtspec.store.step import Step
 from trtspec.store.store import Store
 
@@ -85,7 +85,7 @@ def make(source: Path, workplace: Path, trtllm: Installation) -> Make:
 
 
 def build(step: BuildEngine, store: Store, observer: Observer = Unobserved()) -> Path:  # noqa: B008  stateless
-    return execute(Plan([step]), store, observer)[-1].entry.files_dir
+    return execute(StepPlan([step]), store, observer)[-1].entry.files_dir
 
 
 def fail(step: BuildEngine, store: Store, error: type[TrtspecError] = StepError) -> TrtspecError:
@@ -165,7 +165,7 @@ def test_devices_are_as_many_as_workers(make: Make, store: Store) -> None:
     assert make().num_devices == 1
     step = make(arguments=(*ARGUMENTS, "--workers", "2"))
     assert step.num_devices == 2
-    execute(Plan([step]), store, Unobserved(), devices=("1", "3", "5"))
+    execute(StepPlan([step]), store, Unobserved(), devices=("1", "3", "5"))
     assert "CUDA_VISIBLE_DEVICES=1,3\n" in step.log.read_text()
 
 
@@ -295,7 +295,7 @@ def test_an_interrupt(make: Make, store: Store, trtllm: Installation) -> None:
 def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Installation, workplace: Path) -> None:
     trtllm.trouble("deaf")
     step = make()
-    execute(Plan([step.checkpoint]), store, Unobserved())
+    execute(StepPlan([step.checkpoint]), store, Unobserved())
     pid = os.fork()
     if not pid:  # the same step in a process that is killed
         try:
@@ -334,7 +334,7 @@ def test_two_engines_are_built_beside_each_other(
                 if len(begun) == 2:
                     go.touch()
 
-    results = execute(Plan(steps), store, Both(), devices=("0", "1"))
+    results = execute(StepPlan(steps), store, Both(), devices=("0", "1"))
     assert [(each.name, each.status) for each in results] == [
         ("convert-target", "built"), ("build-target", "built"), ("convert-draft", "built"), ("build-draft", "built"),
     ]  # fmt: skip
@@ -347,7 +347,7 @@ def test_the_first_that_fails_ends_the_other(make: Make, store: Store, trtllm: I
     target = make("target")
     draft = make("draft", arguments=(*ARGUMENTS, "--gather_context_logits", "--max_draft_len", "2"))
     with pytest.raises(StepError, match="trtllm-build failed with exit status 1"):
-        execute(Plan([target, draft]), store, Unobserved(), devices=("0", "1"))
+        execute(StepPlan([target, draft]), store, Unobserved(), devices=("0", "1"))
     assert running_in(store.root) == []
     assert {entry.name for entry in store.entries()} == {"convert-target", "convert-draft"}
 
@@ -358,7 +358,8 @@ def test_the_script_builds_the_same_engines(make: Make, store: Store, workplace:
     files = FileReader(DigestCache(workplace / "digests.json")).read(workplace, [cache])
     engines = tuple(make(role, timing_cache=(files,)) for role in ("target", "draft"))
     results = {
-        each.name: each.entry.files_dir for each in execute(Plan([DescribeEngines(engines, "{}")]), store, Unobserved())
+        each.name: each.entry.files_dir
+        for each in execute(StepPlan([DescribeEngines(engines, "{}")]), store, Unobserved())
     }
     artifact = workplace / "artifact"
     (artifact / "checkpoints").mkdir(parents=True)

@@ -15,8 +15,8 @@ import pytest
 from tests._support.tiny import convert, make_llama
 from tests.doubles.builder import main
 from tests.methods import eagle_heads, heads, recurrent
-from trtspec.backends.common.trtllm_versions import version_spec_of
-from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
+from trtspec.backends.common.trtllm_versions import find_version_spec
+from trtspec.backends.tensorrt_llm.engine_dir import ExpectedEngine, check_engine, parse_arguments
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import StepError
 
@@ -28,9 +28,9 @@ ARGUMENTS = (
 EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
 
 
-def expected(checkpoint: Path, *arguments: str) -> Expected:
+def expected(checkpoint: Path, *arguments: str) -> ExpectedEngine:
     config = json.loads((checkpoint / "config.json").read_text())
-    return Expected(parse_arguments(arguments), config, "1.2.1", version_spec_of("1.2.1").modes)
+    return ExpectedEngine(parse_arguments(arguments), config, "1.2.1", find_version_spec("1.2.1").modes)
 
 
 def build(checkpoint: Path, out: Path, *arguments: str) -> Path:
@@ -67,7 +67,7 @@ def change(engine: Path, key: str, value: object) -> None:
     (engine / "config.json").write_text(json.dumps(config))
 
 
-def problems(engine: Path, wanted: Expected) -> list[str]:
+def problems(engine: Path, wanted: ExpectedEngine) -> list[str]:
     with pytest.raises(StepError) as caught:
         check_engine(engine, wanted)
     first, *rest = caught.value.message.splitlines()

@@ -16,7 +16,7 @@ from tests.methods.heads import random_heads, save_heads
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads, memory
-from trtspec.checkpoints.family import family_of
+from trtspec.checkpoints.family import find_family
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model
@@ -42,7 +42,7 @@ def plan_of(case: PlanContext, gpu: int = 0) -> MemoryPlan:
 def tiny_case(root: Path, mapping: ParallelMapping = ONE_RANK, **changes: Any) -> PlanContext:
     """Return the context of a checkpoint on disk."""
     source = load_source(root)
-    config = family_of(source)[1].read(source.reader, "auto")
+    config = find_family(source)[1].read(source.reader, "auto")
     parallel = {"tensor": mapping.tensor, "pipeline": mapping.pipeline, "embedding": mapping.embedding}
     return make_context(config, target__parallel=parallel, engine__max_seq_len=256, **changes)
 

@@ -20,8 +20,8 @@ from tests.serving.triton.upstream import Tensor
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, EngineServing, relocate
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.serving.triton.config import load_config
-from trtspec.serving.triton.python_models.fields import OLDER
-from trtspec.serving.triton.python_models.tensors import words_of_tensor
+from trtspec.serving.triton.python_models.fields import OLDER_NAMES
+from trtspec.serving.triton.python_models.tensors import tensor_to_words
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")
@@ -126,7 +126,7 @@ def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str
     config = emitted[method][model]
     known, ours = {*upstream.ENSEMBLE_INPUTS}, {*map(facts, config.input)}
     added = ("num_draft_tokens", "use_draft_logits", *LOOKAHEAD_SIZES)  # the first two are in NVIDIA's BLS model
-    older = {name for name, _ in OLDER.values()}  # in NVIDIA's models before v0.18
+    older = {name for name, _ in OLDER_NAMES.values()}  # in NVIDIA's models before v0.18
     assert {tensor.name for tensor in ours - known} == {*added, *older, "add_special_tokens"}
     assert {tensor.name for tensor in known - ours} == {
         *("decoder_text_input", "prompt_embedding_table", "prompt_table_extra_id", "prompt_vocab_size"),
@@ -292,8 +292,8 @@ def test_every_end_id_ends_a_text_on_an_engine(tmp_path: Path) -> None:
     asked = {"QUERY": texts("a"), "REQUEST_OUTPUT_LEN": 1, "STOP_WORDS_DICT": texts("xy")}
     plain, given = (answer.outputs for answer in model.execute([Request(**asked), Request(**asked, END_ID=9)]))
     assert (plain["OUT_END_ID"].item(), given["OUT_END_ID"].item()) == (0, 9)
-    assert words_of_tensor(plain["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy"), [5], [7]]
-    assert words_of_tensor(given["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy")]
+    assert tensor_to_words(plain["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy"), [5], [7]]
+    assert tensor_to_words(given["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy")]
 
 
 def texts(value: str) -> np.ndarray:

@@ -30,8 +30,8 @@ from trtspec.core.processes import start_time, stop_session
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.config import load_config, render_config
 from trtspec.serving.triton.server import (
-    Ports,
-    Server,
+    ServerPorts,
+    TritonServer,
     find_server,
     remove_shared_memory,
     server_command,
@@ -95,7 +95,7 @@ def rename(model: str, method: str) -> str:
     return model if model in SHARED else f"{method}-{model}"
 
 
-def with_double(server: Server, backends: Path) -> Server:
+def with_double(server: TritonServer, backends: Path) -> TritonServer:
     """Return the server with the double next to its Python backend, which must be a copy if another test uses it."""
     if server.backends is None:
         pytest.skip("the server's backends are in another directory")
@@ -117,7 +117,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     make_engines(artifact)
     for method in REPOSITORIES:
         add_repository(method, artifact, models)
-    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
+    ports, prefix = ServerPorts(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     process = start_server(server, [*command, "--exit-on-error=false"], root / "log")
     started = start_time(process.pid)  # also identifies the children of a process that exited

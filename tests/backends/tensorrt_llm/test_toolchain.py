@@ -14,7 +14,7 @@ from tests.doubles.fixtures import H200, Installation
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
 from trtspec.core.errors import StepError, TrtspecError
-from trtspec.core.gpus import SeenGpu, find_gpu, seen_gpus
+from trtspec.core.gpus import DetectedGpu, detect_gpus, find_gpu
 from trtspec.store.digest import canonical
 
 IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
@@ -145,7 +145,7 @@ def test_what_an_engine_depends_on_is_its_identity() -> None:
 )  # fmt: skip
 def test_gpus_by_name_and_memory(name: str, line: str, trtllm: Installation) -> None:
     trtllm.show_gpus(line)
-    (seen,) = seen_gpus()
+    (seen,) = detect_gpus()
     assert seen.is_a(find_gpu(name))
     others = {"h200", "h100", "a100-40gb", "a100-80gb", "l4", "l40s", "a10", "gh200"} - {name}
     assert not any(seen.is_a(find_gpu(other)) for other in others)
@@ -154,13 +154,13 @@ def test_gpus_by_name_and_memory(name: str, line: str, trtllm: Installation) -> 
 def test_a_driver_that_does_not_tell(bare: Path) -> None:
     program(bare, "nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n")
     with pytest.raises(TrtspecError, match="failed: exit status 9: NVIDIA-SMI has failed"):
-        seen_gpus()
+        detect_gpus()
     program(bare, "nvidia-smi", "#!/bin/sh\necho 'one, two'\n")
     with pytest.raises(TrtspecError, match=r"nvidia-smi: printed unexpected output \['one, two'\]"):
-        seen_gpus()
+        detect_gpus()
     program(bare, "nvidia-smi", "#!/bin/sh\n")
-    assert seen_gpus() == []
-    assert SeenGpu("NVIDIA H200", 89, "1", 143771).is_a(find_gpu("h200")) is False
+    assert detect_gpus() == []
+    assert DetectedGpu("NVIDIA H200", 89, "1", 143771).is_a(find_gpu("h200")) is False
 
 
 def test_an_interpreter_with_a_long_path(trtllm: Installation, tmp_path: Path) -> None:
@@ -185,4 +185,4 @@ def test_an_interpreter_without_packages(tmp_path: Path) -> None:
 
 def test_a_gpu_without_memory_of_its_own_is_known_too(trtllm: Installation) -> None:
     trtllm.show_gpus("NVIDIA GB10, 12.1, 580.95.05, [N/A]")
-    assert seen_gpus() == [SeenGpu("NVIDIA GB10", 121, "580.95.05", 0)]
+    assert detect_gpus() == [DetectedGpu("NVIDIA GB10", 121, "580.95.05", 0)]

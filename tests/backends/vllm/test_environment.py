@@ -18,12 +18,12 @@ from tests.serving.triton.fakes import make_pb_utils
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
 from trtspec.backends.vllm.repository import SERVING, answer_counts
-from trtspec.backends.vllm.worker import Worker
+from trtspec.backends.vllm.worker import VllmWorker
 from trtspec.core.errors import DeployError
-from trtspec.deployment.staging import put_in_place, stand_in_for
+from trtspec.deployment.staging import find_fallback_backend, install_fallback
 from trtspec.serving.triton.config import load_config
-from trtspec.serving.triton.python_models.metrics import Metrics
-from trtspec.serving.triton.server import Server
+from trtspec.serving.triton.python_models.metrics import EngineMetrics
+from trtspec.serving.triton.server import TritonServer
 
 
 @pytest.fixture
@@ -68,34 +68,34 @@ def test_a_machine_without_vllm_lacks_nothing_until_it_is_served() -> None:
     assert (probe.ok, VARIABLE in str(probe.hint)) == (True, True)
 
 
-def a_server(root: Path, *backends: str) -> Server:
+def a_server(root: Path, *backends: str) -> TritonServer:
     for name in backends:
         (root / "backends" / name).mkdir(parents=True)
         (root / "backends" / name / "library.so").touch()
-    return Server(root / "bin" / "tritonserver", "PATH", backends=root / "backends")
+    return TritonServer(root / "bin" / "tritonserver", "PATH", backends=root / "backends")
 
 
 @pytest.mark.usefixtures("absent")
 def test_without_a_backend_and_without_vllm_both_remedies_are_named(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as caught:
-        stand_in_for(a_server(tmp_path, "python"), SERVING)
+        find_fallback_backend(a_server(tmp_path, "python"), SERVING)
     assert caught.value.message.startswith("this tritonserver lacks the vllm backend, and its fallback is unavailable")
     assert VARIABLE in str(caught.value.hint)
     assert "container" in str(caught.value.hint)
 
 
 def test_a_server_that_has_the_backend_keeps_it(tmp_path: Path) -> None:
-    assert stand_in_for(a_server(tmp_path, "python", "vllm"), SERVING) is None
-    assert stand_in_for(a_server(tmp_path), ServingHooks()) is None
+    assert find_fallback_backend(a_server(tmp_path, "python", "vllm"), SERVING) is None
+    assert find_fallback_backend(a_server(tmp_path), ServingHooks()) is None
 
 
 @pytest.mark.usefixtures("named")
 def test_the_stand_in_is_put_beside_the_python_backend(tmp_path: Path) -> None:
     server = a_server(tmp_path, "python", "other")
     emit_vllm("ngram", tmp_path / "repository")
-    stand_in = stand_in_for(server, SERVING)
+    stand_in = find_fallback_backend(server, SERVING)
     assert stand_in
-    placed = put_in_place(stand_in, server, "vllm", tmp_path / "stage", tmp_path / "repository")
+    placed = install_fallback(stand_in, server, "vllm", tmp_path / "stage", tmp_path / "repository")
     assert placed.backends == tmp_path / "stage"
     assert sorted(str(path.relative_to(tmp_path / "stage")) for path in (tmp_path / "stage").glob("*/*")) == [
         "python/library.so",
@@ -132,7 +132,7 @@ class FakeEngine:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[Worker, list[dict[str, Any]]]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[VllmWorker, list[dict[str, Any]]]:
     said: list[dict[str, Any]] = []
     vllm, sampling, loggers = map(ModuleType, ("vllm", "vllm.sampling_params", "vllm.v1.metrics.loggers"))
     loggers.StatLoggerBase = object  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[Worker, list[dict[str, Any]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
     monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", loggers)
-    return Worker({}, queue.SimpleQueue(), said.append), said
+    return VllmWorker({}, queue.SimpleQueue(), said.append), said
 
 
 def test_a_cancelled_request_leaves_the_engine(worker) -> None:
@@ -191,7 +191,7 @@ def test_metrics_say_what_vllm_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)
     stand_in = importlib.import_module("trtspec.backends.vllm.stand_in")
     sys.modules.pop("trtspec.backends.vllm.stand_in")  # it has this test's stub
-    metrics = Metrics(pb_utils, {"model_name": "vllm_model", "model_repository": "/a/b"}, stand_in.METRICS)
+    metrics = EngineMetrics(pb_utils, {"model_name": "vllm_model", "model_repository": "/a/b"}, stand_in.METRICS)
     said = {"prompt_tokens": 3, "tokens": 9, "drafted": 12, "accepted": 5, "by_length": [1, 1, 2], "reason": "stop"}
     said["queue_s"] = 0.5
     stand_in.Asked(None, "", False, metrics.text()).count({**said, "done": True})

@@ -27,18 +27,18 @@ import yaml
 from tests._support.forked import Computing, run
 from tests._support.processes import words_of
 from tests.engines import ROOT, engine_python
-from tests.serving.triton.exposed import REQUESTS, exported
+from tests.serving.triton.exposed import REQUESTS, exported_metrics
 from trtspec.backends.embedded import BACKEND as TORCH
 from trtspec.backends.vllm import BACKEND
 from trtspec.backends.vllm.environment import VARIABLE
 from trtspec.bench.artifact import engine_settings, load_manifest, open_artifact
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import session_of, wait_until
-from trtspec.deployment.journal import Record
+from trtspec.core.processes import session_processes, wait_until
+from trtspec.deployment.journal import DeploymentRecord
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets.local import deploy_local
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, Stats, Update
+from trtspec.engine.generation.request import EngineRequest, Stats, Update
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.methods.eagle3 import AUX_LAYERS
 from trtspec.serving.triton.client import Client
@@ -105,7 +105,7 @@ class Served:
 
     method: str
     client: Client
-    record: Record
+    record: DeploymentRecord
     answers: list[list[dict[str, Any]]]
     root: Path
 
@@ -179,7 +179,7 @@ def read_torch(root: Path) -> Torch:
             return Torch(texts, [*map(len, ids)], [request.prompt_ids for request in asked], longer)
 
 
-def watch(engine: Engine, requests: Sequence[Request]) -> list[list[Update]]:
+def watch(engine: Engine, requests: Sequence[EngineRequest]) -> list[list[Update]]:
     """Run requests to completion and return the updates of each."""
     updates: list[list[Update]] = [[] for _ in requests]
     for request, seen in zip(requests, updates, strict=True):
@@ -281,7 +281,7 @@ def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> 
     if served.method != "none":
         pytest.skip("seen with method none")
     place = SimpleNamespace(metrics=urlsplit(served.record.endpoints["metrics"]).port)
-    before, seen = exported(place, "vllm_model"), Event()
+    before, seen = exported_metrics(place, "vllm_model"), Event()
 
     def ask(prompt: str) -> None:
         while not seen.is_set():
@@ -290,13 +290,13 @@ def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:  # the batch has 16 slots
         asking = [pool.submit(ask, prompt) for prompt in PROMPTS]
         try:
-            assert wait_until(lambda: exported(place, "vllm_model")["trtspec_requests_waiting"] > 8, 60)
+            assert wait_until(lambda: exported_metrics(place, "vllm_model")["trtspec_requests_waiting"] > 8, 60)
         finally:
             seen.set()
         assert [each.result() for each in asking] == [None] * len(PROMPTS)
 
     def has_told() -> bool:  # includes the supervisor's probes, one per second
-        now = exported(place, "vllm_model")
+        now = exported_metrics(place, "vllm_model")
         news = {name: now[name] - before[name] for name in (REQUESTS, f"{WAITED}_count", f"{WAITED}_sum")}
         idle = (now["trtspec_requests_running"], now["trtspec_requests_waiting"]) == (0, 0)
         return idle and news[REQUESTS] >= len(PROMPTS) <= news[f"{WAITED}_count"] and news[f"{WAITED}_sum"] > 0.1
@@ -366,4 +366,4 @@ def test_a_vllm_that_is_killed_ends_its_requests_and_its_stub(served: Served) ->
 
 def processes(served: Served, word: str) -> list[int]:
     """Return the server's processes with a word in their arguments."""
-    return [each for each in session_of(served.record.pid, served.record.started) if word in words_of(each)]
+    return [each for each in session_processes(served.record.pid, served.record.started) if word in words_of(each)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.backends.source_contexts import FP8, facts, said, source_context
-from trtspec.backends.base import backends, running
+from trtspec.backends.base import backends, backends_for_method
 from trtspec.backends.choose import choose_version
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm import BACKEND
@@ -45,7 +45,7 @@ def test_versions_are_those_of_the_containers_and_all_between() -> None:
 
 
 def test_the_methods_that_say_so_are_those_that_some_version_has() -> None:
-    known = {name for name in discover("trtspec.methods", "METHOD") if "vllm" in running(name)}
+    known = {name for name in discover("trtspec.methods", "METHOD") if "vllm" in backends_for_method(name)}
     assert known - {"none"} == {name for release in releases().values() for name in release.methods}
 
 

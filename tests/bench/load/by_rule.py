@@ -8,16 +8,16 @@ from typing import Any
 from trtspec.bench.load.api import find_api
 from trtspec.bench.load.client import Endpoint
 from trtspec.bench.load.rounds import Round
-from trtspec.bench.load.runner import Server
-from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.runner import ServerAddress
+from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.load.sweep import BASELINE, SERVED
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.workload import LoadWorkload
 
 ALONE = {"num_draft_tokens": 0}
 FIRST_S, STEP_TOKENS = 0.05, 3
 
 
-async def arms(client: Any, served: Server, baseline: Server | None) -> dict[str, Endpoint]:
+async def arms(client: Any, served: ServerAddress, baseline: ServerAddress | None) -> dict[str, Endpoint]:
     """Return a fake server's endpoint, and the same with drafting switched off."""
     api = find_api("completions")
     return {
@@ -26,7 +26,9 @@ async def arms(client: Any, served: Server, baseline: Server | None) -> dict[str
     }
 
 
-async def answered(client: Any, endpoint: Endpoint, load: Any, workload: Workload, number: int, requests: int) -> Round:
+async def answered(
+    client: Any, endpoint: Endpoint, load: Any, workload: LoadWorkload, number: int, requests: int
+) -> Round:
     """Return a simulated round: steps take longer with more concurrent requests, especially steps that verify drafts.
 
     Later requests and later rounds are slightly slower.
@@ -43,7 +45,8 @@ async def answered(client: Any, endpoint: Endpoint, load: Any, workload: Workloa
         due = place // many * (FIRST_S + steps * step_s)
         text = str(place)
         samples.append(
-            Sample(prompt.name, prompt.kind, due, due, chunks, 8, 1 + steps * step_tokens, True, *drafted, (), "length",
-                   text)
+            RequestSample(
+                prompt.name, prompt.kind, due, due, chunks, 8, 1 + steps * step_tokens, True, *drafted, (), "length", text
+            )
         )  # fmt: skip
     return Round(samples, 0.01)

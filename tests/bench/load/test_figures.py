@@ -13,25 +13,25 @@ import pytest
 
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.arrivals.poisson import Poisson
-from trtspec.bench.load.by_category import speedup_by_kind
-from trtspec.bench.load.client_noise import noise_of
+from trtspec.bench.load.by_category import category_speedups
+from trtspec.bench.load.client_noise import summarize_noise
 from trtspec.bench.load.counters import Counters, parse_counters
-from trtspec.bench.load.document import crossover_of, outliers_of
+from trtspec.bench.load.document import find_crossover, find_outliers
 from trtspec.bench.load.rounds import Round
-from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.load.sample_log import samples_file, write_samples
 from trtspec.bench.load.slo import Slo, parse_slo
-from trtspec.bench.load.summary import spread_of, summary_of
+from trtspec.bench.load.summary import summarize_arm, summarize_values
 from trtspec.bench.load.sweep import BASELINE, SERVED, Point
 from trtspec.core.errors import TrtspecError
 
 
-def sample(due_s: float, chunks_s: list[float], tokens: int | None = None, **more: object) -> Sample:
+def sample(due_s: float, chunks_s: list[float], tokens: int | None = None, **more: object) -> RequestSample:
     made = len(chunks_s) if tokens is None else tokens
-    return Sample("p", str(more.pop("kind", "")), due_s, due_s, tuple(chunks_s), 7, made, **more)  # type: ignore[arg-type]
+    return RequestSample("p", str(more.pop("kind", "")), due_s, due_s, tuple(chunks_s), 7, made, **more)  # type: ignore[arg-type]
 
 
-def drawn(seed: int, requests: int) -> list[Sample]:
+def drawn(seed: int, requests: int) -> list[RequestSample]:
     """Return requests with chunks at random times."""
     draws = np.random.default_rng(seed)
     gaps = [draws.exponential(0.01, size=draws.integers(2, 30)) for _ in range(requests)]
@@ -53,18 +53,20 @@ def test_a_closed_loop_counts_while_each_place_has_a_request() -> None:
     """Two slots generate one token per second each until the last request starts after 4 s and runs alone for 20 s."""
     samples = [sample(0.0, [1, 2, 3, 4.5]), sample(0.0, [1, 2]), sample(2.0, [1, 2]), sample(4.0, [2, 11, 20])]
     closed, open_loop = Round(samples, places=2), Round(samples)
-    assert (closed.full_s, closed.seconds) == (4.0, 24.0)
-    assert closed.full_tokens == pytest.approx(4 * (4 - 1) / 3.5 + 2 + 2)
-    assert closed.output_tokens_per_s == pytest.approx(closed.full_tokens / 4)
+    assert (closed.steady_state_s, closed.seconds) == (4.0, 24.0)
+    assert closed.steady_state_tokens == pytest.approx(4 * (4 - 1) / 3.5 + 2 + 2)
+    assert closed.output_tokens_per_s == pytest.approx(closed.steady_state_tokens / 4)
     assert open_loop.output_tokens_per_s == pytest.approx(11 / 24)
-    assert summary_of([closed, closed], Counters(), None)["output_tokens_per_s"] == round(closed.output_tokens_per_s, 3)
+    assert summarize_arm([closed, closed], Counters(), None)["output_tokens_per_s"] == round(
+        closed.output_tokens_per_s, 3
+    )
     assert Round(samples, places=4).output_tokens_per_s == pytest.approx(11 / 24)
 
 
 def test_a_closed_loop_without_a_token_before_its_last_request_counts_whole() -> None:
     """The first request of a slot fails immediately, and the last request replaces it."""
     samples = [sample(0.0, [], error="refused"), sample(0.0, [1, 2]), sample(0.01, [1, 2])]
-    assert Round(samples, places=2).full_s == pytest.approx(2.01)
+    assert Round(samples, places=2).steady_state_s == pytest.approx(2.01)
     assert Round(samples, places=2).output_tokens_per_s == pytest.approx(4 / 2.01)
 
 
@@ -77,7 +79,7 @@ def test_the_tokens_of_an_answer_lie_evenly_behind_its_first() -> None:
 
 def test_an_arm_has_the_percentiles_of_numpy_over_all_rounds() -> None:
     rounds = [Round(drawn(seed, 40)) for seed in range(3)]
-    found = summary_of(rounds, Counters(), None)
+    found = summarize_arm(rounds, Counters(), None)
     every = [each for one in rounds for each in one.samples]
     for name, values in (
         ("ttft_ms", [1000 * each.chunks_s[0] for each in every]),
@@ -96,8 +98,8 @@ def test_an_arm_has_the_percentiles_of_numpy_over_all_rounds() -> None:
 
 
 def test_requests_that_failed_count_as_failed_and_nothing_else() -> None:
-    good, bad = sample(0.0, [0.1, 0.2]), Sample("p", "", 0.0, 0.0, error="broke off")
-    found = summary_of([Round([good, bad, bad])], Counters(), Slo(ttft_ms=1000))
+    good, bad = sample(0.0, [0.1, 0.2]), RequestSample("p", "", 0.0, 0.0, error="broke off")
+    found = summarize_arm([Round([good, bad, bad])], Counters(), Slo(ttft_ms=1000))
     assert (found["requests"], found["failed"], found["errors"]) == (1, 2, {"broke off": 2})
     assert found["goodput_share"] == pytest.approx(1 / 3, abs=1e-4)
     assert found["ttft_ms"]["max"] == pytest.approx(100)
@@ -110,7 +112,7 @@ def test_goodput_is_what_keeps_every_limit() -> None:
     assert not Slo(ttft_ms=99).holds(quick)
     assert Slo(e2e_ms=120).holds(quick)
     assert not Slo(e2e_ms=120).holds(slow)
-    found = summary_of([Round([quick, slow])], Counters(), Slo(tpot_ms=30))
+    found = summarize_arm([Round([quick, slow])], Counters(), Slo(tpot_ms=30))
     assert (found["goodput_share"], found["goodput_requests_per_s"]) == (0.5, pytest.approx(1 / 0.2))
 
 
@@ -129,7 +131,7 @@ def test_drafts_are_summed_by_tokens_over_requests() -> None:
         sample(0.0, [0.1], drafted=30, accepted=6, steps=10, histogram=(4, 6), kind="chat"),
         sample(0.0, [0.1], kind="chat"),
     ]
-    found = summary_of([Round(several)], Counters(1, 1, 1), None)
+    found = summarize_arm([Round(several)], Counters(1, 1, 1), None)
     assert (found["acceptance_rate"], found["mean_accepted_len"]) == (0.35, 2.0)
     assert (found["acceptance_histogram"], found["drafts_told_by"]) == ([4, 6, 4], "answers")
     assert found["by_kind"]["code"]["mean_accepted_len"] == 3.0
@@ -140,13 +142,13 @@ def test_kinds_have_a_speedup_each() -> None:
     """Tokens of code are 2 and 8 times as fast: 4 as geometric mean. A failed request does not count."""
     served = [sample(0.0, [0.1, 0.2], kind="code"), sample(0.0, [0.1, 0.15], kind="code"), sample(0.0, [0.1, 0.3])]
     alone = [sample(0.0, [0.1, 0.3], kind="code"), sample(0.0, [0.1, 0.5], kind="code"), sample(0.0, [0.1, 0.2])]
-    broken = Sample("p", "code", 0.0, 0.0, error="broke off")
-    found = speedup_by_kind(*([Round([*arm, broken])] * 2 for arm in (served, alone)))
+    broken = RequestSample("p", "code", 0.0, 0.0, error="broke off")
+    found = category_speedups(*([Round([*arm, broken])] * 2 for arm in (served, alone)))
     assert {kind: (each["ratio"], each["low"], each["rounds"]) for kind, each in found.items()} == {
         "code": (4.0, 4.0, 2),
         "-": (0.5, 0.5, 2),
     }
-    assert speedup_by_kind([Round(served[:2])], [Round(alone[:2])]) == {}
+    assert category_speedups([Round(served[:2])], [Round(alone[:2])]) == {}
 
 
 def test_drafts_are_the_counters_where_answers_do_not_tell_them() -> None:
@@ -162,10 +164,10 @@ def test_drafts_are_the_counters_where_answers_do_not_tell_them() -> None:
     assert counted == Counters(40, 120, 60)
     assert counted.since(Counters(20, 20, 10)) == Counters(20, 100, 50)
     assert counted.since(Counters(50, 20, 10)) == Counters()  # the server was restarted
-    found = summary_of([Round([sample(0.0, [0.1])])], counted, None)
+    found = summarize_arm([Round([sample(0.0, [0.1])])], counted, None)
     assert (found["acceptance_rate"], found["mean_accepted_len"], found["drafts_told_by"]) == (0.5, 2.5, "counters")
     assert parse_counters(b"vllm:spec_decode_num_drafts_total 1\n") == Counters()
-    none = summary_of([Round([sample(0.0, [0.1])])], Counters(), None)
+    none = summarize_arm([Round([sample(0.0, [0.1])])], Counters(), None)
     assert (none["acceptance_rate"], none["mean_accepted_len"], none["drafts_told_by"]) == (None, None, "")
 
 
@@ -189,20 +191,20 @@ def test_loads_say_what_they_are() -> None:
 
 
 def test_a_round_far_from_the_others_is_told() -> None:
-    assert outliers_of([2.0, 2.05, 1.95, 2.02, 1.1, 1.98]) == [4]
-    assert outliers_of([2.0, 2.05, 1.95, 2.02, 2.1, 1.98]) == []
-    assert outliers_of([1.0, 5.0]) == []
+    assert find_outliers([2.0, 2.05, 1.95, 2.02, 1.1, 1.98]) == [4]
+    assert find_outliers([2.0, 2.05, 1.95, 2.02, 2.1, 1.98]) == []
+    assert find_outliers([1.0, 5.0]) == []
 
 
 def test_noise_is_how_far_the_quartiles_are_apart() -> None:
-    quiet, loud = noise_of([10.0] * 9), noise_of([10.0, 11, 12, 13, 14, 15, 16])
+    quiet, loud = summarize_noise([10.0] * 9), summarize_noise([10.0, 11, 12, 13, 14, 15, 16])
     assert (quiet["median_work_ms"], quiet["spread"]) == (10.0, 0.0)
     low, high = np.percentile([10, 11, 12, 13, 14, 15, 16], [25, 75], method="weibull")
     assert loud["spread"] == pytest.approx((high - low) / 13, abs=1e-4)
 
 
 def test_no_values_have_no_spread() -> None:
-    assert spread_of([]) is None
+    assert summarize_values([]) is None
 
 
 def test_a_draft_of_which_nothing_is_accepted_has_a_rate() -> None:
@@ -210,18 +212,18 @@ def test_a_draft_of_which_nothing_is_accepted_has_a_rate() -> None:
     assert Counters(0, 0, 0).as_dict() == {"acceptance_rate": None, "mean_accepted_len": None}
 
 
-def compared(served: Sequence[Sample], alone: Sequence[Sample]) -> Point:
+def compared(served: Sequence[RequestSample], alone: Sequence[RequestSample]) -> Point:
     return Point(Closed(1), 2, {SERVED: [Round(served)] * 3, BASELINE: [Round(alone)] * 3})
 
 
 def test_arms_of_which_one_fails_are_not_compared() -> None:
     """Half of the requests complete sooner than all of them, which is not a speed-up."""
-    quick, slow, broken = sample(0.0, [0.1]), sample(0.0, [0.2]), Sample("p", "", 0.0, 0.0, error="503")
+    quick, slow, broken = sample(0.0, [0.1]), sample(0.0, [0.2]), RequestSample("p", "", 0.0, 0.0, error="503")
     assert compared([quick, quick], [slow, slow]).speedup
     failing = compared([quick, broken], [slow, slow])
     assert (failing.speedups(), failing.speedup) == ([], None)
     assert failing.unfit == "3 of 6 requests failed (served)"
-    assert crossover_of([compared([slow, broken], [quick, quick])]) is None
+    assert find_crossover([compared([slow, broken], [quick, quick])]) is None
 
 
 def test_chunks_are_not_taken_for_tokens() -> None:

@@ -13,30 +13,35 @@ import numpy as np
 import pytest
 
 from tests.bench.load.scripted import Script, Server, scripted, steady
-from trtspec.bench.load.api import Wanted
+from trtspec.bench.load.api import SamplingParams
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.arrivals.poisson import Poisson
 from trtspec.bench.load.client import Endpoint
-from trtspec.bench.load.runner import Plan, measure
-from trtspec.bench.load.runner import Server as Address
-from trtspec.bench.load.sweep import Effort, Point
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.runner import LoadPlan, measure
+from trtspec.bench.load.runner import ServerAddress as Address
+from trtspec.bench.load.sweep import Point, StopRule
+from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.errors import DeployError
 from trtspec.engine.prompts.prompt import Prompt
 
 PROMPTS = [Prompt(f"prompt {number}", f"p{number}", "code" if number % 2 else "chat") for number in range(10)]
 pytestmark = pytest.mark.slow  # the server responds in real time
 LATE_MS = 15.0  # allowed delay of a chunk on a busy machine
-ONCE = Effort(least_rounds=1, most_rounds=1)
+ONCE = StopRule(least_rounds=1, most_rounds=1)
 
 
-def planned(server: Server, *loads: Any, effort: Effort = ONCE, **address: Any) -> Plan:
-    return Plan(
-        Address(server.url, **address), None, Workload(PROMPTS, Wanted(8), "test"), loads or [Closed(2)], effort, 20.0
+def planned(server: Server, *loads: Any, effort: StopRule = ONCE, **address: Any) -> LoadPlan:
+    return LoadPlan(
+        Address(server.url, **address),
+        None,
+        LoadWorkload(PROMPTS, SamplingParams(8), "test"),
+        loads or [Closed(2)],
+        effort,
+        20.0,
     )
 
 
-def swept(plan: Plan, raw: Any = None) -> tuple[Mapping[str, Endpoint], Sequence[Point]]:
+def swept(plan: LoadPlan, raw: Any = None) -> tuple[Mapping[str, Endpoint], Sequence[Point]]:
     found = measure(plan, raw)
     assert not found.ended_by
     return found.arms, found.points
@@ -94,7 +99,7 @@ def test_times_are_those_at_which_the_server_sent(monkeypatch: pytest.MonkeyPatc
 
 def test_a_closed_loop_has_as_many_open_as_it_says_and_asks_all_prompts_of_all_arms() -> None:
     with scripted(lambda body: steady(0.02, 0.002, 3)) as server:
-        effort = Effort(least_rounds=2, most_rounds=2, requests=10)
+        effort = StopRule(least_rounds=2, most_rounds=2, requests=10)
         rounds = swept(planned(server, Closed(4), effort=effort))[1][0].rounds
         bodies = [server.asked[number] for number in server.of_load()]
     assert server.most_at_once == 4
@@ -110,7 +115,7 @@ def test_a_closed_loop_has_as_many_open_as_it_says_and_asks_all_prompts_of_all_a
 
 def test_the_arms_take_turns_at_being_first() -> None:
     with scripted(lambda body: Script()) as server:
-        measure(planned(server, Closed(4), effort=Effort(least_rounds=4, most_rounds=4, requests=4)))
+        measure(planned(server, Closed(4), effort=StopRule(least_rounds=4, most_rounds=4, requests=4)))
         alone = ["num_draft_tokens" in server.asked[number] for number in server.of_load()[8:]]
     first = [alone[at] for at in range(0, 32, 8)]
     assert first in ([True, False, True, False], [False, True, False, True])
@@ -123,7 +128,7 @@ def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
     with scripted(lambda body: Script([(0.04, 1)]), ours=False, at_once=1) as server:
         _, (point,) = swept(planned(server, load, effort=replace(ONCE, requests=40)))
     (one,) = point.rounds["served"]
-    arrivals = load.arrivals(point.requests, Workload(PROMPTS, Wanted(8), "test").arrivals_seed(0))
+    arrivals = load.arrivals(point.requests, LoadWorkload(PROMPTS, SamplingParams(8), "test").arrivals_seed(0))
     noted = [server.sent[number] for number in server.of_load()[point.requests :]]
     expected = [1000 * (times[-1] - noted[0][0] - due) for times, due in zip(noted, arrivals, strict=True)]
     queued = [0.04 * (place + 1) - due for place, due in enumerate(arrivals)]  # minimum with one slot
@@ -137,13 +142,13 @@ def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
 
 def test_rounds_end_when_the_interval_is_narrow_or_at_the_most() -> None:
     with scripted(drafts_or_not) as server:
-        steadily = Effort(least_rounds=3, most_rounds=9, interval=1e9, requests=4)
+        steadily = StopRule(least_rounds=3, most_rounds=9, interval=1e9, requests=4)
         _, (point,) = swept(planned(server, Closed(4), effort=steadily))
         assert len(point.rounds["served"]) == 3
-        never = Effort(least_rounds=1, most_rounds=5, interval=1e-9, requests=4)
+        never = StopRule(least_rounds=1, most_rounds=5, interval=1e-9, requests=4)
         _, (point,) = swept(planned(server, Closed(4), effort=never))
         assert len(point.rounds["served"]) == len(point.rounds["baseline"]) == 5
-        briefly = Effort(least_rounds=1, most_rounds=99, interval=None, duration_s=0.3, requests=4)
+        briefly = StopRule(least_rounds=1, most_rounds=99, interval=None, duration_s=0.3, requests=4)
         _, (point,) = swept(planned(server, Closed(4), effort=briefly))
         assert 1 <= len(point.rounds["served"]) < 10
 
@@ -157,7 +162,7 @@ def test_a_sweep_ends_at_the_crossover() -> None:
         return steady(0.005, 0.02 if "num_draft_tokens" in body else 0.09 if slow else 0.001, 5)
 
     with scripted(script) as server:
-        effort = Effort(least_rounds=5, most_rounds=5, requests=6, until_crossover=True)
+        effort = StopRule(least_rounds=5, most_rounds=5, requests=6, until_crossover=True)
         _, points = swept(planned(server, Closed(1), Closed(4), Closed(8), effort=effort))
     assert [point.load for point in points] == [Closed(1), Closed(4)]
     assert points[0].speedup is not None
@@ -172,8 +177,8 @@ def test_a_baseline_may_be_another_server() -> None:
         scripted(lambda body: steady(0.005, 0.002, 8), ours=False) as fast,
         scripted(lambda body: steady(0.005, 0.01, 8), ours=False) as slow,
     ):
-        plan = planned(fast, Closed(2), effort=Effort(3, 3))
-        arms, (point,) = swept(Plan(plan.served, Address(slow.url), plan.workload, plan.loads, plan.effort))
+        plan = planned(fast, Closed(2), effort=StopRule(3, 3))
+        arms, (point,) = swept(LoadPlan(plan.served, Address(slow.url), plan.workload, plan.loads, plan.effort))
         assert arms["baseline"].url == slow.url
         assert not any("num_draft_tokens" in body for body in slow.asked)
     assert point.speedup is not None
@@ -294,7 +299,7 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
 
     with scripted(script, ours=False) as server:
         plan = planned(server, Closed(16))
-        _, (point,) = swept(Plan(plan.served, None, plan.workload, plan.loads, plan.effort, timeout_s=0.5))
+        _, (point,) = swept(LoadPlan(plan.served, None, plan.workload, plan.loads, plan.effort, timeout_s=0.5))
     failed = [sample.error for sample in point.rounds["served"][0].samples if not sample.ok]
     assert failed
     assert set(failed) == {"no complete response within 0.5 s"}

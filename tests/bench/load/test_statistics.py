@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtspec.bench.load.comparison import CONFIDENCE, Gate, compare
-from trtspec.bench.load.intervals import Ratio, ratio_between, ratio_of_rounds, t_quantile
+from trtspec.bench.load.comparison import CONFIDENCE, RatioGate, compare
+from trtspec.bench.load.intervals import RatioInterval, ratio_between, ratio_of_rounds, t_quantile
 from trtspec.bench.load.schema import SavedLoad
 from trtspec.cli.load_compare import load_gate
 from trtspec.core.errors import TrtspecError
@@ -64,10 +64,10 @@ def test_one_round_shows_nothing() -> None:
 
 
 def test_a_ratio_the_other_way_round() -> None:
-    found = Ratio(2.0, 1.6, 2.5, 5)
+    found = RatioInterval(2.0, 1.6, 2.5, 5)
     assert (found.inverse().low, found.inverse().high) == (0.4, 0.625)
     assert (found.shows, found.inverse().shows, found.widened(2).shows, found.widened(0.5).shows) == (1, -1, 0, 0)
-    assert Ratio(1.0, 0.0, math.inf, 1).inverse().high == math.inf
+    assert RatioInterval(1.0, 0.0, math.inf, 1).inverse().high == math.inf
 
 
 def document(served: list[float], alone: list[float] | None = None, **more: Any) -> SavedLoad:
@@ -125,16 +125,20 @@ def test_a_draft_that_is_worse_than_useless_misses_the_gate_and_the_same_one_nev
     for _ in range(20):
         good, same, worse = drawn(draws, 1.8), drawn(draws, 1.8), drawn(draws, 0.7)
         (found,) = compare(good, worse)
-        assert not Gate(0.98, (found.ratio,)).ok
+        assert not RatioGate(0.98, (found.ratio,)).ok
         (again,) = compare(good, same)
-        assert Gate(0.98, (again.ratio,)).ok
+        assert RatioGate(0.98, (again.ratio,)).ok
 
 
 def test_a_gate_that_cannot_be_decided_says_so() -> None:
-    wide, sure, missed = Ratio(1.0, 0.8, 1.3, 3), Ratio(1.1, 1.05, 1.2, 9), Ratio(0.9, 0.85, 0.97, 9)
-    assert (Gate(0.98, (wide,)).ok, Gate(0.98, (wide,)).is_decided) == (True, False)
-    assert (Gate(0.98, (sure,)).ok, Gate(0.98, (sure,)).is_decided) == (True, True)
-    assert (Gate(0.98, (sure, missed)).ok, Gate(0.98, (sure, missed)).is_decided) == (False, True)
+    wide, sure, missed = (
+        RatioInterval(1.0, 0.8, 1.3, 3),
+        RatioInterval(1.1, 1.05, 1.2, 9),
+        RatioInterval(0.9, 0.85, 0.97, 9),
+    )
+    assert (RatioGate(0.98, (wide,)).ok, RatioGate(0.98, (wide,)).is_decided) == (True, False)
+    assert (RatioGate(0.98, (sure,)).ok, RatioGate(0.98, (sure,)).is_decided) == (True, True)
+    assert (RatioGate(0.98, (sure, missed)).ok, RatioGate(0.98, (sure, missed)).is_decided) == (False, True)
 
 
 def test_with_a_baseline_the_machine_cancels_out() -> None:

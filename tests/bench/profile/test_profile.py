@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import Run
 from trtspec.bench.profile import run
-from trtspec.bench.profile.candidate import Candidate
-from trtspec.bench.profile.measured import Measured
+from trtspec.bench.profile.candidate import ProfileCandidate
+from trtspec.bench.profile.measured import CandidateMeasurements
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
 ) -> None:
     real = run.measure
 
-    def measure(candidate: Candidate, *rest: Any) -> Measured:
+    def measure(candidate: ProfileCandidate, *rest: Any) -> CandidateMeasurements:
         if candidate.method == "draft_target":
             raise TrtspecError("it has no room")
         return real(candidate, *rest)

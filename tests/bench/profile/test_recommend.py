@@ -9,26 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtspec.bench.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.bench.profile.candidate import Candidate
-from trtspec.bench.profile.measured import Measured, least_seconds
-from trtspec.bench.profile.recommend import recommend, verdict
-from trtspec.bench.verdict import verdict_of
-from trtspec.engine.replay import Proposed
+from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
+from trtspec.bench.profile.candidate import ProfileCandidate
+from trtspec.bench.profile.measured import CandidateMeasurements, least_seconds
+from trtspec.bench.profile.recommend import candidate_verdict, recommend
+from trtspec.bench.verdict import derive_verdict
+from trtspec.engine.replay import ReplayedDraft
 
 
-def places(*matched: int, depth: int = 4) -> list[Proposed]:
-    return [Proposed(depth, depth, each) for each in matched]
+def places(*matched: int, depth: int = 4) -> list[ReplayedDraft]:
+    return [ReplayedDraft(depth, depth, each) for each in matched]
 
 
-def measured(method: str, accepted: dict[int, int], cost: dict[int, dict[int, float]], steps: int = 100) -> Measured:
+def measured(
+    method: str, accepted: dict[int, int], cost: dict[int, dict[int, float]], steps: int = 100
+) -> CandidateMeasurements:
     """Return a candidate with ten equal texts, `accepted` tokens by draft length, and the given step times."""
     acceptance = {
-        length: Acceptance((Counts(steps, steps * length, many, (many,), (steps * length,)),) * 10, ("",) * 10)
+        length: AcceptanceStats((StepCounts(steps, steps * length, many, (many,), (steps * length,)),) * 10, ("",) * 10)
         for length, many in accepted.items()
     }
     seconds = {(batch, length): each for batch, costs in cost.items() for length, each in costs.items()}
-    return Measured(Candidate(method, None, {}, True, Path()), acceptance, seconds)
+    return CandidateMeasurements(ProfileCandidate(method, None, {}, True, Path()), acceptance, seconds)
 
 
 def test_steps_are_walked_as_the_engine_takes_them() -> None:
@@ -37,17 +39,17 @@ def test_steps_are_walked_as_the_engine_takes_them() -> None:
     # at 0: 2 of 2, at 3: 1 of 2, at 5: one is left to draft and it is accepted
     assert (found.steps, found.drafted, found.accepted) == (3, 5, 4)
     assert (found.drafted_at, found.reached) == ((3, 2), (3, 1))
-    assert count_steps(places(4), 4) == Counts(1, 0, 0, (0,) * 4, (0,) * 4)
+    assert count_steps(places(4), 4) == StepCounts(1, 0, 0, (0,) * 4, (0,) * 4)
 
 
 def test_a_tree_counts_whole() -> None:
-    tree = [Proposed(2, 7, 1), Proposed(2, 7, 0), Proposed(2, 7, 2)]
+    tree = [ReplayedDraft(2, 7, 1), ReplayedDraft(2, 7, 0), ReplayedDraft(2, 7, 2)]
     found = count_steps(tree, 2)
     assert (found.steps, found.drafted, found.accepted) == (2, 7, 1)
 
 
 def test_means_by_step_and_by_text() -> None:
-    found = Acceptance((Counts(1, 4, 4), Counts(9, 36, 0)), ("a", "b"))
+    found = AcceptanceStats((StepCounts(1, 4, 4), StepCounts(9, 36, 0)), ("a", "b"))
     assert found.token_weighted.value == pytest.approx(1.4)
     assert found.request_weighted.value == pytest.approx(3.0)
     assert found.of_kind("a").token_weighted.value == 5.0
@@ -58,12 +60,12 @@ def test_of_one_text_nothing_is_sure() -> None:
     """A single text gives a wide interval, even if its drafts were fully accepted."""
     cost = {1: {0: 1.0, 2: 1.0}}
     two = measured("ngram", {2: 200}, cost)
-    one = replace(two, acceptance={2: Acceptance(two.acceptance[2].texts[:1], ("",))})
+    one = replace(two, acceptance={2: AcceptanceStats(two.acceptance[2].texts[:1], ("",))})
     for mean in (one.acceptance[2].token_weighted, one.acceptance[2].request_weighted):
         assert (mean.value, mean.low, mean.high) == (3.0, 1.0, 3.0)
-    assert (verdict(one, 1), verdict(two, 1)) == ("too slow", "pays")
+    assert (candidate_verdict(one, 1), candidate_verdict(two, 1)) == ("too slow", "pays")
     assert (recommend([one], 1).candidate, recommend([two], 1).candidate) == (None, two.candidate)
-    tree = Acceptance((Counts(2, 14, 1, (1, 0), (2, 1)),), ("",)).token_weighted
+    tree = AcceptanceStats((StepCounts(2, 14, 1, (1, 0), (2, 1)),), ("",)).token_weighted
     assert (tree.value, tree.low, tree.high) == (1.5, 1.0, 2.5)
 
 
@@ -187,7 +189,7 @@ def test_a_candidate_that_cannot_be_scheduled_yields_to_one_that_can() -> None:
 def test_what_takes_no_length_has_no_schedule() -> None:
     """`check` rejects a schedule for it, so it is recommended only if it is never slower."""
     cheap, dear = {0: 1.0, 3: 1.0}, {0: 1.0, 3: 2.0}
-    plain = Candidate("medusa", None, {}, False, Path())
+    plain = ProfileCandidate("medusa", None, {}, False, Path())
     good = replace(measured("medusa", {3: 60}, {1: cheap, 8: {0: 1.0, 3: 1.55}}), candidate=plain)
     found = recommend([good], 1)
     assert (found.candidate, found.schedule, found.speculation) == (plain, (), {"method": "medusa"})
@@ -238,7 +240,7 @@ def test_the_better_draft_first_and_none_where_none_pays() -> None:
     good, bad = measured("draft_target", {4: 300}, cost), measured("ngram", {4: 50}, cost)
     found = recommend([bad, good], 1)
     assert found.candidate is good.candidate
-    assert (verdict(good, 1), verdict(bad, 1)) == ("pays", "harmful")
+    assert (candidate_verdict(good, 1), candidate_verdict(bad, 1)) == ("pays", "harmful")
     alone = recommend([bad], 1)
     assert (alone.candidate, alone.speculation, alone.speedup) == (None, {"method": "none"}, 1.0)
     assert recommend([], 1).speculation == {"method": "none"}
@@ -250,7 +252,7 @@ def test_the_better_draft_first_and_none_where_none_pays() -> None:
 )
 def test_words_for_acceptance(accepted: int, step_s: float, word: str) -> None:
     found = measured("ngram", {4: accepted}, {1: {0: 1.0, 4: step_s}})
-    assert verdict(found, 1) == word
+    assert candidate_verdict(found, 1) == word
     assert (recommend([found], 1).candidate is None) == (word in ("harmful", "too slow"))
 
 
@@ -282,14 +284,14 @@ def test_prefills_of_several_requests_lie_on_a_line() -> None:
 
 def test_target_alone_is_recommended_with_the_reason_that_its_interval_gives() -> None:
     """A few very different texts give a speed-up of 1.25 with an interval that starts at 1.0."""
-    wide = Acceptance((Counts(10, 10, 0), Counts(10, 10, 9), Counts(10, 10, 0)), ("",) * 3)
+    wide = AcceptanceStats((StepCounts(10, 10, 0), StepCounts(10, 10, 9), StepCounts(10, 10, 0)), ("",) * 3)
     found = replace(measured("draft_target", {1: 60}, {1: {0: 1.0, 1: 1.03}}), acceptance={1: wide})
     best = found.best(1).expected
     assert best.low < 1.02 < best.value
     alone = recommend([found], 1)
     assert alone.candidate is None
     assert "the lower end of that interval is below 1.02, so it may not be faster" in alone.why
-    found_verdict = verdict_of(alone.proposal)
+    found_verdict = derive_verdict(alone.proposal)
     assert found_verdict.decision == "do_not_ship"
     beginning = "Do not speculate: the best option tried, draft_target, is expected to be"
     assert found_verdict.text.startswith(f"{beginning} {best.value:.2f} times")

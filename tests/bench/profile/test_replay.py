@@ -12,9 +12,9 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.bench.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
-from trtspec.bench.profile.acceptance import Counts, count_steps
+from trtspec.bench.profile.acceptance import StepCounts, count_steps
 from trtspec.core.paths import recipes_dir
-from trtspec.engine.replay import Proposed, replay
+from trtspec.engine.replay import ReplayedDraft, replay
 from trtspec.engine.speculator import Speculator
 
 pytestmark = pytest.mark.integration
@@ -39,15 +39,15 @@ def built(name: str, workplace: Path, trtspec: Run) -> Iterator[OpenArtifact]:
         yield artifact
 
 
-def counted(artifact: OpenArtifact, draft_len: int | None) -> tuple[list[tuple[int, ...]], list[Counts]]:
+def counted(artifact: OpenArtifact, draft_len: int | None) -> tuple[list[tuple[int, ...]], list[StepCounts]]:
     """Return the engine's responses and counts."""
     requests = [artifact.request(prompt, TOKENS, draft_len=draft_len) for prompt in PROMPTS]
     results = artifact.engine.generate(requests)
-    told = [Counts(each.stats.steps, each.stats.drafted, each.stats.accepted) for each in results]
+    told = [StepCounts(each.stats.steps, each.stats.drafted, each.stats.accepted) for each in results]
     return [each.ids for each in results], told
 
 
-def replayed(artifact: OpenArtifact, said: list[tuple[int, ...]]) -> tuple[list[list[Proposed]], int]:
+def replayed(artifact: OpenArtifact, said: list[tuple[int, ...]]) -> tuple[list[list[ReplayedDraft]], int]:
     root = artifact.root
     settings = replace(engine_settings(root, artifact.recipe), max_batch_size=len(said))
     speculator = Speculator.load(root / TARGET, root / DRAFT if (root / DRAFT).is_dir() else None, settings)

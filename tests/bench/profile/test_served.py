@@ -14,7 +14,7 @@ import yaml
 from tests.bench.load.scripted import Script, scripted
 from tests.conftest import Run
 from trtspec.bench.load.rounds import Round, ask_all
-from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.sample import RequestSample
 
 TOKENS, OWN_LEN, ACCEPTED, FIRST_S = 25, 4, 2, 0.01
 SPEED_ALONE = TOKENS / (FIRST_S + (TOKENS - 1) * 0.01)
@@ -34,7 +34,7 @@ def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 2)
 
 
-def timed(sample: Sample) -> Sample:
+def timed(sample: RequestSample) -> RequestSample:
     """Set the first token's time to 10 ms, and a step's to 10 ms plus 2 ms per drafted token."""
     steps = len(sample.chunks_s) - 1
     if steps < 1:

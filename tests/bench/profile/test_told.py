@@ -10,20 +10,20 @@ from random import Random
 
 import pytest
 
-from trtspec.bench.load.api import Wanted
+from trtspec.bench.load.api import SamplingParams
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.rounds import Round
-from trtspec.bench.load.sample import Sample
-from trtspec.bench.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.bench.profile.options import Limits
-from trtspec.bench.profile.server_client import Asking, _is_precise, _round_prompts
-from trtspec.bench.profile.server_counts import counts_of
+from trtspec.bench.load.sample import RequestSample
+from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
+from trtspec.bench.profile.options import SearchLimits
+from trtspec.bench.profile.server_client import ServerProfiler, _is_precise, _round_prompts
+from trtspec.bench.profile.server_counts import counts_from_sample
 from trtspec.bench.profile.stream_times import stream_times
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.engine.replay import Proposed
+from trtspec.engine.replay import ReplayedDraft
 
 
-def told(places: list[Proposed], draft_len: int) -> Sample:
+def told(places: list[ReplayedDraft], draft_len: int) -> RequestSample:
     """Return the sample of a server that takes the steps of a text and reports those that drafted."""
     by_length, drafted, at = Counter[int](), 0, 0
     while at < len(places):
@@ -33,13 +33,13 @@ def told(places: list[Proposed], draft_len: int) -> Sample:
         drafted, at = drafted + depth, at + accepted + 1
     histogram = tuple(by_length[length] for length in range(draft_len + 1))
     accepted = sum(length * steps for length, steps in by_length.items())
-    return Sample("", "", 0.0, 0.0, (0.1, 0.2), None, len(places) + 1, True, drafted, accepted, None, histogram)
+    return RequestSample("", "", 0.0, 0.0, (0.1, 0.2), None, len(places) + 1, True, drafted, accepted, None, histogram)
 
 
-def texts(many: int, draft_len: int) -> list[list[Proposed]]:
+def texts(many: int, draft_len: int) -> list[list[ReplayedDraft]]:
     draws = Random(many)
     return [
-        [Proposed(draft_len, draft_len, draws.choice((0, 1, 2, 5))) for _ in range(draws.randint(1, 60))]
+        [ReplayedDraft(draft_len, draft_len, draws.choice((0, 1, 2, 5))) for _ in range(draws.randint(1, 60))]
         for _ in range(many)
     ]
 
@@ -49,12 +49,12 @@ def test_counts_are_those_of_the_steps(draft_len: int) -> None:
     """Counts are exact except at the end of a text, where only the total of shorter drafts is known."""
     made = texts(40, draft_len)
     true = [count_steps(each, draft_len) for each in made]
-    found = [counts_of(told(each, draft_len), draft_len) for each in made]
+    found = [counts_from_sample(told(each, draft_len), draft_len) for each in made]
     for ours, theirs in zip(found, true, strict=True):
         assert (ours.steps, ours.drafted, ours.accepted) == (theirs.steps, theirs.drafted, theirs.accepted)
         assert ours.reached == theirs.reached
         assert (sum(ours.drafted_at), ours.drafted_at[0]) == (ours.drafted, theirs.drafted_at[0])
-    ours, theirs = (Acceptance(tuple(each), ("",) * len(made)) for each in (found, true))
+    ours, theirs = (AcceptanceStats(tuple(each), ("",) * len(made)) for each in (found, true))
     assert ours.token_weighted == theirs.token_weighted
     assert ours.request_weighted == theirs.request_weighted
     assert ours.by_position == pytest.approx(theirs.by_position, abs=0.02)
@@ -65,10 +65,10 @@ def test_counts_are_those_of_the_steps(draft_len: int) -> None:
 def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
     """Truncation is exact if acceptance does not depend on the position."""
     draws = Random(0)
-    made = [[Proposed(5, 5, draws.choice((0, 1, 2, 5))) for _ in range(600)] for _ in range(20)]
-    whole = Acceptance(tuple(count_steps(each, 5) for each in made), ("",) * 20)
+    made = [[ReplayedDraft(5, 5, draws.choice((0, 1, 2, 5))) for _ in range(600)] for _ in range(20)]
+    whole = AcceptanceStats(tuple(count_steps(each, 5) for each in made), ("",) * 20)
     for draft_len in (1, 2, 3, 4):
-        shorter = Acceptance(tuple(count_steps(each, draft_len) for each in made), ("",) * 20)
+        shorter = AcceptanceStats(tuple(count_steps(each, draft_len) for each in made), ("",) * 20)
         cut = whole.cut(draft_len)
         assert cut.token_weighted.value == pytest.approx(shorter.token_weighted.value, rel=0.03)
         assert cut.by_position == pytest.approx(shorter.by_position, abs=0.03)
@@ -83,10 +83,10 @@ def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
         return [right for _ in range(30) for right in [True] * int(draws.choice((0, draws.expovariate(0.1)))) + [False]]
 
     rights = [text() for _ in range(200)]
-    made = [[Proposed(10, 10, min(10, in_a_row(right[at:]))) for at in range(len(right))] for right in rights]
-    whole = Acceptance(tuple(count_steps(each, 10) for each in made), ("",) * 200)
+    made = [[ReplayedDraft(10, 10, min(10, in_a_row(right[at:]))) for at in range(len(right))] for right in rights]
+    whole = AcceptanceStats(tuple(count_steps(each, 10) for each in made), ("",) * 200)
     for draft_len in (1, 2, 3, 5, 8, 10):
-        shorter = Acceptance(tuple(count_steps(each, draft_len) for each in made), ("",) * 200)
+        shorter = AcceptanceStats(tuple(count_steps(each, draft_len) for each in made), ("",) * 200)
         again = whole.redrafted(draft_len)
         assert again.token_weighted.value == pytest.approx(shorter.token_weighted.value, rel=0.02)
         assert again.rate == pytest.approx(shorter.rate, abs=0.02)
@@ -103,14 +103,16 @@ def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     """The last two requests end at a lower concurrency; 9 tokens take 2 and 4 s alone, 1 and 3 s with drafts."""
     seconds = {"alone": iter((2.0, 4.0)), "drafts": iter((3.0, 1.0))}
 
-    async def ask(client: None, endpoint: str, load: Closed, prompts: list[Prompt], wanted: Wanted) -> Round:
-        counted = Sample("", "", 0.0, 0.0, (0.1, next(seconds[endpoint])), None, 9, drafted=4, accepted=4, steps=4)
+    async def ask(client: None, endpoint: str, load: Closed, prompts: list[Prompt], wanted: SamplingParams) -> Round:
+        counted = RequestSample(
+            "", "", 0.0, 0.0, (0.1, next(seconds[endpoint])), None, 9, drafted=4, accepted=4, steps=4
+        )
         end = replace(counted, chunks_s=(0.1, 100.0))
         return Round([counted] * (len(prompts) - load.concurrency) + [end] * load.concurrency)
 
     monkeypatch.setattr("trtspec.bench.profile.server_client.ask_all", ask)
     monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 2)
-    asking = Asking([Prompt("", "", "")], Limits(1, 9, 1, 1, 0), [2], 0, lambda what, done, total: None)
+    asking = ServerProfiler([Prompt("", "", "")], SearchLimits(1, 9, 1, 1, 0), [2], 0, lambda what, done, total: None)
     found = asyncio.run(asking._times(None, {0: "alone", 1: "drafts"}, asking.prompts))  # type: ignore[arg-type,dict-item]
     speeds = {case: times.tokens_per_s for case, times in found.items()}
     assert speeds == pytest.approx({(2, 0): 2 * 9 / 3, (2, 1): 2 * 9 / 2})
@@ -129,8 +131,8 @@ def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
 def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
     """Rounds with failed requests are ignored; a length without valid rounds does not delay the end."""
 
-    def timed(*seconds: float) -> list[list[Sample]]:
-        return [[Sample("", "", 0.0, 0.0, (0.1, last_s), None, 9)] if last_s else [] for last_s in seconds]
+    def timed(*seconds: float) -> list[list[RequestSample]]:
+        return [[RequestSample("", "", 0.0, 0.0, (0.1, last_s), None, 9)] if last_s else [] for last_s in seconds]
 
     alone = timed(4.0, 8.0, 4.0, 4.0)
     assert _is_precise(alone, timed(2.0, 4.0, 2.0, 2.02))
@@ -142,22 +144,22 @@ def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
 
 
 def test_totals_alone_say_nothing_of_places() -> None:
-    sample = Sample("", "", 0.0, 0.0, (0.1, 0.2), None, 21, True, 30, 12, 8)
-    found = counts_of(sample, 4)
-    assert found == Counts(8, 30, 12)
-    assert Acceptance((found,), ("",)).depth_rate == 0.4
+    sample = RequestSample("", "", 0.0, 0.0, (0.1, 0.2), None, 21, True, 30, 12, 8)
+    found = counts_from_sample(sample, 4)
+    assert found == StepCounts(8, 30, 12)
+    assert AcceptanceStats((found,), ("",)).depth_rate == 0.4
 
 
 def test_what_a_server_makes_up_does_no_harm() -> None:
-    sample = Sample("", "", 0.0, 0.0, (0.1, 0.2), None, 2, True, 10**12, 10**12, None, (0, 3, 10**12))
-    found = counts_of(sample, 4)
+    sample = RequestSample("", "", 0.0, 0.0, (0.1, 0.2), None, 2, True, 10**12, 10**12, None, (0, 3, 10**12))
+    found = counts_from_sample(sample, 4)
     assert found.steps > 0
     assert len(found.reached) == len(found.drafted_at) == 4
-    assert all(0 <= rate <= 1 for rate in Acceptance((found,), ("",)).by_position)
+    assert all(0 <= rate <= 1 for rate in AcceptanceStats((found,), ("",)).by_position)
 
 
 def test_a_step_takes_what_its_tokens_do() -> None:
     """Nine tokens follow the first in 0.9 s, three per step, at concurrency two."""
-    sample = Sample("", "", 0.0, 0.0, (0.1, 0.5, 1.0), None, 10, True, 6, 6, 3, (0, 0, 3))
+    sample = RequestSample("", "", 0.0, 0.0, (0.1, 0.5, 1.0), None, 10, True, 6, 6, 3, (0, 0, 3))
     found = stream_times([sample, sample], 2, 2)
     assert (found.step_s, found.first_s, found.tokens_per_s) == pytest.approx((0.3, 0.1, 20.0))

@@ -14,15 +14,15 @@ import yaml
 
 from tests.conftest import Run
 from trtspec.bench.profile import tune
-from trtspec.bench.profile.acceptance import Acceptance, Counts
-from trtspec.bench.profile.candidate import Candidate, Texts
-from trtspec.bench.profile.checkpointing import Finished
-from trtspec.bench.profile.measured import Measured
+from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
+from trtspec.bench.profile.candidate import ProfileCandidate, SampleTexts
+from trtspec.bench.profile.checkpointing import ResultCache
+from trtspec.bench.profile.measured import CandidateMeasurements
 from trtspec.bench.profile.recommend import Recommendation, recommend
 from trtspec.bench.profile.serialization import dump_measured, dump_texts, read_measured, read_texts
 from trtspec.bench.profile.successive_halving import halve, rung_sizes
 from trtspec.methods.base import find_method, methods
-from trtspec.recipe.yaml_edit import edited
+from trtspec.recipe.yaml_edit import edit_section
 
 SMALL = ("--samples", 8, "--max-tokens", 24, "--max-draft-len", 3, "--set", "engine.max_batch_size=1")
 
@@ -52,11 +52,13 @@ def test_of_equal_arms_the_earlier_wins() -> None:
 
 
 def test_what_is_saved_is_read_back() -> None:
-    candidate = Candidate("ngram", None, {}, True, Path())
-    acceptance = {2: Acceptance((Counts(5, 9, 4, (3, 1), (5, 4)), Counts(1, 0, 0, (0, 0), (0, 0))), ("a", ""))}
-    measured = Measured(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5}, {1: (0.125, 0.25)}, 7.5)
+    candidate = ProfileCandidate("ngram", None, {}, True, Path())
+    acceptance = {
+        2: AcceptanceStats((StepCounts(5, 9, 4, (3, 1), (5, 4)), StepCounts(1, 0, 0, (0, 0), (0, 0))), ("a", ""))
+    }
+    measured = CandidateMeasurements(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5}, {1: (0.125, 0.25)}, 7.5)
     assert read_measured(candidate, json.loads(json.dumps(dump_measured(measured)))) == measured
-    texts = Texts(((1, 2), (3,)), ((4,), (5, 6)), ("a", ""))
+    texts = SampleTexts(((1, 2), (3,)), ((4,), (5, 6)), ("a", ""))
     assert read_texts(json.loads(json.dumps(dump_texts(texts)))) == texts
 
 
@@ -67,15 +69,15 @@ def test_a_finished_part_is_made_once_and_forgotten_at_the_end(workplace: Path) 
         made.append(value)
         return {"value": value}
 
-    first = Finished("tune")
+    first = ResultCache("tune")
     assert first.get(["a", {"b": 1}], lambda: make(1)) == {"value": 1}
-    second = Finished("tune")
+    second = ResultCache("tune")
     assert second.get(["a", {"b": 1}], lambda: make(2)) == {"value": 1}
     assert second.get(["a", {"b": 2}], lambda: make(3)) == {"value": 3}
     assert (made, second.found) == ([1, 3], 1)
     for path in second._root.glob("*"):
         path.write_text("{")
-    assert Finished("tune").get(["a", {"b": 2}], lambda: make(4)) == {"value": 4}
+    assert ResultCache("tune").get(["a", {"b": 2}], lambda: make(4)) == {"value": 4}
     second.forget()
     assert not list(second._root.glob("*"))
 
@@ -90,7 +92,7 @@ def test_variants_are_options_of_their_method(name: str) -> None:
 
 
 def test_a_tree_is_tried_at_several_depths_and_a_chain_whole() -> None:
-    own = Candidate("eagle3", None, {}, True, Path())
+    own = ProfileCandidate("eagle3", None, {}, True, Path())
     arms = list(tune._arms(own, 4, 6))
     assert [(arm.options, arm.draft_len) for arm in arms[:1]] == [({}, 6)]
     assert [arm.draft_len for arm in arms if arm.options.get("nodes") == 12] == [4, 1, 2, 3, 5, 6]
@@ -110,7 +112,7 @@ def test_an_ended_run_goes_on_where_it_was(
     """The third measurement is interrupted; the next run completes it and the rest, with the same result."""
     real, calls = tune.measure, []
 
-    def measure(arm: Candidate, texts: Texts, *rest: Any) -> Measured:
+    def measure(arm: ProfileCandidate, texts: SampleTexts, *rest: Any) -> CandidateMeasurements:
         calls.append((arm.settings, len(texts.said)))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -132,7 +134,7 @@ def test_an_ended_run_goes_on_where_it_was(
         low, high = each["interval"]
         assert low <= each["speedup"] <= high
     mine = tmp_path / "mine.yaml"
-    mine.write_text(edited(recipe.read_text(), "speculation", document["recommendation"]["speculation"]))
+    mine.write_text(edit_section(recipe.read_text(), "speculation", document["recommendation"]["speculation"]))
     assert yaml.safe_load(mine.read_text())["speculation"]["method"] in ("draft_target", "none")
 
 
@@ -146,7 +148,7 @@ def test_nothing_to_tune(workplace: Path, trtspec: Run) -> None:
 def test_tune_that_recommends_none_gives_the_reason_and_names_what_write_switches_off(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(found: Sequence[Measured], batch: int) -> Recommendation:
+    def slow(found: Sequence[CandidateMeasurements], batch: int) -> Recommendation:
         """Return the recommendation for steps that take ten times as long with drafts."""
         slower = [
             replace(each, seconds={case: one * (10 if case[1] else 1) for case, one in each.seconds.items()})

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.backends.choose import in_process
-from trtspec.bench.profile.candidates import Wanted, wanted
-from trtspec.bench.profile.options import Asked, Limits
+from trtspec.backends.choose import in_process_backend
+from trtspec.bench.profile.candidates import CandidateSpec, find_candidates
+from trtspec.bench.profile.options import ProfileRequest, SearchLimits
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
 from trtspec.recipe.load import load_recipe
@@ -21,21 +21,23 @@ TREE = {"top_k": 4, "nodes": 12}
 @pytest.mark.parametrize(
     ("spec", "most", "draft_len"),
     [
-        (Wanted("eagle3", None, {}, 4), 10, 10),
-        (Wanted("eagle3", None, TREE, 4), 10, 4),
-        (Wanted("eagle3", None, TREE, 4), 3, 3),
-        (Wanted("eagle3", None, TREE), 10, 4),
-        (Wanted("redrafter", None, {}, 7), 10, 7),
-        (Wanted("redrafter", None, {"beams": 1}, 7), 10, 10),
-        (Wanted("eagle3", None, {}, 4), 64, 16),
+        (CandidateSpec("eagle3", None, {}, 4), 10, 10),
+        (CandidateSpec("eagle3", None, TREE, 4), 10, 4),
+        (CandidateSpec("eagle3", None, TREE, 4), 3, 3),
+        (CandidateSpec("eagle3", None, TREE), 10, 4),
+        (CandidateSpec("redrafter", None, {}, 7), 10, 7),
+        (CandidateSpec("redrafter", None, {"beams": 1}, 7), 10, 10),
+        (CandidateSpec("eagle3", None, {}, 4), 64, 16),
     ],
 )
-def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(spec: Wanted, most: int, draft_len: int) -> None:
+def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(
+    spec: CandidateSpec, most: int, draft_len: int
+) -> None:
     assert spec.section(most)["draft_len"] == draft_len
 
 
 def test_a_method_without_a_length_is_given_none() -> None:
-    assert Wanted("medusa", None, {}).section(10) == {"method": "medusa", "options": {}}
+    assert CandidateSpec("medusa", None, {}).section(10) == {"method": "medusa", "options": {}}
 
 
 def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
@@ -43,8 +45,8 @@ def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
     loaded = load_recipe(Path("quickstart-ngram"), [])
 
     def found(methods: list[str] | None, drafts: list[str]) -> tuple[list[str], dict[str, str]]:
-        asked = Asked(Path("quickstart-ngram"), [], None, drafts, methods, Limits(1, 8, 4, 1, 0))
-        each, left_out = wanted(loaded, asked, in_process()[1])
+        asked = ProfileRequest(Path("quickstart-ngram"), [], None, drafts, methods, SearchLimits(1, 8, 4, 1, 0))
+        each, left_out = find_candidates(loaded, asked, in_process_backend()[1])
         return [one.name for one in each], left_out
 
     names, left_out = found(["eagle3", "ngram"], ["./nowhere", str(recipes_dir() / "models" / "quickstart-draft")])

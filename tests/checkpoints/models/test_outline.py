@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trtspec.checkpoints.memory_profile import LayerCache, Outline, read_outline
+from trtspec.checkpoints.memory_profile import LayerCache, MemoryProfile, read_memory_profile
 from trtspec.checkpoints.source import Source
 from trtspec.core.errors import CheckpointError
 
@@ -26,8 +26,8 @@ SIZES = {
 }
 
 
-def outline(**config: Any) -> Outline:
-    return read_outline(Source(Path("model"), SIZES | config, {}))
+def outline(**config: Any) -> MemoryProfile:
+    return read_memory_profile(Source(Path("model"), SIZES | config, {}))
 
 
 def test_every_layer_keeps_keys_and_values_of_whole_heads() -> None:
@@ -54,7 +54,7 @@ def test_layers_with_a_window_keep_no_more() -> None:
 def test_what_a_config_leaves_to_its_class_is_known() -> None:
     """Gemma 3 4B's config has neither its vocabulary nor its heads; every sixth layer is without a window."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
-    found = read_outline(Source(Path("model"), {"model_type": "gemma3", "text_config": text}, {}))
+    found = read_memory_profile(Source(Path("model"), {"model_type": "gemma3", "text_config": text}, {}))
     assert (found.vocab_size, found.max_positions, found.kept_numbers) == (262_208, 131_072, 262_208 * 2560)
     assert [layer.window for layer in found.layers[:6]] == [1024] * 5 + [0]
     assert found.layers[5] == LayerCache(4, 512)
@@ -75,7 +75,7 @@ def test_layers_that_share_a_cache_and_wider_heads() -> None:
 
 
 def test_the_text_model_of_a_section() -> None:
-    assert read_outline(Source(Path("model"), {"text_config": SIZES}, {})) == outline()
+    assert read_memory_profile(Source(Path("model"), {"text_config": SIZES}, {})) == outline()
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"])

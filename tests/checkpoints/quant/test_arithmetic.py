@@ -25,7 +25,7 @@ from trtspec.kernels import autoload, build
 from trtspec.kernels.autoload import COMPILE_BYTES, WORTH_BYTES
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import HOST_PLUGINS
-from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_of
+from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_instructions
 
 
 class Ones(dict[str, float]):
@@ -48,7 +48,7 @@ def test_what_computes_changes_no_byte(
     family: str, tmp_path: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = load_library(build_kernels(*HOST_PLUGINS))
-    chosen = [CompiledArithmetic(library, Instructions(each)) for each in range(1, fastest_of(library) + 1)]
+    chosen = [CompiledArithmetic(library, Instructions(each)) for each in range(1, fastest_instructions(library) + 1)]
     ones = Activations(Ones(), Ones(), Ones())
     for dtype, target in (("bfloat16", "auto"), ("float32", "bfloat16"), ("bfloat16", "float16")):
         source = make_model(tmp_path / dtype, family, dtype=dtype)
@@ -115,7 +115,7 @@ def test_a_library_that_is_there_is_used_without_a_compiler(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = choose_arithmetic(WORTH_BYTES)
     assert isinstance(found, CompiledArithmetic)
-    assert (found.library.path, found.instructions) == (path, fastest_of(found.library))
+    assert (found.library.path, found.instructions) == (path, fastest_instructions(found.library))
 
 
 @pytest.mark.slow

@@ -26,9 +26,9 @@ from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting import static_tree
-from trtspec.engine.drafting.base import Draft, DraftSampling
+from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions, Stats
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
 from trtspec.engine.settings import EngineSettings
 from trtspec.kernels.sampling import SamplingParams, pick
 
@@ -99,11 +99,11 @@ def test_greedy_text_with_a_head_that_is_often_right(
     assert len(moved) > 20, "only first children were accepted"
 
 
-def drafts_of(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+def drafts_of(engine: Engine, requests: list[EngineRequest]) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
     """Return the drafts for the requests: a row's text, and the tokens on the path to every node."""
     propose, found = engine.speculator.drafter.propose, []
 
-    def watched(texts: list[list[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def watched(texts: list[list[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         draft = propose(texts, depth, sampling)
         assert draft.tree is not None
         parents = draft.tree.parents.tolist() * (len(texts) if len(draft.tree.parents) == 1 else 1)
@@ -129,7 +129,7 @@ def test_every_node_is_what_the_head_says(
     engine = make_engine(
         convert_with(knowing.source, head, tmp_path / "target", options), options, max_batch_size=2, max_num_tokens=16
     )
-    found = drafts_of(engine, [Request(prompt, 12) for prompt in knowing.prompts[:4]])
+    found = drafts_of(engine, [EngineRequest(prompt, 12) for prompt in knowing.prompts[:4]])
     engine.close()
     oracle = Oracle(knowing.model, tensors or knowing.tensors)
     assert len(found) > 12
@@ -147,7 +147,7 @@ def test_a_request_may_draft_less_deep(options: dict[str, Any], knowing: Knowing
     """The second request begins to draft late, together with the third, and must then process many tokens."""
     engine = make_engine(knowing.target, options, max_batch_size=2)
     prompt = knowing.prompts[0]
-    requests = [Request(prompt, length, draft_len=depth) for length, depth in ((9, 0), (40, 0), (40, 2), (20, 1))]
+    requests = [EngineRequest(prompt, length, draft_len=depth) for length, depth in ((9, 0), (40, 0), (40, 2), (20, 1))]
     results = engine.generate(requests)
     engine.close()
     expected = greedy(knowing.model, list(prompt), 40)
@@ -165,7 +165,7 @@ def test_sampled_text_does_not_depend_on_neighbours(options: dict[str, Any], kno
         SamplingOptions(1.5, seed=2),
         SamplingOptions(0.9, top_k=2, seed=3),
     ]
-    requests = [Request(prompt, 20 + row, kinds[row % 4]) for row, prompt in enumerate(knowing.prompts)]
+    requests = [EngineRequest(prompt, 20 + row, kinds[row % 4]) for row, prompt in enumerate(knowing.prompts)]
     together = engine.generate(requests)
     alone = [engine.generate([request])[0] for request in requests]
     engine.close()
@@ -236,7 +236,7 @@ def test_nodes_are_drawn_side_by_side_as_one_by_one() -> None:
 
 @KINDS
 def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing) -> None:
-    requests = [Request(prompt, 30, SamplingOptions(1.2, seed=3)) for prompt in knowing.prompts]
+    requests = [EngineRequest(prompt, 30, SamplingOptions(1.2, seed=3)) for prompt in knowing.prompts]
     exact, lossy = make_engine(knowing.target, options), make_engine(knowing.target, options | {"lossy": True})
     strict, loose = (sum((r.stats for r in engine.generate(requests)), Stats()) for engine in (exact, lossy))
     exact.close()
@@ -247,7 +247,7 @@ def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing
 def test_a_head_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path) -> None:
     """The head has one key head, which is on both ranks."""
     target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, mapping=ParallelMapping(2))
-    requests = [Request(prompt, 20) for prompt in knowing.prompts]
+    requests = [EngineRequest(prompt, 20) for prompt in knowing.prompts]
     of_two, of_one = make_engine(target, STATIC), make_engine(knowing.target, STATIC)
     assert of_two.generate(requests) == of_one.generate(requests)
     of_two.close()
@@ -256,7 +256,7 @@ def test_a_head_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Pat
 
 def test_a_quantized_target_says_the_same_with_a_head(knowing: Knowing, tmp_path: Path) -> None:
     target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, scheme=Scheme("fp8_rowwise"))
-    requests = [Request(prompt, 30) for prompt in knowing.prompts]
+    requests = [EngineRequest(prompt, 30) for prompt in knowing.prompts]
     engine, alone = (
         make_engine(target, STATIC),
         Engine.load(target, None, EngineSettings(max_seq_len=128, device="cpu")),

@@ -34,7 +34,7 @@ from tests.methods.eagle3_heads import (
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -106,7 +106,7 @@ def test_what_is_accepted_is_the_targets_text(knowing: Knowing, options: dict[st
 def test_a_divided_head_drafts_the_same(knowing: Knowing, tmp_path: Path) -> None:
     head_root = save_head(knowing.head, tmp_path / "head")
     target = convert_with(knowing.source, head_root, tmp_path / "two", mapping=ParallelMapping(2))
-    requests = [Request(prompt, 24) for prompt in random_prompts(3)]
+    requests = [EngineRequest(prompt, 24) for prompt in random_prompts(3)]
     found = []
     for root in (knowing.target, target):
         engine = make_engine(root, CHAIN)
@@ -152,7 +152,7 @@ def test_a_chain_is_what_the_formula_says(kind: dict[str, Any], tmp_path: Path) 
     source, head = make_target(tmp_path, {"family": "llama"}), random_head(scale=0.15, **kind)
     engine = make_engine(convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out"), CHAIN)
     observed = Observed(engine)
-    engine.generate([Request(prompt, 8) for prompt in random_prompts(3)])
+    engine.generate([EngineRequest(prompt, 8) for prompt in random_prompts(3)])
     engine.close()
     assert sum(draft.tokens.numel() for _, draft in observed.drafts) >= 3 * 7 * 2
     assert_drafts_by_the_formula(head, reference_model(source), observed, ranks=1)
@@ -161,7 +161,7 @@ def test_a_chain_is_what_the_formula_says(kind: dict[str, Any], tmp_path: Path) 
 def test_a_tree_is_what_the_formula_says(knowing: Knowing) -> None:
     engine = make_engine(knowing.target, TREE, draft_len=3)
     observed = Observed(engine)
-    results = engine.generate([Request(prompt, 10) for prompt in random_prompts(3)])
+    results = engine.generate([EngineRequest(prompt, 10) for prompt in random_prompts(3)])
     engine.close()
     assert any(result.stats.accepted for result in results)
     assert {draft.tokens.shape[1] for _, draft in observed.drafts} == {9}
@@ -174,7 +174,7 @@ def test_what_a_head_lacks_is_the_targets(tmp_path: Path) -> None:
     head = random_head(drafted=SHAPE["vocab_size"]).changed(lm_head__weight=None)
     engine = make_engine(convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out"), CHAIN)
     observed = Observed(engine)
-    engine.generate([Request(prompt, 8) for prompt in random_prompts(2)])
+    engine.generate([EngineRequest(prompt, 8) for prompt in random_prompts(2)])
     engine.close()
     assert_drafts_by_the_formula(head, reference_model(source), observed, ranks=1)
 
@@ -228,7 +228,7 @@ class TestDistribution:
         head = random_head(drafted=2, target=shape, seed=8)
         engine = self.engine(source, tmp_path, 2, CHAIN, 2)
         observed, model = Observed(engine), reference_model(source)
-        engine.generate([Request((1, 2, 0), 6, SamplingOptions(0.7, seed=number)) for number in range(4)])
+        engine.generate([EngineRequest((1, 2, 0), 6, SamplingOptions(0.7, seed=number)) for number in range(4)])
         engine.close()
         formula, ids = formula_of(head, model), head.target_ids
         for texts, draft in observed.drafts:

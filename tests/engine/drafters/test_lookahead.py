@@ -16,7 +16,7 @@ from tests.engine.drafters.looping import make_looping_model
 from tests.engine.lossless import DISTRIBUTION_SHAPE, SHAPES, by_position, random_prompts
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions, Stats
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
 from trtspec.engine.settings import EngineSettings
 from trtspec.methods.lookahead.drafter import Branches, NgramPool
 
@@ -132,13 +132,13 @@ class TestTheEngine:
         target, choice = looping
         engine, telling = make_engine(target, sizes), Telling(choice, sizes)
         for prompt in [(5,), (3, 9, 3, 9, 3, 9), *random_prompts(2)]:
-            (result,) = engine.generate([Request(prompt, 40)])
+            (result,) = engine.generate([EngineRequest(prompt, 40)])
             assert (result.ids, result.stats) == telling.stats(prompt, 40)
         engine.close()
 
     def test_a_request_may_ask_for_shorter_drafts(self, looping: tuple[Path, Any]) -> None:
         engine = make_engine(looping[0], (4, 5, 4))
-        results = engine.generate([Request((3, 9, 3), 40, draft_len=length) for length in (None, 2, 1, 0)])
+        results = engine.generate([EngineRequest((3, 9, 3), 40, draft_len=length) for length in (None, 2, 1, 0)])
         engine.close()
         assert len({result.ids for result in results}) == 1
         lens = [result.stats.mean_accepted_len for result in results]
@@ -151,10 +151,12 @@ class TestTheEngine:
         engine = make_engine(target, (7, 7, 7))
         smaller = [sizes for sizes in SIZES if max(sizes) <= 7]
         requests = [
-            Request((3, 9, 3, 9, 3), 40, options=dict(zip(("window", "ngram", "verification"), sizes, strict=True)))
+            EngineRequest(
+                (3, 9, 3, 9, 3), 40, options=dict(zip(("window", "ngram", "verification"), sizes, strict=True))
+            )
             for sizes in smaller
         ]
-        results = engine.generate([*requests, Request((3, 9, 3, 9, 3), 40)])
+        results = engine.generate([*requests, EngineRequest((3, 9, 3, 9, 3), 40)])
         engine.close()
         for sizes, result in zip([*smaller, (7, 7, 7)], results, strict=True):
             telling = Telling(choice, sizes, depth=0 if sizes == OFF else 6)
@@ -174,7 +176,7 @@ class TestTheEngine:
     ) -> None:
         engine = make_engine(looping[0], (4, 3, 4))
         with pytest.raises(TrtspecError, match=message):
-            engine.generate([Request((3, 9), 4, options=options)])
+            engine.generate([EngineRequest((3, 9), 4, options=options)])
         engine.close()
 
     def test_sampled_text_has_the_targets_distribution(
@@ -192,7 +194,7 @@ class TestTheEngine:
     def test_rows_of_a_sampled_batch_do_not_change_each_other(self, looping: tuple[Path, Any]) -> None:
         engine = make_engine(looping[0], (4, 4, 4), max_batch_size=4)
         requests = [
-            Request(prompt, 10 + 5 * seed, SamplingOptions(0.8 if seed % 3 else 0.0, seed=seed))
+            EngineRequest(prompt, 10 + 5 * seed, SamplingOptions(0.8 if seed % 3 else 0.0, seed=seed))
             for seed, prompt in enumerate(random_prompts(7))
         ]
         assert engine.generate(requests) == [engine.generate([request])[0] for request in requests]

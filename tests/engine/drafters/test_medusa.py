@@ -33,7 +33,7 @@ from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions, Stats
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
 from trtspec.engine.settings import EngineSettings
 from trtspec.methods.tree_choices import MEDUSA_CHOICES, Choice
 
@@ -119,7 +119,7 @@ def test_every_step_drafts_and_accepts_what_the_formula_says(
     paths = MEDUSA_CHOICES[choices] if isinstance(choices, str) else CHOICES
     engine = make_engine(knowing.target, choices, **settings)
     lengths = [NEW_TOKENS - 4 * row for row in range(8)]
-    requests = [Request(prompt, length) for prompt, length in zip(knowing.prompts, lengths, strict=True)]
+    requests = [EngineRequest(prompt, length) for prompt, length in zip(knowing.prompts, lengths, strict=True)]
     found = engine.generate(requests)
     engine.close()
     for row, result in enumerate(found):
@@ -138,7 +138,7 @@ def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing) -> None:
     """The batch also has greedy requests."""
     engine = make_engine(knowing.target, WRITTEN, max_batch_size=4)
     sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
-    requests = [Request(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
+    requests = [EngineRequest(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
     together = engine.generate(requests)
     alone = [engine.generate([request])[0] for request in requests]
     engine.close()
@@ -177,7 +177,7 @@ def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
 def test_a_request_may_draft_less_deep(knowing: Knowing) -> None:
     engine = make_engine(knowing.target, WRITTEN)
     depths = (0, 1, 2, 99)
-    results = engine.generate([Request(knowing.prompts[0], 30, draft_len=depth) for depth in depths])
+    results = engine.generate([EngineRequest(knowing.prompts[0], 30, draft_len=depth) for depth in depths])
     engine.close()
     for depth, result in zip(depths, results, strict=True):
         choices = tuple(choice for choice in CHOICES if len(choice) <= depth)
@@ -187,10 +187,10 @@ def test_a_request_may_draft_less_deep(knowing: Knowing) -> None:
 def test_typical_acceptance_takes_more_and_says_other_things(knowing: Knowing) -> None:
     """Greedy requests stay exact."""
     sampling = SamplingOptions(1.0, seed=3)
-    requests = [Request(prompt, 40, sampling) for prompt in knowing.prompts]
+    requests = [EngineRequest(prompt, 40, sampling) for prompt in knowing.prompts]
     exact, lossy = make_engine(knowing.target, WRITTEN), make_engine(knowing.target, WRITTEN, options={"lossy": True})
     strict, loose = exact.generate(requests), lossy.generate(requests)
-    (plain,) = lossy.generate([Request(knowing.prompts[0], 40)])
+    (plain,) = lossy.generate([EngineRequest(knowing.prompts[0], 40)])
     exact.close()
     lossy.close()
     assert [result.ids for result in strict] != [result.ids for result in loose]
@@ -205,7 +205,7 @@ def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Pat
         knowing.source, knowing.head_root, tmp_path / "target", WRITTEN, mapping=ParallelMapping(2, 2)
     )
     engine = make_engine(target, WRITTEN)
-    results = engine.generate([Request(prompt, 20) for prompt in knowing.prompts])
+    results = engine.generate([EngineRequest(prompt, 20) for prompt in knowing.prompts])
     engine.close()
     found = [(list(result.ids), result.stats) for result in results]
     assert found == [knowing.expected(row, 20, CHOICES) for row in range(8)]
@@ -213,7 +213,7 @@ def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Pat
 
 def test_a_quantized_target_says_the_same_with_heads(knowing: Knowing, tmp_path: Path) -> None:
     target = convert_with(knowing.source, knowing.head_root, tmp_path / "target", WRITTEN, scheme=Scheme("fp8_rowwise"))
-    requests = [Request(prompt, NEW_TOKENS) for prompt in knowing.prompts]
+    requests = [EngineRequest(prompt, NEW_TOKENS) for prompt in knowing.prompts]
     engine = make_engine(target, WRITTEN)
     found = engine.generate(requests)
     engine.close()

@@ -14,7 +14,7 @@ from tests.engine import lossless
 from tests.engine.drafters.looping import make_looping_model
 from tests.engine.lossless import DISTRIBUTION_SHAPE, SHAPES, by_position, random_prompts
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions, Stats
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
 from trtspec.engine.generation.suffix_index import SuffixIndex
 from trtspec.engine.settings import EngineSettings
 
@@ -102,7 +102,7 @@ def test_each_step_drafts_what_a_search_finds(
     target, model = looping
     engine = make_engine(target, draft_len, {"min_match": min_match, "max_match": max_match})
     for prompt in [(5,), (3, 9, 3, 9, 3, 9), *random_prompts(2)]:
-        (result,) = engine.generate([Request(prompt, NEW_TOKENS)])
+        (result,) = engine.generate([EngineRequest(prompt, NEW_TOKENS)])
         ids = greedy(model, list(prompt), NEW_TOKENS)
         assert list(result.ids) == ids
         assert result.stats == telling(list(prompt), ids, draft_len, min_match, max_match)
@@ -111,7 +111,7 @@ def test_each_step_drafts_what_a_search_finds(
 
 def test_a_text_that_repeats_nothing_drafts_nothing(looping: tuple[Path, Any]) -> None:
     engine = make_engine(looping[0], options={"min_match": 64, "max_match": 64})
-    (result,) = engine.generate([Request((5, 6), 20)])
+    (result,) = engine.generate([EngineRequest((5, 6), 20)])
     engine.close()
     assert (result.stats.drafted, result.stats.steps) == (0, 19)
 
@@ -123,9 +123,9 @@ def test_a_request_that_drafts_nothing_is_not_indexed(
     extend = SuffixIndex.extend
     monkeypatch.setattr(SuffixIndex, "extend", lambda self, ids: indexed.extend(ids) or extend(self, ids))
     engine = make_engine(looping[0])
-    (idle,) = engine.generate([Request((5, 6, 5, 6), 20, draft_len=0)])
+    (idle,) = engine.generate([EngineRequest((5, 6, 5, 6), 20, draft_len=0)])
     assert (idle.stats.drafted, indexed) == (0, [])
-    (drafting,) = engine.generate([Request((5, 6, 5, 6), 20)])
+    (drafting,) = engine.generate([EngineRequest((5, 6, 5, 6), 20)])
     engine.close()
     assert drafting.ids == idle.ids
     assert indexed[:4] == [5, 6, 5, 6]
@@ -146,7 +146,7 @@ def test_a_rule_without_residual_is_caught(
 def test_rows_of_a_sampled_batch_do_not_change_each_other(looping: tuple[Path, Any]) -> None:
     engine = make_engine(looping[0], options={"min_match": 1}, max_batch_size=4)
     requests = [
-        Request(prompt, 10 + 5 * seed, SamplingOptions(0.5 if seed % 3 else 0.0, seed=seed))
+        EngineRequest(prompt, 10 + 5 * seed, SamplingOptions(0.5 if seed % 3 else 0.0, seed=seed))
         for seed, prompt in enumerate(random_prompts(7))
     ]
     assert engine.generate(requests) == [engine.generate([request])[0] for request in requests]

@@ -18,18 +18,18 @@ from tests.engine.lossless import (
     assert_wrong_rule_is_seen,
     random_prompts,
 )
-from trtspec.checkpoints.translation import LONGER, LONGEST, Translation
+from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, MAX_SPELLING, VocabMapping
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.drafting.vocab_adapter import Translated
+from trtspec.engine.drafting.vocab_adapter import TranslatingAdapter
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 
 VOCAB, DRAFT_LEN = SHAPE["vocab_size"], 4
 # for a target of three tokens; the second one is two tokens of the draft
-OF_THREE = Translation([0, 2], [3, 1], [[3], [0, 2], [1]])
+OF_THREE = VocabMapping([0, 2], [3, 1], [[3], [0, 2], [1]])
 
 
 def load(target: Path, draft: Path, draft_len: int = DRAFT_LEN, **how: Any) -> Engine:
@@ -39,7 +39,7 @@ def load(target: Path, draft: Path, draft_len: int = DRAFT_LEN, **how: Any) -> E
     return Engine.load(target, draft, settings)
 
 
-def translated(draft: Path, translation: Translation) -> Path:
+def translated(draft: Path, translation: VocabMapping) -> Path:
     translation.write(draft)
     return draft
 
@@ -127,25 +127,25 @@ def test_the_target_in_another_order_drafts_what_the_target_says(source: Path, t
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))
     draft = convert(reordered(source, tmp_path / "hf", order), tmp_path / "draft")
     ids = order.argsort().tolist()
-    engine = load(target, translated(draft, Translation([*range(VOCAB)], ids, [[token] for token in ids])))
+    engine = load(target, translated(draft, VocabMapping([*range(VOCAB)], ids, [[token] for token in ids])))
     stats = assert_greedy_text(engine, reference_model(source))
     prompts = random_prompts(8)
-    requests = [Request(prompt, 24 + 3 * at, SamplingOptions(1.0, seed=at)) for at, prompt in enumerate(prompts)]
+    requests = [EngineRequest(prompt, 24 + 3 * at, SamplingOptions(1.0, seed=at)) for at, prompt in enumerate(prompts)]
     stats += [result.stats for result in engine.generate(requests)]
     engine.close()
     assert all(one.accepted == one.drafted > 0 for one in stats)
 
 
-def random_translation(seed: int, shared: int, size: int) -> Translation:
+def random_translation(seed: int, shared: int, size: int) -> VocabMapping:
     """Share some of a target's tokens with a draft; each other token maps to one to LONGEST draft tokens."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randperm(VOCAB, generator=generator)[:shared].sort().values.tolist()
     theirs = torch.randperm(size, generator=generator)[:shared].tolist()
-    lens = torch.randint(1, LONGEST + 1, (VOCAB,), generator=generator).tolist()
+    lens = torch.randint(1, MAX_SPELLING + 1, (VOCAB,), generator=generator).tolist()
     spellings = [torch.randint(0, size, (length,), generator=generator).tolist() for length in lens]
     for token, drafted in zip(ids, theirs, strict=True):
         spellings[token] = [drafted]
-    return Translation(ids, theirs, spellings)
+    return VocabMapping(ids, theirs, spellings)
 
 
 def test_greedy_text_is_the_targets_and_the_draft_reads_its_own_tokens(
@@ -173,7 +173,7 @@ def test_greedy_text_is_the_targets_and_the_draft_reads_its_own_tokens(
     assert asked > 200
 
 
-def chain_of(model: Any, translation: Translation, spelled: list[int], depth: int) -> list[int]:
+def chain_of(model: Any, translation: VocabMapping, spelled: list[int], depth: int) -> list[int]:
     """Return the greedy chain of transformers' model over the shared tokens, as the target's ids."""
     said = []
     for _ in range(depth):
@@ -188,11 +188,11 @@ def chain_of(model: Any, translation: Translation, spelled: list[int], depth: in
 def test_a_text_that_is_too_long_for_the_draft_goes_on_alone(source: Path, target: Path, tmp_path: Path) -> None:
     """The long text needs more draft tokens than fit; a row with a short text continues to draft."""
     own = [token for token in range(VOCAB) if token % 2]
-    spellings = [[token] if token % 2 else [1] * LONGEST for token in range(VOCAB)]
-    draft = translated(convert(source, tmp_path / "draft"), Translation(own, own, spellings))
+    spellings = [[token] if token % 2 else [1] * MAX_SPELLING for token in range(VOCAB)]
+    draft = translated(convert(source, tmp_path / "draft"), VocabMapping(own, own, spellings))
     engine = load(target, draft, max_seq_len=40)
-    long, short = Request((2,) * 30, 10), Request((3, 5, 7), 30)
-    assert len(long.prompt_ids) * LONGEST > LONGER * 40
+    long, short = EngineRequest((2,) * 30, 10), EngineRequest((3, 5, 7), 30)
+    assert len(long.prompt_ids) * MAX_SPELLING > MAX_LENGTH_RATIO * 40
     alone = [engine.generate([request])[0] for request in (long, short)]
     assert engine.generate([long, short]) == alone
     engine.close()
@@ -205,10 +205,10 @@ def test_a_text_that_is_too_long_for_the_draft_goes_on_alone(source: Path, targe
 def test_nothing_drafted_for_a_while_is_read_later(source: Path, target: Path, tmp_path: Path) -> None:
     """The target itself drafts, but not while two requests run; all later drafts are accepted."""
     same = [*range(VOCAB)]
-    own = translated(convert(source, tmp_path / "own"), Translation(same, same, [[token] for token in same]))
+    own = translated(convert(source, tmp_path / "own"), VocabMapping(same, same, [[token] for token in same]))
     for draft in (target, own):
         engine = load(target, draft, schedule=((1, DRAFT_LEN),))
-        results = engine.generate([Request((1, 2, 3), 40), Request((4, 5), 12)])
+        results = engine.generate([EngineRequest((1, 2, 3), 40), EngineRequest((4, 5), 12)])
         engine.close()
         assert results[0].stats.drafted > 10
         assert results[0].stats.accepted == results[0].stats.drafted
@@ -221,7 +221,7 @@ def test_a_translation_for_another_target_is_refused(target: Path, source: Path,
 
 
 def test_what_both_have_is_one_token_to_the_draft() -> None:
-    reading = Translated(OF_THREE, torch.device("cpu"))
+    reading = TranslatingAdapter(OF_THREE, torch.device("cpu"))
     assert reading.spell([0, 1, 2]) == [3, 0, 2, 1]
     assert reading.read(torch.tensor([0, 2])).tolist() == [3, 1]
     assert reading.shared(torch.tensor([[0.0, 1.0, 2.0, 3.0]])).tolist() == [[3.0, 1.0]]

@@ -28,7 +28,7 @@ from tests.methods.parallel_nets import FORMULAS, Net, knowing_net, random_block
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -139,7 +139,7 @@ def test_what_is_accepted_is_the_targets_text(knowing: Pair, rows: int) -> None:
 def test_a_schedule_that_pauses_loses_nothing(knowing: Pair) -> None:
     """Drafting pauses while many requests run; their tokens are processed later."""
     engine = knowing.engine(schedule=((2, DRAFT_LEN), (3, 1)))
-    requests = [Request(prompt, 20 + 3 * number) for number, prompt in enumerate(random_prompts(8))]
+    requests = [EngineRequest(prompt, 20 + 3 * number) for number, prompt in enumerate(random_prompts(8))]
     results = engine.generate(requests)
     engine.close()
     for request, result in zip(requests, results, strict=True):
@@ -193,7 +193,7 @@ def test_a_chain_is_drawn_from_what_the_formula_says(kind: str, tmp_path: Path) 
     pair = make_kind(kind, tmp_path)
     engine = pair.engine()
     observed = Observed(engine)
-    engine.generate([Request(prompt, 9, SamplingOptions(0.7, seed=3)) for prompt in random_prompts(3)])
+    engine.generate([EngineRequest(prompt, 9, SamplingOptions(0.7, seed=3)) for prompt in random_prompts(3)])
     engine.close()
     assert assert_drafts_by_the_formula(pair, observed, 0.7) >= 3 * 2 * DRAFT_LEN
 
@@ -206,7 +206,7 @@ def test_it_ends_where_the_draft_is_not_sure_of_the_chain(kind: str, tmp_path: P
     whole, short = pair.engine(), pair.engine(confidence=floor)
     notes = [Observed(engine) for engine in (whole, short)]
     for engine in (whole, short):
-        engine.generate([Request(prompt, 9) for prompt in random_prompts(8)])
+        engine.generate([EngineRequest(prompt, 9) for prompt in random_prompts(8)])
         engine.close()
     found = set()
     for (texts, draft), depth in zip(notes[1].drafts, notes[1].depths, strict=True):
@@ -232,7 +232,7 @@ def test_a_divided_net_drafts_the_same(method: str, tmp_path: Path) -> None:
     for pair in pairs:
         engine = pair.engine()
         observed = Observed(engine)
-        engine.generate([Request(prompt, 6) for prompt in random_prompts(2)])
+        engine.generate([EngineRequest(prompt, 6) for prompt in random_prompts(2)])
         engine.close()
         found.append([(text, draft.tokens.tolist()) for text, draft in observed.drafts])
     assert found[0] == found[1]

@@ -30,9 +30,9 @@ from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions, Stats
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
 from trtspec.engine.settings import EngineSettings
-from trtspec.methods.redrafter.drafter import Level, merge
+from trtspec.methods.redrafter.drafter import BeamLevel, merge
 
 pytestmark = pytest.mark.integration
 
@@ -116,7 +116,7 @@ def test_every_step_drafts_and_accepts_what_the_formula_says(kind: dict[str, Any
     """The trees have a different shape at every step; some are accepted to their full depth."""
     knowing = Knowing(tmp_path, **kind)
     lengths = [NEW_TOKENS - 4 * row for row in range(8)]
-    requests = [Request(prompt, length) for prompt, length in zip(knowing.prompts, lengths, strict=True)]
+    requests = [EngineRequest(prompt, length) for prompt, length in zip(knowing.prompts, lengths, strict=True)]
     found = load(knowing.target, max_batch_size=3, max_num_tokens=32).generate(requests)
     for row, result in enumerate(found):
         assert (list(result.ids), result.stats) == knowing.expected(row, lengths[row])
@@ -131,13 +131,15 @@ def test_greedy_text_with_a_drafter_that_is_often_right(knowing: Knowing, load: 
 def test_a_request_may_draft_less_deep(knowing: Knowing, load: Load) -> None:
     """In one batch, the tree of each row is truncated separately."""
     depths = (0, 1, 2, 99)
-    results = load(knowing.target).generate([Request(knowing.prompts[0], 30, draft_len=depth) for depth in depths])
+    results = load(knowing.target).generate(
+        [EngineRequest(knowing.prompts[0], 30, draft_len=depth) for depth in depths]
+    )
     for depth, result in zip(depths, results, strict=True):
         assert (list(result.ids), result.stats) == knowing.expected(0, 30, min(depth, DRAFT_LEN))
 
 
 def test_one_beam_is_a_chain(knowing: Knowing, load: Load) -> None:
-    (result,) = load(knowing.target, beams=1).generate([Request(knowing.prompts[0], 30)])
+    (result,) = load(knowing.target, beams=1).generate([EngineRequest(knowing.prompts[0], 30)])
     assert list(result.ids) == knowing.expected(0, 30)[0]
     assert 0 < result.stats.accepted < result.stats.drafted <= DRAFT_LEN * result.stats.steps
 
@@ -146,7 +148,7 @@ def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing, load: Load
     """The batch also has greedy requests."""
     engine = load(knowing.target, max_batch_size=4)
     sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
-    requests = [Request(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
+    requests = [EngineRequest(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
     assert engine.generate(requests) == [engine.generate([request])[0] for request in requests]
 
 
@@ -157,7 +159,7 @@ def test_a_divided_or_quantized_target_says_the_same_with_a_drafter(
     how: dict[str, Any], knowing: Knowing, tmp_path: Path, load: Load
 ) -> None:
     """The drafter is on the last pipeline stage and is not quantized."""
-    requests = [Request(prompt, 20) for prompt in knowing.prompts]
+    requests = [EngineRequest(prompt, 20) for prompt in knowing.prompts]
     found = load(convert_with(knowing.source, knowing.head_root, tmp_path / "target", **how)).generate(requests)
     alone = Engine.load(tmp_path / "target", None, EngineSettings(max_seq_len=128, device="cpu"))
     expected = alone.generate(requests)
@@ -191,13 +193,13 @@ def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
 
 
 def test_more_beams_than_words(small: tuple[Engine, Any], tmp_path: Path, load: Load) -> None:
-    result = load(tmp_path / "target", 3, 50, max_seq_len=32).generate([Request((1, 2, 0), 12)])[0]
+    result = load(tmp_path / "target", 3, 50, max_seq_len=32).generate([EngineRequest((1, 2, 0), 12)])[0]
     assert list(result.ids) == greedy(small[1], [1, 2, 0], 12)
     assert result.stats.drafted >= 3 + 9 + 27  # the first step drafts the complete tree
 
 
 def test_beams_that_begin_alike_become_one_tree() -> None:
-    levels = [Level([7, 8, 9], [0, 0, 0]), Level([1, 2, 3], [2, 0, 2]), Level([4, 5, 6], [0, 0, 1])]
+    levels = [BeamLevel([7, 8, 9], [0, 0, 0]), BeamLevel([1, 2, 3], [2, 0, 2]), BeamLevel([4, 5, 6], [0, 0, 1])]
     # 9 1 4, 9 1 5 and 7 2 6 remain: no beam continues 8 or 9 3
     assert merge(levels, 3) == ([7, 9, 1, 2, 4, 5, 6], [-1, 0, 0, 2, 1, 3, 3, 4])
     assert merge(levels, 2) == ([7, 9, 1, 2], [-1, 0, 0, 2, 1])

@@ -14,7 +14,7 @@ from tests.engine import lossless
 from tests.engine.drafters.looping import make_looping_model
 from tests.engine.lossless import DISTRIBUTION_SHAPE, SHAPES, random_prompts
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -70,7 +70,7 @@ def test_earlier_answers_are_drafted_from(cached: int, looping: tuple[Path, Any]
     target, model = looping
     engine = make_engine(target, options={"max_cached_requests": cached}, max_batch_size=3)
     prompts = random_prompts(6)
-    requests = [Request(prompt, NEW_TOKENS) for prompt in prompts]
+    requests = [EngineRequest(prompt, NEW_TOKENS) for prompt in prompts]
     first, again = engine.generate(requests), engine.generate(requests)
     for prompt, one, other in zip(prompts, first, again, strict=True):
         assert list(one.ids) == list(other.ids) == greedy(model, list(prompt), NEW_TOKENS)

@@ -12,9 +12,9 @@ import torch
 
 from tests._support.tiny import convert, greedy, make_model, reference_model
 from tests.engine import lossless
-from trtspec.engine.drafting.base import Draft
+from trtspec.engine.drafting.base import DraftTokens
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 from trtspec.methods.swift.drafter import SwiftDrafter
 
@@ -77,14 +77,14 @@ def test_a_draft_is_what_the_target_without_the_sublayers_says(
     drafted: list[tuple[list[int], list[int]]] = []
     propose = SwiftDrafter.propose
 
-    def recorded(drafter: SwiftDrafter, texts: Any, depth: int, sampling: Any) -> Draft:
+    def recorded(drafter: SwiftDrafter, texts: Any, depth: int, sampling: Any) -> DraftTokens:
         draft = propose(drafter, texts, depth, sampling)
         drafted.extend((list(text), row) for text, row in zip(texts, draft.tokens.tolist(), strict=True))
         return draft
 
     monkeypatch.setattr(SwiftDrafter, "propose", recorded)
     engine = load(convert(source, tmp_path / "target"), skip={"attention": [0, 1], "mlp": [1, 2]})
-    engine.generate([Request(prompt, 12) for prompt in lossless.random_prompts(3)])
+    engine.generate([EngineRequest(prompt, 12) for prompt in lossless.random_prompts(3)])
     whole, part = reference_model(source), reference_model(source)
     without(part, {"attention": [0, 1], "mlp": [1, 2]})
     assert len(drafted) > 20
@@ -109,7 +109,7 @@ def test_drafting_stops_where_the_draft_is_not_sure(tmp_path: Path, load: Load) 
     always = lossless.assert_greedy_text(load(target), model)
     sometimes = lossless.assert_greedy_text(load(target, stop_below=0.3), model)
     assert 0 < sum(each.drafted for each in sometimes) < sum(each.drafted for each in always)
-    never = load(target, stop_below=0.999).generate([Request((1, 2, 3), 20)])[0]
+    never = load(target, stop_below=0.999).generate([EngineRequest((1, 2, 3), 20)])[0]
     assert never.stats.drafted == 0
     assert list(never.ids) == greedy(model, [1, 2, 3], 20)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from trtspec.engine.generation.circuit_breaker import FAILURES, LONGEST_REST_S, REST_S, Breaker
+from trtspec.engine.generation.circuit_breaker import FAILURES, LONGEST_REST_S, REST_S, CircuitBreaker
 
 
 class Clock:
@@ -15,8 +15,8 @@ class Clock:
         return self.now
 
 
-def opened(clock: Clock) -> Breaker:
-    breaker = Breaker(now=clock)
+def opened(clock: Clock) -> CircuitBreaker:
+    breaker = CircuitBreaker(now=clock)
     for _ in range(FAILURES):
         assert breaker.allows()
         breaker.failed()
@@ -24,7 +24,7 @@ def opened(clock: Clock) -> Breaker:
 
 
 def test_it_opens_after_failures_in_a_row_and_only_then() -> None:
-    breaker = Breaker(now=Clock())
+    breaker = CircuitBreaker(now=Clock())
     for _ in range(5):
         for _ in range(FAILURES - 1):
             breaker.failed()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.generation.validation import check_request
 from trtspec.engine.settings import EngineSettings
 
@@ -24,27 +24,27 @@ def with_one(value: float) -> np.ndarray:
 
 @pytest.mark.parametrize("logits", [None, NO_LOGITS, with_one(-np.inf)], ids=["none", "finite", "masked"])
 def test_a_request_that_fits(logits: np.ndarray | None) -> None:
-    asked = Request((1, 2, 3, 4), 2, stop=("a",), draft_ids=(0, 4), draft_logits=logits)
+    asked = EngineRequest((1, 2, 3, 4), 2, stop=("a",), draft_ids=(0, 4), draft_logits=logits)
     check_request(asked, SETTINGS, vocab_size=5, has_tokenizer=True)
 
 
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request((), 1), "the prompt is empty"),
-        (Request((5,), 1), "the prompt has a token id outside 0..4"),
-        (Request((-1,), 1), "the prompt has a token id outside 0..4"),
-        (Request((1,) * 5, 1), "the prompt has 5 tokens, expected at most 4 (engine.max_input_len)"),
-        (Request((1,), 6), "prompt and max_tokens are 7 tokens together, at most 6 fit (engine.max_seq_len)"),
-        (Request((1,), 0), "max_tokens is 0, expected at least 1"),
-        (Request((1,), 1, draft_len=-1), "the draft length is -1, expected 0 or more"),
-        (Request((1,), 1, SamplingOptions(float("inf"))), "temperature is inf, expected 0 or more"),
-        (Request((1,), 1, SamplingOptions(top_p=1.5)), "top_p is 1.5, expected more than 0 and at most 1"),
-        (Request((1,), 1, SamplingOptions(seed=1 << 64)), "seed is 18446744073709551616, expected 0 to 2^64 - 1"),
-        (Request((1,), 1, stop=("a",)), "stop texts need the engine to have a tokenizer"),
+        (EngineRequest((), 1), "the prompt is empty"),
+        (EngineRequest((5,), 1), "the prompt has a token id outside 0..4"),
+        (EngineRequest((-1,), 1), "the prompt has a token id outside 0..4"),
+        (EngineRequest((1,) * 5, 1), "the prompt has 5 tokens, expected at most 4 (engine.max_input_len)"),
+        (EngineRequest((1,), 6), "prompt and max_tokens are 7 tokens together, at most 6 fit (engine.max_seq_len)"),
+        (EngineRequest((1,), 0), "max_tokens is 0, expected at least 1"),
+        (EngineRequest((1,), 1, draft_len=-1), "the draft length is -1, expected 0 or more"),
+        (EngineRequest((1,), 1, SamplingOptions(float("inf"))), "temperature is inf, expected 0 or more"),
+        (EngineRequest((1,), 1, SamplingOptions(top_p=1.5)), "top_p is 1.5, expected more than 0 and at most 1"),
+        (EngineRequest((1,), 1, SamplingOptions(seed=1 << 64)), "seed is 18446744073709551616, expected 0 to 2^64 - 1"),
+        (EngineRequest((1,), 1, stop=("a",)), "stop texts need the engine to have a tokenizer"),
     ],
 )
-def test_a_request_that_does_not(request_: Request, message: str) -> None:
+def test_a_request_that_does_not(request_: EngineRequest, message: str) -> None:
     with pytest.raises(TrtspecError) as refused:
         check_request(request_, SETTINGS, vocab_size=5, has_tokenizer=False)
     assert str(refused.value) == message
@@ -66,5 +66,7 @@ def test_a_request_that_does_not(request_: Request, message: str) -> None:
 )
 def test_a_draft_that_does_not_fit(ids: tuple[int, ...], logits: np.ndarray | None, message: str) -> None:
     with pytest.raises(TrtspecError) as refused:
-        check_request(Request((1,), 5, draft_ids=ids, draft_logits=logits), SETTINGS, vocab_size=5, has_tokenizer=False)
+        check_request(
+            EngineRequest((1,), 5, draft_ids=ids, draft_logits=logits), SETTINGS, vocab_size=5, has_tokenizer=False
+        )
     assert str(refused.value) == message

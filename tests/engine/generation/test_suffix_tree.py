@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from trtspec.engine.generation.suffix_tree import Said, SuffixTree
+from trtspec.engine.generation.suffix_tree import SuffixHistory, SuffixTree
 
 
-def say(tree: SuffixTree, tokens: Sequence[int], said: Said | None = None) -> Said:
-    said = said or Said()
+def say(tree: SuffixTree, tokens: Sequence[int], said: SuffixHistory | None = None) -> SuffixHistory:
+    said = said or SuffixHistory()
     for token in tokens:
         tree.append(said, token)
     return said
@@ -37,7 +37,7 @@ def is_most_frequent(texts: list[list[int]], string: list[int], tokens: list[int
 def test_what_is_guessed_followed_most_often(seed: int) -> None:
     chance = random.Random(seed)
     depth, vocab = chance.choice([2, 3, 6, 24]), chance.choice([2, 3, 8])
-    tree, said = SuffixTree(depth), [Said() for _ in range(3)]
+    tree, said = SuffixTree(depth), [SuffixHistory() for _ in range(3)]
     guessed = 0
     for step in range(150):
         if step == 100:

@@ -17,7 +17,7 @@ from trtspec.engine.model.decoder import FINAL, Decoder
 
 pytestmark = pytest.mark.integration
 
-PACKS = isinstance(matrix.matrix_of(torch.ones(matrix.PACKED_FROM // 256, 256)), matrix.Packed)
+PACKS = isinstance(matrix.make_matrix(torch.ones(matrix.PACKED_FROM // 256, 256)), matrix.PackedMatrix)
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}

@@ -22,7 +22,7 @@ from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.device import compute_dtype
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.fp8 import rows_through_e4m3, through_e4m3
+from trtspec.engine.model.fp8 import round_rows_to_e4m3, round_to_e4m3
 
 Tensors = dict[str, Tensor]
 Round = Callable[[Tensor, Tensor | None], Tensor]
@@ -269,7 +269,7 @@ def test_values_go_through_e4m3(dtype: torch.dtype) -> None:
     values = torch.cat([torch.randn(1000), torch.tensor([0.0, 1e-6, 1e4, -1e4])]).to(dtype)
     scale = torch.tensor(0.01)
     expected = (e4m3(values.float() / scale) * scale).to(dtype)
-    assert torch.equal(through_e4m3(values, scale), expected)
+    assert torch.equal(round_to_e4m3(values, scale), expected)
     assert torch.equal(expected[-2:], torch.stack([448 * scale, -448 * scale]).to(dtype))
 
 
@@ -278,7 +278,7 @@ def test_each_row_has_a_scale_of_its_own(dtype: torch.dtype) -> None:
     """A row's largest value is kept, up to 1200; a row of tiny values, which gets the minimum scale, becomes zero."""
     rows = (torch.randn(5, 64) * torch.tensor([[1.0], [1e-2], [1e3], [1e-9], [0.0]])).to(dtype)
     rows[2, 0] = 5000.0
-    rounded = rows_through_e4m3(rows)
+    rounded = round_rows_to_e4m3(rows)
     assert rounded.dtype == dtype
     torch.testing.assert_close(rounded[:2].abs().amax(-1), rows[:2].abs().amax(-1), rtol=2**-8, atol=0)
     torch.testing.assert_close(rounded[:2], rows[:2], rtol=2**-4 + 2**-8, atol=1e-4)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtspec.engine.model.matrix import COUNTS, PACKED_FROM, Packed, Plain, matrix_of
+from trtspec.engine.model.matrix import COUNTS, PACKED_FROM, PackedMatrix, PlainMatrix, make_matrix
 
 SHAPES = ((640, 384), (384, 1024), (1 << 17, 1), (33, 7), (1, 5))
 LEAST = torch.ones(PACKED_FROM // 256, 256)
-PACKS = isinstance(matrix_of(LEAST), Packed)
+PACKS = isinstance(make_matrix(LEAST), PackedMatrix)
 needs_onednn = pytest.mark.skipif(not PACKS, reason="this machine has no oneDNN")
 
 
@@ -26,7 +26,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_it_is_the_product_with_bias_and_residual(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     weight, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype)
     inputs, residual = drawn(rows, shape[1], dtype=dtype), drawn(rows, shape[0], dtype=dtype)
-    matrix, product = matrix_of(weight), inputs.double() @ weight.double().t()
+    matrix, product = make_matrix(weight), inputs.double() @ weight.double().t()
     close = {"rtol": 0.02, "atol": 0.3} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     before = residual.clone()
     for found, expected in (
@@ -44,7 +44,7 @@ def test_it_is_the_product_with_bias_and_residual(shape: tuple[int, int], rows: 
 @needs_onednn
 @pytest.mark.parametrize("shape", [(640, 384), (2048, 384), (384, 1024), (1024, 1024)])
 def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
-    matrix, rows, residual = matrix_of(drawn(*shape)), drawn(300, shape[1]), drawn(300, shape[0])
+    matrix, rows, residual = make_matrix(drawn(*shape)), drawn(300, shape[1]), drawn(300, shape[0])
     whole, added = matrix.product(rows, None), matrix.added(residual, rows, None)
     for count in (2, 3, 6, 9, 12, 32, 95, 128, 129, 299):
         assert torch.equal(matrix.product(rows[:count], None), whole[:count]), count
@@ -53,13 +53,13 @@ def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
 
 @needs_onednn
 def test_onednn_is_asked_for_few_numbers_of_rows_as_it_keeps_code_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix, asked, product = matrix_of(LEAST), set(), Packed._product
+    matrix, asked, product = make_matrix(LEAST), set(), PackedMatrix._product
 
-    def noted(self: Packed, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def noted(self: PackedMatrix, rows: Tensor, bias: Tensor | None) -> Tensor:
         asked.add(len(rows))
         return product(self, rows, bias)
 
-    monkeypatch.setattr(Packed, "_product", noted)
+    monkeypatch.setattr(PackedMatrix, "_product", noted)
     for count in range(1, 400):
         assert matrix.product(drawn(count, 256), None).shape == (count, len(LEAST))
     assert asked == set(COUNTS)
@@ -67,22 +67,22 @@ def test_onednn_is_asked_for_few_numbers_of_rows_as_it_keeps_code_for_each(monke
 
 @needs_onednn
 def test_rows_that_are_views_are_taken_as_they_are() -> None:
-    matrix, wide = matrix_of(LEAST), drawn(6, 600)[:, 100:356]
+    matrix, wide = make_matrix(LEAST), drawn(6, 600)[:, 100:356]
     assert torch.equal(matrix.product(wide, None), matrix.product(wide.contiguous(), None))
 
 
 @needs_onednn
 def test_what_is_packed_goes_by_size_dtype_and_whether_onednn_is_wanted() -> None:
-    assert isinstance(matrix_of(LEAST), Packed)
-    assert isinstance(matrix_of(LEAST[1:]), Plain)
-    assert isinstance(matrix_of(LEAST.double()), Plain)
-    assert isinstance(matrix_of(LEAST.half()), Plain)
+    assert isinstance(make_matrix(LEAST), PackedMatrix)
+    assert isinstance(make_matrix(LEAST[1:]), PlainMatrix)
+    assert isinstance(make_matrix(LEAST.double()), PlainMatrix)
+    assert isinstance(make_matrix(LEAST.half()), PlainMatrix)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert isinstance(matrix_of(LEAST), Plain)
+        assert isinstance(make_matrix(LEAST), PlainMatrix)
 
 
 def test_what_is_shared_and_plain_takes_no_more_memory() -> None:
     embedding = torch.ones(5, 3, dtype=torch.float64)
-    matrix = matrix_of(embedding, is_shared=True)
-    assert isinstance(matrix, Plain)
+    matrix = make_matrix(embedding, is_shared=True)
+    assert isinstance(matrix, PlainMatrix)
     assert matrix.matrix.data_ptr() == embedding.data_ptr()

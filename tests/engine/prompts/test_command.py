@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from tests.conftest import Run
-from trtspec.engine.prompts.load import own_sets
+from trtspec.engine.prompts.load import shipped_sets
 
 RECORDS = [
     {"question_id": 1, "category": "qa", "turns": ["Who?", "Why?"]},
@@ -50,9 +50,9 @@ def test_the_document_has_lengths_in_tokens_too(recipe: Path, trtspec: Run) -> N
 
 def test_our_own_sets_are_listed_and_have_names(workplace: Path, trtspec: Run) -> None:
     shown = trtspec("prompts", "--list")
-    assert [line.split()[0] for line in shown.out.splitlines()] == ["name", *own_sets()]
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["name", *shipped_sets()]
     document = trtspec("prompts", "--list", "--json").document
-    assert [each["name"] for each in document["sets"]] == [*own_sets()]
+    assert [each["name"] for each in document["sets"]] == [*shipped_sets()]
     assert trtspec("prompts", "default", "--json").document["prompts"] == 12
 
 

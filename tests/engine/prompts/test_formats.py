@@ -14,7 +14,7 @@ import pytest
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover
-from trtspec.engine.prompts.format import ATTRIBUTE, PACKAGE, format_of
+from trtspec.engine.prompts.format import ATTRIBUTE, PACKAGE, detect_format
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.prompts.records import read_records
@@ -92,7 +92,7 @@ def test_no_two_formats_take_the_same_file(name: str, tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_text(FILES[name][0])
     records = read_records(path)
-    assert format_of(records)[0] == name
+    assert detect_format(records)[0] == name
     assert [each for each, found in discover(PACKAGE, ATTRIBUTE).items() if found.recognizes(records)] == [name]
 
 

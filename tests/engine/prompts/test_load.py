@@ -14,7 +14,7 @@ from trtspec.bench.artifact import artifact_prompts
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import default_prompts
 from trtspec.engine.prompts import records
-from trtspec.engine.prompts.load import load_prompts, own_sets, read_prompts
+from trtspec.engine.prompts.load import load_prompts, read_prompts, shipped_sets
 from trtspec.engine.prompts.prompt import KINDS, MULTI_TURN, Prompt
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -118,7 +118,7 @@ def test_which_prompts_are_measured_on(tmp_path: Path, path: Path) -> None:
 
 
 def test_a_set_that_comes_with_trtspec_has_a_name(workplace: Path) -> None:
-    assert read_prompts(Path("default")).path == own_sets()["default"] == default_prompts()
+    assert read_prompts(Path("default")).path == shipped_sets()["default"] == default_prompts()
     Path("default").write_text("a file of that name")
     assert [prompt.text for prompt in load_prompts(Path("default"))] == ["a file of that name"]
 
@@ -195,7 +195,7 @@ def test_our_kinds_are_eleven_of_twenty(workplace: Path) -> None:
     asked = [str(prompt.messages[-1]["content"]) if prompt.messages else prompt.text for prompt in prompts]
     assert len({text[:40] for text in asked}) > 210
     assert sum(not prompt.messages for prompt in prompts) == 6
-    assert own_sets()["kinds"].stat().st_size < 400_000
+    assert shipped_sets()["kinds"].stat().st_size < 400_000
     chats = [prompt.messages for prompt in prompts if prompt.kind == MULTI_TURN]
     assert all(sum(each["role"] == "user" for each in messages) > 1 for messages in chats)
     passages = [text.partition("\n")[2] for text in asked if "summarization" in prompts[asked.index(text)].name]

@@ -17,7 +17,7 @@ from tests.methods.draft_formats.medusa_nets import HEADS, blocks_alone, vllm
 from tests.methods.draft_formats.nets import NETS, config_of, contents, make_target
 from tests.methods.heads import HIDDEN, logits_of, random_heads
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.methods.draft_formats.dialect import forms_of
+from trtspec.methods.draft_formats.dialect import schemas_for
 
 KINDS = ("eagle3", "p_eagle", "dflash", "dspark")
 TIMEOUT_S = 300
@@ -69,7 +69,7 @@ def test_what_speculators_writes_comes_back_and_what_we_write_is_read(target: Pa
     written, where = tmp_path / "written", str(target)
     speculators("write", str(written), where)
     for kind in KINDS:
-        for other in {*forms_of(kind)} - {"speculators", "deepspec" * (kind == "eagle3")}:
+        for other in {*schemas_for(kind)} - {"speculators", "deepspec" * (kind == "eagle3")}:
             there = tmp_path / f"{kind}-{other}"
             convert_draft(written / kind, other, there, where)
             convert_draft(there, "speculators", tmp_path / other / kind, where)

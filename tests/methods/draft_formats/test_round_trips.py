@@ -13,13 +13,13 @@ from tests.methods.draft_formats.nets import NETS, config_of, contents, make_tar
 from tests.methods.eagle3_heads import random_head, save_head
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.methods.draft_formats.dialect import forms_of
+from trtspec.methods.draft_formats.dialect import schemas_for
 
 DRAFTS = NETS | HEADS
 WAYS = [
     (kind, start, other)
     for kind, start in DRAFTS
-    for other in forms_of(kind)
+    for other in schemas_for(kind)
     if other != start and (kind, other) != ("eagle3", "deepspec")  # which drafts the whole vocabulary
 ]
 

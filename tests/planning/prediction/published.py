@@ -15,9 +15,9 @@ from tests._support.shapes import make_checkpoint, shapes
 from trtspec.checkpoints.quant.quant_config import QuantFormat, source_format
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.core.gpus import GPUS
-from trtspec.planning.prediction.flops import Sizes, Work, head_work, work_of
-from trtspec.planning.prediction.roofline import Machine
-from trtspec.planning.prediction.speedup import Drafting, Pair
+from trtspec.planning.prediction.flops import TensorSizes, Work, head_work, model_work
+from trtspec.planning.prediction.roofline import GpuGroup
+from trtspec.planning.prediction.speedup import DrafterCost, TargetDraftPair
 
 ROWS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text())
 
@@ -35,24 +35,24 @@ def source(name: str) -> Source:
 def work(name: str, weights: str = "") -> Work:
     """Return the work of a published model, as stored or with weights and KV cache in a format."""
     found = source(name)
-    return work_of(found, QuantFormat(weights, weights) if weights else source_format(found))
+    return model_work(found, QuantFormat(weights, weights) if weights else source_format(found))
 
 
-def pair(row: dict[str, Any]) -> Pair:
+def pair(row: dict[str, Any]) -> TargetDraftPair:
     """Return the pair that a row was measured with, without drafting for a row without a draft."""
-    machine = Machine(GPUS[row["gpu"]], row.get("tensor", 1))
+    machine = GpuGroup(GPUS[row["gpu"]], row.get("tensor", 1))
     target = _in_bytes(work(row["target"], row.get("format", "")), row.get("weights"))
-    drafting = Drafting(None, machine, "none")
+    drafting = DrafterCost(None, machine, "none")
     if draft := row.get("draft"):
         is_head = draft.startswith("eagle")
         drafts = head_work(source(draft), target) if is_head else work(draft, row.get("format", ""))
-        drafting = Drafting(drafts, machine)
-    return Pair(target, machine, drafting, row.get("context", 500))
+        drafting = DrafterCost(drafts, machine)
+    return TargetDraftPair(target, machine, drafting, row.get("context", 500))
 
 
 def _in_bytes(work: Work, weights: float | None) -> Work:
     """Return the work with a fixed number of bytes per weight, as in weight-only quantization."""
     if weights is None:
         return work
-    dense, experts = (Sizes(each.numbers, int(each.numbers * weights)) for each in (work.dense, work.experts))
+    dense, experts = (TensorSizes(each.numbers, int(each.numbers * weights)) for each in (work.dense, work.experts))
     return replace(work, dense=dense, experts=experts)

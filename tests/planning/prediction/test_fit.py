@@ -12,8 +12,8 @@ import pytest
 
 from tests.planning.prediction.published import ROWS, pair
 from trtspec.core.gpus import GPUS
-from trtspec.planning.prediction.efficiency import HOPPER_SM, Reached, reached_on
-from trtspec.planning.prediction.speedup import Pair
+from trtspec.planning.prediction.efficiency import HOPPER_SM, EfficiencyData, load_efficiency
+from trtspec.planning.prediction.speedup import TargetDraftPair
 
 LENGTHS = {2: 2.36, 3: 2.79}  # tokens per step of EAGLE-3 from vllm-20780, for rows with the same net and prompts
 STEPS = {"bandwidth": 0.04, "compute": 0.1, "layer_s": 10e-6, "draft_s": 0.2e-3, "step_s": 0.5e-3}
@@ -24,13 +24,13 @@ def is_of(generation: str, row: dict[str, Any]) -> bool:
     return (GPUS[row["gpu"]].sm >= HOPPER_SM) == (generation == "hopper")
 
 
-def on(pair: Pair, reached: Reached) -> Pair:
+def on(pair: TargetDraftPair, reached: EfficiencyData) -> TargetDraftPair:
     machine = replace(pair.machine)
     machine.__dict__["reached"] = reached
     return replace(pair, machine=machine, drafting=replace(pair.drafting, machine=machine))
 
 
-def residuals(generation: str, reached: Reached) -> Iterator[float]:
+def residuals(generation: str, reached: EfficiencyData) -> Iterator[float]:
     for row in filter(lambda row: is_of(generation, row), ROWS["alone"]):
         yield log(on(pair(row), reached).alone_seconds(1) * row["tokens_per_s"])
     for row in filter(lambda row: is_of(generation, row), ROWS["measured_length"]):
@@ -44,7 +44,7 @@ def residuals(generation: str, reached: Reached) -> Iterator[float]:
             )
 
 
-def off(generation: str, reached: Reached) -> float:
+def off(generation: str, reached: EfficiencyData) -> float:
     return sum(each**2 for each in residuals(generation, reached))
 
 
@@ -52,13 +52,13 @@ def off(generation: str, reached: Reached) -> float:
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_no_neighbour_fits_better(generation: str, name: str, sign: int) -> None:
-    fitted = reached_on(generation)
+    fitted = load_efficiency(generation)
     neighbour = replace(fitted, **{name: getattr(fitted, name) + sign * STEPS[name]})
     assert neighbour.bandwidth > COPIED or off(generation, fitted) < off(generation, neighbour)
 
 
 def test_reading_and_computing_add_up() -> None:
     """A roofline, the maximum of reading and computing, has a far larger error with the other fitted values."""
-    fitted = reached_on("hopper")
+    fitted = load_efficiency("hopper")
     overlapped = replace(fitted, compute=1e9)  # practically no computing time: these batches are bound by reading
     assert off("hopper", fitted) < off("hopper", overlapped) / 1.5

@@ -17,7 +17,7 @@ from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.prediction.capacity import largest_batch
 from trtspec.planning.prediction.document import batches_up_to
 from trtspec.planning.prediction.predict import Unpredictable, predict
-from trtspec.planning.prediction.speedup import Pair
+from trtspec.planning.prediction.speedup import TargetDraftPair
 from trtspec.planning.prediction.warnings import scheduled_depth
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import Speculation
@@ -39,7 +39,7 @@ def predicted(trtspec: Run, recipe: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def pair_of(recipe: Path, *assignments: str) -> Pair:
+def pair_of(recipe: Path, *assignments: str) -> TargetDraftPair:
     context = check_recipe(load_recipe(recipe, assignments)).context
     assert context
     return predict(context).pair

@@ -12,19 +12,19 @@ import pytest
 from tests.planning.prediction.published import work
 from trtspec.core.gpus import GPUS
 from trtspec.planning.prediction.cost import dollars_per_million
-from trtspec.planning.prediction.efficiency import Reached, published_acceptance
+from trtspec.planning.prediction.efficiency import EfficiencyData, published_acceptance
 from trtspec.planning.prediction.flops import NO_SIZES
-from trtspec.planning.prediction.placement import place_draft
-from trtspec.planning.prediction.roofline import Machine, pass_seconds
-from trtspec.planning.prediction.speedup import Drafting, Pair, Passes, reading_cost, tree_tokens
+from trtspec.planning.prediction.placement import choose_placement
+from trtspec.planning.prediction.roofline import GpuGroup, pass_seconds
+from trtspec.planning.prediction.speedup import DrafterCost, Passes, TargetDraftPair, reading_cost, tree_tokens
 
-H200 = Machine(GPUS["h200"])
+H200 = GpuGroup(GPUS["h200"])
 TARGET, DRAFT = "llama-3.3-70b-instruct", "llama-3.2-1b-instruct"
 DEPTHS = range(1, 65)
 
 
-def pair(machine: Machine = H200, context: int = 1000) -> Pair:
-    return Pair(work(TARGET, "fp8"), machine, Drafting(work(DRAFT, "fp8"), machine), context)
+def pair(machine: GpuGroup = H200, context: int = 1000) -> TargetDraftPair:
+    return TargetDraftPair(work(TARGET, "fp8"), machine, DrafterCost(work(DRAFT, "fp8"), machine), context)
 
 
 def test_a_pass_reads_computes_and_waits() -> None:
@@ -38,7 +38,7 @@ def test_a_pass_reads_computes_and_waits() -> None:
 
 
 def test_gpus_that_share_layers_send_what_a_ring_sends() -> None:
-    target, two = work(TARGET, "fp8"), Machine(GPUS["h200"], 2)
+    target, two = work(TARGET, "fp8"), GpuGroup(GPUS["h200"], 2)
     alone, shared = pass_seconds(target, H200, 1, 1, 0), pass_seconds(target, two, 1, 1, 0)
     halved = (alone - 80 * H200.reached.layer_s) / 2 + 80 * H200.reached.layer_s
     assert shared == pytest.approx(halved + 80 * 2 * 8192 * 2 / 450e9)
@@ -66,10 +66,10 @@ def test_one_pass_drafts_a_block_and_lookups_none() -> None:
 def test_the_cost_of_reading_is_that_of_a_step_on_a_machine_that_only_reads(
     target: str, depth: int, breadth: float, passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine(replace(H200.gpu, flops=float("inf"), fp8_flops=0))
-    monkeypatch.setitem(vars(machine), "reached", Reached(1, 1, 0, 0, 0, ()))
-    drafting = Drafting(work(DRAFT), machine, passes, breadth)
-    step = 1 / Pair(work(target), machine, drafting, 0).step_ratio(depth, 1)
+    machine = GpuGroup(replace(H200.gpu, flops=float("inf"), fp8_flops=0))
+    monkeypatch.setitem(vars(machine), "reached", EfficiencyData(1, 1, 0, 0, 0, ()))
+    drafting = DrafterCost(work(DRAFT), machine, passes, breadth)
+    step = 1 / TargetDraftPair(work(target), machine, drafting, 0).step_ratio(depth, 1)
     assert reading_cost(work(target), work(DRAFT), passes, depth, breadth) == pytest.approx(step)
 
 
@@ -102,7 +102,7 @@ def test_below_break_even_drafting_is_faster_and_there_it_is_not() -> None:
     assert batch
     assert found.speedup(0.8, 10, batch) <= 1 < found.speedup(0.8, 10, batch - 1)
     assert found.break_even(0.0, 10) == 1
-    assert replace(found, drafting=Drafting(None, H200, "none")).break_even(0.99, 2) is None
+    assert replace(found, drafting=DrafterCost(None, H200, "none")).break_even(0.99, 2) is None
 
 
 def test_a_schedule_falls_and_names_the_best_of_each_batch() -> None:
@@ -136,7 +136,7 @@ def test_longer_texts_make_batches_slower_and_drafts_dearer_by_their_caches() ->
 
 
 def test_a_draft_is_placed_beside_its_target_where_it_fits() -> None:
-    placed = place_draft(pair(), 0.8, 5, 1, has_room=True)
+    placed = choose_placement(pair(), 0.8, 5, 1, has_room=True)
     assert placed.best.where == "the target's GPU"
     assert "where the speed-up for each GPU would be" in placed.why
     assert [place.where for place in placed.places] == ["the target's GPU", "a GPU of its own", "the CPU"]
@@ -145,7 +145,7 @@ def test_a_draft_is_placed_beside_its_target_where_it_fits() -> None:
 
 
 def test_without_room_it_goes_where_each_gpu_brings_most() -> None:
-    placed = place_draft(pair(Machine(GPUS["h200"], 4)), 0.8, 5, 1, has_room=False)
+    placed = choose_placement(pair(GpuGroup(GPUS["h200"], 4)), 0.8, 5, 1, has_room=False)
     assert placed.best.where in ("a GPU of its own", "the CPU")
     assert placed.why.startswith("the target's GPUs lack the memory for it; ")
     assert [place.fits for place in placed.places] == [False, False, True, True]

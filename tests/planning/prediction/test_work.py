@@ -12,7 +12,7 @@ from tests.test_catalogue import PARAMETERS
 from trtspec.backends.common.sources import weight_bytes
 from trtspec.checkpoints.quant.quant_config import QuantFormat
 from trtspec.checkpoints.source_model import read_model
-from trtspec.planning.prediction.flops import count_parameters, further_work, head_work, work_of
+from trtspec.planning.prediction.flops import count_parameters, further_work, head_work, model_work
 
 # Bytes of keys and values per token in 16 bits. arXiv:2505.09343, table 1, in thousands: 70.272, 327.680 and 516.096;
 # for the other models computed from config.json: 2 * layers * heads * size * 2 bytes.
@@ -80,7 +80,7 @@ def test_a_token_passes_as_many_weights_as_published(name: str) -> None:
 def test_weights_are_those_of_the_memory_plan(name: str, weights: str) -> None:
     """Everything except the embedding is read, a tied one as the head; the plan counts norms in the layers' format."""
     config = read_model(source(name), "auto").config
-    found = work_of(source(name), QuantFormat(weights))
+    found = model_work(source(name), QuantFormat(weights))
     looked_up = 0 if config.tied_embeddings else 2 * config.vocab_size * config.hidden_size
     read = found.dense.nbytes + found.experts.nbytes
     assert read + looked_up == pytest.approx(weight_bytes(config, QuantFormat(weights)), rel=1e-3 * (weights == "fp8"))
@@ -151,7 +151,7 @@ def test_layers_for_further_tokens_are_apart_from_the_target() -> None:
 def test_a_config_that_passes_more_experts_than_there_are_reads_all() -> None:
     mixtral = source("mixtral-8x7b-instruct-v0.1")
     odd = replace(mixtral, config=mixtral.config | {"num_experts_per_tok": 9})
-    found = work_of(odd, QuantFormat())
+    found = model_work(odd, QuantFormat())
     assert found.weight_bytes(1) == found.dense.nbytes + found.experts.nbytes
 
 

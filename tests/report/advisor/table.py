@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trtspec.report.advisor.rules import Condition, Rule, method_rules, speculate_rules
+from trtspec.report.advisor.rules import AdviceRule, Condition, method_rules, speculate_rules
 
 SIGNS = {"least": "≥", "most": "≤", "above": ">", "below": "<"}
 
@@ -18,7 +18,7 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def row(rule: Rule, says: str) -> str:
+def row(rule: AdviceRule, says: str) -> str:
     words = [*conditions(rule.when), *(f"not {each}" for each in conditions(rule.unless, "known"))]
     return f"| {rule.name} | {says} | {', '.join(words) or 'always'} | {rule.source} |"
 

@@ -16,9 +16,9 @@ from tests.conftest import Run
 from tests.report.advisor.serving import serving
 from tests.report.monitoring.prometheus import prometheus as running
 from trtspec.core.errors import TrtspecError
-from trtspec.report.advisor.metric_facts import measured_answers, readings, scrape
-from trtspec.report.advisor.prometheus_values import Queried
-from trtspec.report.advisor.questions import QUESTIONS, Answer
+from trtspec.report.advisor.metric_facts import measured_facts, metric_sources, scrape
+from trtspec.report.advisor.prometheus_values import QueriedMetrics
+from trtspec.report.advisor.questions import FACT_OPTIONS, AdvisorFact
 from trtspec.report.monitoring.prometheus import Prometheus
 
 
@@ -49,7 +49,7 @@ def ours(ended: float) -> str:
 
 
 ANSWERS = {"concurrency": 3, "prompt_tokens": 100, "output_tokens": 40, "tpot_ms": 20, "mean_accepted_len": 2.5}
-NONE = Answer(0.0, "")
+NONE = AdvisorFact(0.0, "")
 VLLM = """vllm:num_requests_running{engine="0",model_name="m"} 12.0
 vllm:request_generation_tokens_sum{model_name="m"} 900.0
 vllm:request_generation_tokens_count{model_name="m"} 3.0
@@ -113,8 +113,8 @@ def test_metrics_that_answer_nothing(text: str) -> None:
 
 
 def test_each_reading_is_of_a_question_and_of_one_kind() -> None:
-    assert readings().keys() <= QUESTIONS.keys()
-    for entries in readings().values():
+    assert metric_sources().keys() <= FACT_OPTIONS.keys()
+    for entries in metric_sources().values():
         for entry in entries:
             assert sum(map(bool, (entry.gauge, entry.mean, entry.rate, entry.ratio))) == 1
             assert bool(entry.ratio) == bool(entry.per)
@@ -124,7 +124,7 @@ def test_names_of_ours_are_those_that_are_exported() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     names = {
         name
-        for entries in readings().values()
+        for entries in metric_sources().values()
         for each in entries
         for name in (each.gauge, each.rate, each.ratio, each.per, each.where)
     }
@@ -145,16 +145,16 @@ def test_a_prometheus_says_the_same_as_the_text(tmp_path: Path, monkeypatch: pyt
         }
         with running(tmp_path, config) as process:
             base = process._base
-            found = wait_for(lambda: measured_answers(Queried(Prometheus(base)), base), 8)
-            none = Queried(Prometheus(base), 'instance="elsewhere"')
+            found = wait_for(lambda: measured_facts(QueriedMetrics(Prometheus(base)), base), 8)
+            none = QueriedMetrics(Prometheus(base), 'instance="elsewhere"')
             with pytest.raises(TrtspecError, match="no known metrics found"):
-                measured_answers(none, base)
+                measured_facts(none, base)
     values = {name: each.value for name, each in found.items()}
     assert values.pop("request_rate") == pytest.approx(10, rel=0.2)
     assert values == pytest.approx(ANSWERS, rel=1e-6)
 
 
-def wait_for(ask: Callable[[], dict[str, Answer]], rate: float) -> dict[str, Answer]:
+def wait_for(ask: Callable[[], dict[str, AdvisorFact]], rate: float) -> dict[str, AdvisorFact]:
     """Return the facts once Prometheus has enough history for rates."""
     deadline = time.monotonic() + 30
     while True:

@@ -13,11 +13,11 @@ from tests.planning.prediction.published import pair
 from trtspec.cli.app import make_command
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.prediction.predict import Prediction, predict
-from trtspec.planning.prediction.speedup import MOST_TEXTS, Pair
+from trtspec.planning.prediction.speedup import MOST_TEXTS, TargetDraftPair
 from trtspec.recipe.load import load_recipe
 from trtspec.report.advisor.evaluate import Advice, advise
-from trtspec.report.advisor.questions import QUESTIONS, Answer
-from trtspec.report.advisor.recipe import predicted_answers, recipe_answers
+from trtspec.report.advisor.questions import FACT_OPTIONS, AdvisorFact
+from trtspec.report.advisor.recipe import predicted_facts, recipe_facts
 from trtspec.report.advisor.rules import VERDICTS
 
 ON_H200 = ("engine.backend=tensorrt_llm", "engine.gpu=h200")
@@ -30,12 +30,12 @@ def _of_any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def advised(recipe: Path, *assignments: str, **values: Any) -> Advice:
-    told = {name: Answer(value, "told") for name, value in values.items()}
-    planned, notes = recipe_answers(load_recipe(recipe, assignments), told)
-    return advise({"recipe": Answer(str(recipe), "told"), **planned, **told}, notes)
+    told = {name: AdvisorFact(value, "told") for name, value in values.items()}
+    planned, notes = recipe_facts(load_recipe(recipe, assignments), told)
+    return advise({"recipe": AdvisorFact(str(recipe), "told"), **planned, **told}, notes)
 
 
-def predicted_pair(recipe: Path) -> tuple[Pair, int]:
+def predicted_pair(recipe: Path) -> tuple[TargetDraftPair, int]:
     context = check_recipe(load_recipe(recipe, ON_H200)).context
     assert context
     found = predict(context)
@@ -44,7 +44,7 @@ def predicted_pair(recipe: Path) -> tuple[Pair, int]:
 
 def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The break-even batch size of this pair is 11."""
-    monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
+    monkeypatch.setattr(TargetDraftPair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     expected = {1: "faster-as-planned", 9: "faster-as-planned", 10: "hardly-faster-as-planned", 11: "slower-as-planned"}
     for load, rule in expected.items():
         found = advised(recipe, *ON_H200, "engine.max_batch_size=16", concurrency=load)
@@ -55,7 +55,7 @@ def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.Monke
 
 
 def test_requests_that_wait_are_in_no_batch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
+    monkeypatch.setattr(TargetDraftPair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     found = advised(recipe, *ON_H200, "engine.max_batch_size=9", concurrency=500)
     assert found.decided_by.name == "faster-as-planned"
     assert found.answers["batch_size"].value == 9
@@ -86,10 +86,10 @@ def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> Non
     large = load_recipe(recipe, ["engine.max_batch_size=4096"]).recipe
     found, ranks, speedups = Prediction(pair(row), 3, ()), [], []
     for load in (0.5, 1, 2, 3, 5, 8, 13, 30, 64, 200, 500, 5000):
-        told = {"concurrency": Answer(load, "told")}
-        planned = predicted_answers(found, large, told)
+        told = {"concurrency": AdvisorFact(load, "told")}
+        planned = predicted_facts(found, large, told)
         speedups.append(planned["predicted_speedup"])
-        known = {name: Answer(value, "planned") for name, value in planned.items()}
+        known = {name: AdvisorFact(value, "planned") for name, value in planned.items()}
         ranks.append(VERDICTS.index(advise(told | known).speculate))
     assert ranks == sorted(ranks, reverse=True)
     assert speedups == sorted(speedups, reverse=True)
@@ -98,12 +98,12 @@ def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> Non
 
 
 def test_without_a_load_only_a_pair_that_never_pays_is_decided(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
+    monkeypatch.setattr(TargetDraftPair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     found = advised(recipe, *ON_H200)
     assert found.decided_by.name == "nothing-decides"
     assert "slower-as-planned" in found.not_told["--concurrency",]
     assert not any("RECIPE" in options for options in found.not_told)
-    monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 0.9)
+    monkeypatch.setattr(TargetDraftPair, "speedup", lambda self, rate, depth, texts: 0.9)
     assert advised(recipe, *ON_H200).decided_by.name == "never-pays-as-planned"
 
 
@@ -138,4 +138,4 @@ def test_the_command_says_it(recipe: Path, trtspec: Run) -> None:
 
 def test_each_question_has_its_option() -> None:
     options = {name for each in make_command().commands["advise"].params for name in each.opts}
-    assert {*QUESTIONS.values()} <= options
+    assert {*FACT_OPTIONS.values()} <= options

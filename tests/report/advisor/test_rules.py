@@ -16,20 +16,20 @@ from tests.report.advisor.table import table
 from trtspec.engine.prompts.prompt import KINDS
 from trtspec.methods.base import methods
 from trtspec.report.advisor.evaluate import Advice, advise
-from trtspec.report.advisor.questions import DERIVED, PLANNED, QUESTIONS, Answer
-from trtspec.report.advisor.rules import VERDICTS, Condition, Rule, method_rules, speculate_rules
+from trtspec.report.advisor.questions import DERIVED, FACT_OPTIONS, PLANNED, AdvisorFact
+from trtspec.report.advisor.rules import VERDICTS, AdviceRule, Condition, method_rules, speculate_rules
 
 RULES = (*speculate_rules(), *method_rules())
 DRAFTS = ("none", "model", "head", "mtp")
 LOADS = ("concurrency", "request_rate", "gpu_utilization")
 
 
-def named(rule: Rule) -> str:
+def named(rule: AdviceRule) -> str:
     return rule.name
 
 
-def given_facts(**values: Any) -> dict[str, Answer]:
-    return {name: Answer(value, "told") for name, value in values.items()}
+def given_facts(**values: Any) -> dict[str, AdvisorFact]:
+    return {name: AdvisorFact(value, "told") for name, value in values.items()}
 
 
 def advised(**values: Any) -> Advice:
@@ -46,14 +46,14 @@ def values_at(condition: Condition) -> list[Any]:
     return [limit * step for limit in limits for step in (0.5, 0.999, 1, 1.001, 2)] + [0.0] * (0.0 in limits) or [3.0]
 
 
-def witness(rule: Rule) -> dict[str, Answer]:
+def witness(rule: AdviceRule) -> dict[str, AdvisorFact]:
     """Return the minimal facts for which a rule applies."""
     found = {name: next(value for value in values_at(each) if each.holds(value)) for name, each in rule.when.items()}
     return given_facts(**found)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=named)
-def test_a_rule_fires_and_says_why(rule: Rule) -> None:
+def test_a_rule_fires_and_says_why(rule: AdviceRule) -> None:
     answers = witness(rule)
     assert rule.fires(answers)
     assert "{" not in rule.reason(answers)
@@ -62,17 +62,17 @@ def test_a_rule_fires_and_says_why(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", speculate_rules(), ids=named)
-def test_a_rule_decides_where_nothing_else_is_told(rule: Rule) -> None:
+def test_a_rule_decides_where_nothing_else_is_told(rule: AdviceRule) -> None:
     assert advise(witness(rule)).decided_by is rule
 
 
 @pytest.mark.parametrize("rule", method_rules(), ids=named)
-def test_a_rule_chooses_the_method_where_nothing_else_is_told(rule: Rule) -> None:
+def test_a_rule_chooses_the_method_where_nothing_else_is_told(rule: AdviceRule) -> None:
     assert advise(witness(rule)).method_rule is rule
 
 
 def test_rules_ask_for_answers_that_there_are() -> None:
-    known = {*QUESTIONS, *DERIVED, *PLANNED}
+    known = {*FACT_OPTIONS, *DERIVED, *PLANNED}
     for rule in RULES:
         assert {*rule.when, *rule.unless} <= known, rule.name
         fields = {name for _, name, _, _ in Formatter().parse(rule.why) if name}
@@ -241,7 +241,7 @@ def test_what_is_asked_for_is_not_there_yet(others: dict[str, Any]) -> None:
     found = advised(**others)
     for options, names in found.not_told.items():
         assert names
-        assert not {QUESTIONS[name] for name in others} & {*options}
+        assert not {FACT_OPTIONS[name] for name in others} & {*options}
 
 
 def test_the_page_has_the_rules() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.serving.triton.fakes import make_pb_utils
 from trtspec.report.monitoring.rules import rules
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metric_families import FAMILIES, Family
+from trtspec.serving.triton.python_models.metric_families import FAMILIES, MetricSpec
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 ROWS = [
@@ -27,7 +27,7 @@ def listed(backend: str) -> set[str]:
     return {row[0].strip("`") for row in ROWS if backend in row[5].split(", ")}
 
 
-def names(families: Iterable[Family]) -> set[str]:
+def names(families: Iterable[MetricSpec]) -> set[str]:
     return {family.name for family in families}
 
 

@@ -16,16 +16,16 @@ from tests.conftest import Run
 from tests.report.advisor.serving import serving
 from trtspec.bench.saved_documents import KINDS
 from trtspec.bench.target_fingerprint import target_sha256
-from trtspec.bench.verification_report import Check, keep_verification, verification_of, write_report
+from trtspec.bench.verification_report import VerificationCheck, make_report, save_verification, write_report
 from trtspec.core.processes import start_time
-from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.report.monitoring.rules import rules
 from trtspec.report.readiness import artifact_checks as built
 from trtspec.report.readiness import measured
 from trtspec.report.readiness.checklist import ROWS
-from trtspec.report.readiness.facts import Facts, gather
-from trtspec.report.readiness.row import DONE, MISSING, NOT_NEEDED, Row
+from trtspec.report.readiness.facts import ReadinessInputs, gather
+from trtspec.report.readiness.row import DONE, MISSING, NOT_NEEDED, ReadinessItem
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.manifest import load_manifest, manifest_sha256
 
@@ -48,7 +48,7 @@ def write(path: Path, document: dict[str, Any], age_s: float = 0) -> Path:
     return path
 
 
-def changed(facts: Facts, **settings: Any) -> Facts:
+def changed(facts: ReadinessInputs, **settings: Any) -> ReadinessInputs:
     """Return the facts of an artifact with changed recipe values; keys have __ instead of dots."""
     recipe = facts.recipe.as_dict()
     for path, value in settings.items():
@@ -62,7 +62,7 @@ def changed(facts: Facts, **settings: Any) -> Facts:
 
 
 @pytest.fixture
-def facts(artifact: Path) -> Facts:
+def facts(artifact: Path) -> ReadinessInputs:
     return gather(artifact, (), None)
 
 
@@ -92,7 +92,7 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
-    keep_verification(artifact, verification_of(artifact, "exact", [Check("parity", False, 0, 1, "not so")]))
+    save_verification(artifact, make_report(artifact, "exact", [VerificationCheck("parity", False, 0, 1, "not so")]))
     assert "failed: parity" in rows(trtspec, artifact)["verified"]["evidence"]
 
 
@@ -100,7 +100,9 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
 def test_a_report_that_came_with_the_artifact_is_no_evidence(artifact: Path, trtspec: Run) -> None:
     assert rows(trtspec, artifact)["verified"]["evidence"] == "not verified on this machine"
     (artifact / "reports").mkdir()
-    found = verification_of(artifact, "exact", [Check("lossless", True, 1, 1, "the same", "lossless", "process")])
+    found = make_report(
+        artifact, "exact", [VerificationCheck("lossless", True, 1, 1, "the same", "lossless", "process")]
+    )
     write_report(artifact / "reports" / "verify.json", found)
     row = rows(trtspec, artifact)
     assert (row["verified"]["state"], row["gates"]["state"]) == (MISSING, MISSING)
@@ -239,14 +241,14 @@ LOOSER = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "named"), LOOSER)
-def test_what_is_looser_than_its_default_is_named(facts: Facts, settings: dict[str, Any], named: str) -> None:
+def test_what_is_looser_than_its_default_is_named(facts: ReadinessInputs, settings: dict[str, Any], named: str) -> None:
     row = built.defaults(changed(facts, **settings))
     assert row.state == MISSING
     assert row.evidence.startswith(named)
     assert ", " not in row.evidence.replace(", by default", "")
 
 
-def test_what_is_stricter_than_its_default_is_done(facts: Facts) -> None:
+def test_what_is_stricter_than_its_default_is_done(facts: ReadinessInputs) -> None:
     stricter = {"gates__quantized_parity": 0.99, "serving__rollout__min_requests": 100, "serving__max_queue_size": 1}
     assert built.defaults(changed(facts, **stricter)).state == DONE
 
@@ -271,13 +273,13 @@ def test_what_is_stricter_than_its_default_is_done(facts: Facts) -> None:
     ],
 )
 def test_rows_that_the_recipe_decides(
-    facts: Facts, row: Callable[[Facts], Row], settings: dict[str, Any], state: str
+    facts: ReadinessInputs, row: Callable[[ReadinessInputs], ReadinessItem], settings: dict[str, Any], state: str
 ) -> None:
     assert row(changed(facts, **settings)).state == state
 
 
 @pytest.mark.slow
-def test_a_quantized_target_that_was_compared(facts: Facts, artifact: Path, trtspec: Run) -> None:
+def test_a_quantized_target_that_was_compared(facts: ReadinessInputs, artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     compared = changed(gather(artifact, (), None), target__quantization__weights="fp8")
     assert built.parity(compared).state == DONE
@@ -310,7 +312,7 @@ def test_a_way_back(artifact: Path, trtspec: Run) -> None:
     journal, own = DeploymentJournal("tiny"), manifest_sha256(artifact)
     journal.root.mkdir(parents=True)
     pid = os.getpid()
-    another = Record("tiny", "live", "/build/a", pid, start_time(pid), 1, 2, 3, "x", True)
+    another = DeploymentRecord("tiny", "live", "/build/a", pid, start_time(pid), 1, 2, 3, "x", True)
     another = replace(another, manifest="0" * 64, revision=1)
     journal.write(another)
     assert "serves revision 1" in rows(trtspec, artifact)["rollback"]["evidence"]

@@ -19,9 +19,9 @@ import pytest
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import wait_until
 from trtspec.deployment.sidecar import responds
-from trtspec.serving.front.command import FRONT_SOCKET, PORT_IN_USE, front_command
+from trtspec.serving.front.command import PORT_IN_USE, PROXY_SOCKET, proxy_command
 from trtspec.serving.triton.client import UNIX, UnixConnection
-from trtspec.serving.triton.names import DEPARTURES, SOCKETS
+from trtspec.serving.triton.names import DISCONNECTS, SOCKETS
 
 WAIT_S = 30.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -74,7 +74,7 @@ class Server:
             return everything(connection)
 
     def counts(self) -> dict[str, int]:
-        connection = UnixConnection(str(self.place / FRONT_SOCKET))
+        connection = UnixConnection(str(self.place / PROXY_SOCKET))
         connection.request("GET", "/")
         counts: dict[str, int] = json.loads(connection.getresponse().read())
         return counts
@@ -104,15 +104,15 @@ def post(body: bytes = BODY, path: str = "/v2/models/ensemble/generate", headers
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     place = tmp_path / ("a directory whose name is long " * 4)  # longer than the limit of a socket address
-    (place / DEPARTURES).mkdir(parents=True)
+    (place / DISCONNECTS).mkdir(parents=True)
     short = tmp_path / "s"
     short.symlink_to(place)
     http, metrics = free_ports(2)
     ports = {"http": http, "metrics": metrics}
-    process = subprocess.Popen(front_command(place, "127.0.0.1", ports))
+    process = subprocess.Popen(proxy_command(place, "127.0.0.1", ports))
     served = Server(short, ports, process)
     try:
-        assert wait_until(lambda: responds(f"{UNIX}{place / FRONT_SOCKET}", 1.0), WAIT_S)
+        assert wait_until(lambda: responds(f"{UNIX}{place / PROXY_SOCKET}", 1.0), WAIT_S)
         with served.listen():
             yield served
         assert process.poll() is None, "the proxy must keep running"
@@ -236,7 +236,7 @@ def test_client_of_generate_that_leaves_is_noted_until_the_model_has_ended(serve
         assert wait_until(lambda: bool(server.requests), WAIT_S)
     token = re.search(rb'"trtspec_client":"([0-9a-f]{32})"', server.requests[0])
     assert token
-    noted = server.place / DEPARTURES / token[1].decode()
+    noted = server.place / DISCONNECTS / token[1].decode()
     assert wait_until(noted.exists, WAIT_S)
     ends.set()
     assert wait_until(lambda: not noted.exists(), WAIT_S)
@@ -302,7 +302,7 @@ def test_port_that_is_taken_ends_the_front_with_its_own_status(tmp_path: Path) -
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         ports = {"http": taken.getsockname()[1], "metrics": free_ports(1)[0]}
         done = subprocess.run(
-            front_command(tmp_path, "127.0.0.1", ports), capture_output=True, text=True, timeout=WAIT_S, check=False
+            proxy_command(tmp_path, "127.0.0.1", ports), capture_output=True, text=True, timeout=WAIT_S, check=False
         )
     assert done.returncode == PORT_IN_USE
     assert f"cannot listen on http port {ports['http']} of 127.0.0.1: Address already in use" in done.stderr

@@ -15,14 +15,14 @@ from trtspec.serving.front.requests import (
     MAX_BODY_BYTES,
     MAX_DEPTH,
     MAX_HEAD_BYTES,
-    Chunks,
-    Refused,
+    ChunkedBody,
+    RequestRejected,
     check_body,
     check_depth,
     check_incomplete_head,
     parse_head,
 )
-from trtspec.serving.front.responses import Malformed, Response
+from trtspec.serving.front.responses import MalformedResponse, UpstreamResponse
 
 RULES = host_rules("127.0.0.1")
 POST = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nHost: localhost:8000"
@@ -32,7 +32,7 @@ def status_of(head: bytes) -> int:
     """Return the status with which a head is rejected, or 0 if it is accepted."""
     try:
         parse_head(head, RULES)
-    except Refused as refused:
+    except RequestRejected as refused:
         return refused.status
     return 0
 
@@ -125,9 +125,9 @@ def test_requests_of_other_sites_are_refused(headers: bytes, status: int) -> Non
 
 def test_incomplete_head_is_bounded() -> None:
     check_incomplete_head(b"GET / HTTP/1.1\r\nHost: x\r\n", 0)
-    with pytest.raises(Refused, match="exceeds 65,536 bytes"):
+    with pytest.raises(RequestRejected, match="exceeds 65,536 bytes"):
         check_incomplete_head(b"x" * (MAX_HEAD_BYTES + 1), 0)
-    with pytest.raises(Refused, match="CR LF"):
+    with pytest.raises(RequestRejected, match="CR LF"):
         check_incomplete_head(b"GET / HTTP/1.1\nHost: x\n\n", 0)
 
 
@@ -138,7 +138,7 @@ def chunked(*chunks: bytes) -> bytes:
 def test_chunks_are_joined_however_they_come() -> None:
     parts = (b"{", b'"a": ' * 3000, b"1}")
     for step in (1, 2, 3, 7, 100_000):
-        data, chunks, buffer = chunked(*parts) + b"GET ", Chunks(), bytearray()
+        data, chunks, buffer = chunked(*parts) + b"GET ", ChunkedBody(), bytearray()
         at = 0
         while buffer.extend(data[at : at + step]) or not chunks.take(buffer):
             at += step
@@ -162,15 +162,15 @@ def test_chunks_are_joined_however_they_come() -> None:
     ],
 )
 def test_malformed_or_endless_chunks_are_refused(data: bytes) -> None:
-    with pytest.raises(Refused):
-        Chunks().take(bytearray(data))
+    with pytest.raises(RequestRejected):
+        ChunkedBody().take(bytearray(data))
 
 
 def test_form_is_refused_and_json_that_curl_calls_a_form_is_not() -> None:
     form = parse_head(POST + b"\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 2", RULES)
     assert check_body(form, bytearray(b' {"a": 1}')) == b' {"a": 1}'
     assert b"form" not in form.render(b"{}")
-    with pytest.raises(Refused, match="forms are not supported"):
+    with pytest.raises(RequestRejected, match="forms are not supported"):
         check_body(form, bytearray(b"a=b"))
 
 
@@ -180,7 +180,7 @@ def test_compressed_body_is_forwarded_as_it_was(encoding: bytes, compress) -> No
     assert check_body(request, bytearray(compress(b'{"a": 1}'))) == b'{"a": 1}'
     assert b"Encoding" not in request.render(b"")
     for bad in (compress(bytes(MAX_BODY_BYTES + 1)), compress(b"{}")[:-1], compress(b"{}") + b"x", b"x"):
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRejected):
             check_body(request, bytearray(bad))
 
 
@@ -196,7 +196,7 @@ def test_compressed_body_is_forwarded_as_it_was(encoding: bytes, compress) -> No
     ],
 )
 def test_json_that_ends_the_server_is_refused(body: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRejected):
         check_depth(body)
 
 
@@ -230,7 +230,7 @@ RESPONSES = [
 @pytest.mark.parametrize("response", RESPONSES)
 @pytest.mark.parametrize("step", [1, 3, 100_000])
 def test_end_of_a_response_is_found(response: bytes, step: int) -> None:
-    followed, taken = Response(), 0
+    followed, taken = UpstreamResponse(), 0
     data = response + b"HTTP/1.1"
     for at in range(0, len(data), step):
         if followed.is_over:
@@ -250,12 +250,12 @@ def test_end_of_a_response_is_found(response: bytes, step: int) -> None:
     ],
 )
 def test_malformed_response_is_noticed(response: bytes) -> None:
-    with pytest.raises(Malformed):
-        Response().follow(response)
+    with pytest.raises(MalformedResponse):
+        UpstreamResponse().follow(response)
 
 
 def test_response_without_a_length_ends_with_the_connection() -> None:
-    followed = Response()
+    followed = UpstreamResponse()
     followed.follow(b"HTTP/1.1 200 OK\r\n\r\nhello")
     assert not followed.is_over
     assert followed.ends()
@@ -270,5 +270,5 @@ def test_no_bytes_make_the_parsers_fail_otherwise() -> None:
         for _ in range(chance.randrange(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         status_of(bytes(data))
-        with suppress(Malformed):
-            Response().follow(bytes(data))
+        with suppress(MalformedResponse):
+            UpstreamResponse().follow(bytes(data))

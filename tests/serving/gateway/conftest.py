@@ -37,10 +37,10 @@ def served(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="session")
 def entry(quickstart: Path, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """A gateway in front of the server, with a chat template added to the quickstart's tokenizer."""
-    from tests.serving.gateway.running import running, with_template
-    from trtspec.serving.gateway.command import entry_config
+    from tests.serving.gateway.running import serve_gateway, with_template
+    from trtspec.serving.gateway.command import gateway_config
 
-    config = entry_config(quickstart, grpc=f"127.0.0.1:{served.grpc}", port=0)
+    config = gateway_config(quickstart, grpc=f"127.0.0.1:{served.grpc}", port=0)
     tokenizer = with_template(Path(config.tokenizer), tmp_path_factory.mktemp("chat") / "tokenizer")
-    with running(replace(config, tokenizer=str(tokenizer))) as entry:
+    with serve_gateway(replace(config, tokenizer=str(tokenizer))) as entry:
         yield entry

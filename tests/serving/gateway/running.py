@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.serving.triton.answering import Models
 from trtspec.serving.gateway.app import make_app
 from trtspec.serving.gateway.command import base_url
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.server import _listen
 
 TEMPLATE = """
@@ -35,11 +35,11 @@ INPUTS = (
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningGateway:
     """A running gateway; `url` is its address."""
 
     url: str
-    config: EntryConfig
+    config: GatewayConfig
     server: uvicorn.Server
 
     def post(self, path: str = "/v1/completions", **body: Any) -> requests.Response:
@@ -58,7 +58,7 @@ class Running:
 
 
 @contextmanager
-def running(config: EntryConfig, keys: list[str] | None = None) -> Iterator[Running]:
+def serve_gateway(config: GatewayConfig, keys: list[str] | None = None) -> Iterator[RunningGateway]:
     """Serve a gateway in a thread."""
     server = uvicorn.Server(uvicorn.Config(make_app(config, keys or []), log_config=None, timeout_graceful_shutdown=1))
     listener = _listen(config.host, config.port)
@@ -67,7 +67,7 @@ def running(config: EntryConfig, keys: list[str] | None = None) -> Iterator[Runn
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield Running(base_url(config), config, server)
+        yield RunningGateway(base_url(config), config, server)
     finally:
         server.should_exit = True
         thread.join(WAIT_S)

@@ -24,8 +24,8 @@ import requests
 from tests.serving.gateway.running import fake_triton, wait_until
 from tests.serving.gateway.test_failing import says
 from tests.serving.triton.artifact import make_tokenizer
-from trtspec.serving.gateway.command import entry_command, write_config
-from trtspec.serving.gateway.config import EntryConfig, Limits
+from trtspec.serving.gateway.command import gateway_command, write_config
+from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
 from trtspec.serving.gateway.server import _listen
 
 MB = 1 << 20
@@ -75,12 +75,12 @@ def gateway(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         fake.serve = says("ab")
         port = free.getsockname()[1]
         free.close()
-        limits = Limits(max_body_bytes=4 * MB, body_timeout_s=5.0)
-        config = EntryConfig(
+        limits = GatewayLimits(max_body_bytes=4 * MB, body_timeout_s=5.0)
+        config = GatewayConfig(
             fake.address, port, "m", "tensorrt_llm", str(tokenizer), max_seq_len=4100, max_input_len=4000, limits=limits
         )
         write_config(config, root / "config.json")
-        command = entry_command(root / "config.json")
+        command = gateway_command(root / "config.json")
         if request.param == "h11":  # uvicorn's fallback without httptools
             code = (
                 "import sys; sys.modules['httptools'] = None; from trtspec.serving.gateway.__main__ import main; main()"

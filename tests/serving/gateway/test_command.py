@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests._support.manifests import read_manifest, resolved, write_manifest
 from trtspec.recipe.schema import EntryLimits
-from trtspec.serving.gateway.command import entry_config
-from trtspec.serving.gateway.config import Limits
+from trtspec.serving.gateway.command import gateway_config
+from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.store.manifest import BackendRecord, Manifest
 
 LIMITS = {
@@ -31,16 +31,16 @@ def write(root: Path, **serving: object) -> Path:
     return root
 
 
-def limits_of(artifact: Path) -> Limits:
-    return entry_config(artifact, grpc="127.0.0.1:1", port=1).limits
+def limits_of(artifact: Path) -> GatewayLimits:
+    return gateway_config(artifact, grpc="127.0.0.1:1", port=1).limits
 
 
 def test_the_entry_has_the_limits_of_the_recipe(tmp_path: Path) -> None:
-    assert limits_of(write(tmp_path, max_queue_size=5, limits=LIMITS)) == Limits(max_texts=7, **LIMITS)  # type: ignore[arg-type]
+    assert limits_of(write(tmp_path, max_queue_size=5, limits=LIMITS)) == GatewayLimits(max_texts=7, **LIMITS)  # type: ignore[arg-type]
 
 
 def test_a_recipe_that_says_none_has_the_entrys_own() -> None:
-    assert EntryLimits().model_dump() == {key: getattr(Limits(), key) for key in EntryLimits.model_fields}
+    assert EntryLimits().model_dump() == {key: getattr(GatewayLimits(), key) for key in EntryLimits.model_fields}
 
 
 def test_an_artifact_of_before_has_the_entrys_own(tmp_path: Path) -> None:
@@ -48,4 +48,4 @@ def test_an_artifact_of_before_has_the_entrys_own(tmp_path: Path) -> None:
     document = read_manifest(tmp_path)
     del document["recipe"]["serving"]["limits"]
     write_manifest(tmp_path, document)
-    assert limits_of(tmp_path) == Limits(max_texts=7)
+    assert limits_of(tmp_path) == GatewayLimits(max_texts=7)

@@ -17,14 +17,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.serving.gateway.running import wait_until
-from trtspec.serving.gateway.config import EntryConfig
-from trtspec.serving.gateway.connections import bounded, most_connections
+from trtspec.serving.gateway.config import GatewayConfig
+from trtspec.serving.gateway.connections import max_connections, with_limits
 from trtspec.serving.gateway.server import _listen, server_config
 
 HEAD_S = 0.4
 WAIT_S = 20.0  # longer than any test, shorter than uvicorn's keep-alive timeout
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-CONFIG = EntryConfig("127.0.0.1:1", 0, "m", "tensorrt_llm", "", 100, 100)
+CONFIG = GatewayConfig("127.0.0.1:1", 0, "m", "tensorrt_llm", "", 100, 100)
 
 BOTH = pytest.mark.parametrize("kind", [H11Protocol, HttpToolsProtocol])
 
@@ -60,7 +60,7 @@ def served(config: uvicorn.Config) -> Iterator[Callable[[], socket.socket]]:
 
 
 def config_of(kind: Any, most: int = 100, head_s: float = HEAD_S, keep_s: int = 75) -> uvicorn.Config:
-    protocol = bounded(kind, most, head_s)
+    protocol = with_limits(kind, most, head_s)
     return uvicorn.Config(
         app, http=protocol, lifespan="off", log_config=None, timeout_keep_alive=keep_s, timeout_graceful_shutdown=1
     )
@@ -155,7 +155,7 @@ def _is_taken(client: socket.socket) -> bool:
 def test_half_of_the_files_may_be_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, most in ((1024, 512), (1, 1), (1 << 20, 16384), (resource.RLIM_INFINITY, 16384)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert most_connections() == most
+        assert max_connections() == most
 
 
 def test_the_entry_is_served_so() -> None:

@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 import requests
 
-from tests.serving.gateway.running import WAIT_S, Fake, Running, fake_triton, running, wait_until
+from tests.serving.gateway.running import WAIT_S, Fake, RunningGateway, fake_triton, serve_gateway, wait_until
 from tests.serving.triton.answering import response
 from tests.serving.triton.artifact import make_tokenizer
-from trtspec.serving.gateway.config import EntryConfig, Limits
-from trtspec.serving.triton.python_models.error_ids import fault_of
+from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
+from trtspec.serving.triton.python_models.error_ids import parse_error_id
 
 HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"
-LIMITS = Limits(
+LIMITS = GatewayLimits(
     max_body_bytes=30_000,
     max_texts=3,
     max_choices=2,
@@ -46,12 +46,12 @@ def fake() -> Iterator[Fake]:
 
 
 @pytest.fixture(scope="module")
-def failing(fake: Fake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def failing(fake: Fake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("bytes") / "tokenizer")
-    config = EntryConfig(
+    config = GatewayConfig(
         fake.address, 0, "m", "tensorrt_llm", str(tokenizer), max_seq_len=200_000, max_input_len=4000, limits=LIMITS
     )
-    with running(config) as entry:
+    with serve_gateway(config) as entry:
         yield entry
 
 
@@ -98,7 +98,7 @@ def events(answer: requests.Response) -> list[Any]:
     ],
 )
 def test_a_status_of_the_server_is_one_of_http(
-    code: grpc.StatusCode, status: int, told: str, fake: Fake, failing: Running
+    code: grpc.StatusCode, status: int, told: str, fake: Fake, failing: RunningGateway
 ) -> None:
     fake.serve, fake.closes_early, fake.status = says(), True, (code, "said in /srv/models/x.py by it")
     answer = failing.post()
@@ -112,12 +112,12 @@ def test_a_status_of_the_server_is_one_of_http(
 
 @pytest.mark.slow
 def test_a_bias_is_as_long_as_the_models_logits_and_is_refused_where_nothing_takes_it(
-    fake: Fake, failing: Running
+    fake: Fake, failing: RunningGateway
 ) -> None:
     refused = error_of(failing.post(logit_bias={"1": 2}))
     assert (refused["param"], refused["code"]) == ("logit_bias", "unsupported_parameter")
     config = replace(failing.config, vocab_size=200, port=0)
-    with fake.taking("embedding_bias"), running(config) as entry:
+    with fake.taking("embedding_bias"), serve_gateway(config) as entry:
         assert entry.post(logit_bias={"1": 2, "3": -4.5}).status_code == 200
         [bias] = fake.made[-1].inputs["embedding_bias"]
         assert (bias.shape, bias[1], bias[3], np.count_nonzero(bias)) == ((200,), 2.0, -4.5, 2)
@@ -136,7 +136,7 @@ def test_a_bias_is_as_long_as_the_models_logits_and_is_refused_where_nothing_tak
     ],
 )
 def test_the_words_of_an_error_tell_its_status(
-    words: str, status: int, told: str, fake: Fake, failing: Running
+    words: str, status: int, told: str, fake: Fake, failing: RunningGateway
 ) -> None:
     fake.serve = lambda *_: [response(error=words)]
     answer = failing.post()
@@ -145,21 +145,21 @@ def test_the_words_of_an_error_tell_its_status(
 
 @pytest.mark.parametrize("words", ["Stub process 'tensorrt_llm_0_0' is not healthy.", f"internal error {'0a' * 6}: so"])
 def test_an_internal_error_is_an_id_of_the_log_that_has_its_words(
-    words: str, fake: Fake, failing: Running, caplog: pytest.LogCaptureFixture
+    words: str, fake: Fake, failing: RunningGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.serve = lambda *_: [response(error=words)]
     message = error_of(failing.post())["message"]
-    told = fault_of(message)
+    told = parse_error_id(message)
     assert told
     assert words not in message
-    if fault_of(words):
+    if parse_error_id(words):
         assert (told, "the server's log" in message, caplog.messages) == ("0a" * 6, True, [])
     else:
         assert caplog.messages == [f"internal error {told}: the model failed: {words}"]
 
 
 def test_a_bug_of_the_entry_is_an_id_of_its_log(
-    failing: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    failing: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("of /srv/x")
@@ -170,19 +170,19 @@ def test_a_bug_of_the_entry_is_an_id_of_its_log(
         answer = ask()
         error = error_of(answer)
         assert (answer.status_code, error["code"], "Zero" in error["message"]) == (500, "internal_error", False)
-        assert f"internal error {fault_of(error['message'])}: " in caplog.messages[-1]
+        assert f"internal error {parse_error_id(error['message'])}: " in caplog.messages[-1]
         assert "ZeroDivisionError: of /srv/x" in caplog.messages[-1]
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_answered_is_not_cancelled(fake: Fake, failing: Running) -> None:
+def test_a_stream_that_is_answered_is_not_cancelled(fake: Fake, failing: RunningGateway) -> None:
     """The server might keep a cancelled stream, and the model behind it would never be unloaded."""
     fake.lingers = True
     assert failing.post().status_code == 200
     assert fake.ended == [True]
 
 
-def test_a_full_queue_is_overload(fake: Fake, failing: Running) -> None:
+def test_a_full_queue_is_overload(fake: Fake, failing: RunningGateway) -> None:
     fake.serve = lambda *_: [response(error="Exceeds maximum queue size")]
     answer = failing.post(stream=True)
     assert (answer.status_code, error_of(answer)["type"]) == (503, "server_error")
@@ -190,7 +190,7 @@ def test_a_full_queue_is_overload(fake: Fake, failing: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_breaks_off_is_an_error(stream: bool, fake: Fake, failing: Running) -> None:
+def test_a_text_that_breaks_off_is_an_error(stream: bool, fake: Fake, failing: RunningGateway) -> None:
     fake.closes_early = True
     answer = failing.post(stream=stream)
     if stream:
@@ -204,7 +204,7 @@ def test_a_text_that_breaks_off_is_an_error(stream: bool, fake: Fake, failing: R
 
 
 @pytest.mark.slow
-def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, failing: Running) -> None:
+def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, failing: RunningGateway) -> None:
     fake.waits = True
     told = events(failing.post(stream=True))[-1]["error"]
     assert told["code"] == "stalled"
@@ -212,14 +212,16 @@ def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, fai
 
 
 @pytest.mark.slow
-def test_a_model_that_never_answers_is_too_late(fake: Fake, failing: Running) -> None:
+def test_a_model_that_never_answers_is_too_late(fake: Fake, failing: RunningGateway) -> None:
     fake.serve, fake.waits = says(), True
     answer = failing.post()
     assert (answer.status_code, error_of(answer)["code"]) == (504, "timeout")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_ends_the_request_within_a_second(stream: bool, fake: Fake, failing: Running) -> None:
+def test_a_client_that_leaves_ends_the_request_within_a_second(
+    stream: bool, fake: Fake, failing: RunningGateway
+) -> None:
     fake.waits = True
     body = json.dumps({"model": "m", "prompt": "x", "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}"
@@ -231,13 +233,13 @@ def test_a_client_that_leaves_ends_the_request_within_a_second(stream: bool, fak
 
 
 @pytest.mark.slow
-def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: Running) -> None:
+def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: RunningGateway) -> None:
     fake.serve, fake.waits = says(*["x" * 500] * 1500), True
     body = json.dumps({"model": "m", "prompt": "x", "stream": True, "max_tokens": 100_000}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}"
     # On a busy machine, the other limits could end the request before the client's buffer is full.
     limits = replace(LIMITS, stall_s=WAIT_S, timeout_s=WAIT_S)
-    with running(replace(failing.config, port=0, limits=limits)) as entry, socket.socket() as client:
+    with serve_gateway(replace(failing.config, port=0, limits=limits)) as entry, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", entry.config.port))
         client.sendall(head.encode() + b"\r\n\r\n" + body)
@@ -246,7 +248,7 @@ def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: Runni
         wait_until(lambda: entry.metric('trtspec_openai_broken_streams_total{reason="slow_client"}') == 1)
 
 
-def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: Running) -> None:
+def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: RunningGateway) -> None:
     fake.waits = True
     asked = {"model": "m", "prompt": "x", "stream": True}
     open_ones = [requests.post(f"{failing.url}/v1/completions", json=asked, stream=True, timeout=20) for _ in range(3)]
@@ -258,7 +260,7 @@ def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: Runnin
 
 
 @pytest.mark.slow
-def test_health_is_what_the_server_says(fake: Fake, failing: Running) -> None:
+def test_health_is_what_the_server_says(fake: Fake, failing: RunningGateway) -> None:
     wait_until(lambda: failing.get("/health").status_code == 200)
     fake.ready = False
     wait_until(lambda: failing.get("/health").status_code == 503)
@@ -266,12 +268,12 @@ def test_health_is_what_the_server_says(fake: Fake, failing: Running) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_server_health_and_requests_say_so_in_time(failing: Running, tmp_path: Path) -> None:
+def test_without_a_server_health_and_requests_say_so_in_time(failing: RunningGateway, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        config = EntryConfig(address, 0, "m", "tensorrt_llm", failing.config.tokenizer, 100, 50)
-        with running(config, keys=["k"]) as entry:
+        config = GatewayConfig(address, 0, "m", "tensorrt_llm", failing.config.tokenizer, 100, 50)
+        with serve_gateway(config, keys=["k"]) as entry:
             began = time.monotonic()
             assert entry.get("/health").status_code == 503
             assert entry.post().status_code == 401
@@ -303,14 +305,16 @@ def test_without_a_server_health_and_requests_say_so_in_time(failing: Running, t
         ({"Content-Type": "application/json"}, b" " * 30_001, 413),
     ],
 )
-def test_what_is_no_request_is_refused(headers: dict[str, str], body: bytes, status: int, failing: Running) -> None:
+def test_what_is_no_request_is_refused(
+    headers: dict[str, str], body: bytes, status: int, failing: RunningGateway
+) -> None:
     answer = requests.post(f"{failing.url}/v1/completions", data=body, headers=headers, timeout=10)
     assert answer.status_code == status, answer.text
     error_of(answer)
 
 
 @pytest.mark.slow
-def test_a_body_that_grows_or_drips_is_not_waited_for(failing: Running) -> None:
+def test_a_body_that_grows_or_drips_is_not_waited_for(failing: RunningGateway) -> None:
     chunks = (b" " * 1000 for _ in range(40))
     url, headers = f"{failing.url}/v1/completions", {"Content-Type": "application/json"}
     assert requests.post(url, data=chunks, headers=headers, timeout=10).status_code == 413
@@ -320,7 +324,7 @@ def test_a_body_that_grows_or_drips_is_not_waited_for(failing: Running) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: Running) -> None:
+def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: RunningGateway) -> None:
     over = failing.post(prompt="x" * 20_100)  # at most five bytes per token
     assert (over.status_code, error_of(over)["code"]) == (400, "context_length_exceeded")
     assert "20,100 bytes" in error_of(over)["message"]
@@ -334,13 +338,13 @@ def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: Running) 
     assert fake.made == []
 
 
-def test_what_the_model_cannot_do_is_not_asked_of_it(fake: Fake, failing: Running) -> None:
+def test_what_the_model_cannot_do_is_not_asked_of_it(fake: Fake, failing: RunningGateway) -> None:
     assert error_of(failing.post(presence_penalty=0.5))["param"] == "presence_penalty"
     assert error_of(failing.post(logprobs=1))["param"] == "logprobs"
     assert fake.made == []
 
 
-def test_what_is_asked_is_what_was_meant(fake: Fake, failing: Running) -> None:
+def test_what_is_asked_is_what_was_meant(fake: Fake, failing: RunningGateway) -> None:
     failing.post(prompt=[5, 6], temperature=0.5, top_p=0.9, top_k=7, seed=-1, max_tokens=9, stop="b")
     failing.post(temperature=0)
     failing.post(top_p=0, ignore_eos=True, num_draft_tokens=0)
@@ -357,11 +361,11 @@ def test_what_is_asked_is_what_was_meant(fake: Fake, failing: Running) -> None:
 
 
 @pytest.mark.slow
-def test_log_probabilities_come_where_the_model_has_them(fake: Fake, failing: Running) -> None:
+def test_log_probabilities_come_where_the_model_has_them(fake: Fake, failing: RunningGateway) -> None:
     fake.outputs = ["output_ids", "sequence_length", "output_log_probs"]
     told = np.array([[[-0.5, -2.0]]], np.float32)
     fake.serve = lambda *_: [response(output_ids=[[[66, 67]]], sequence_length=[[2]], output_log_probs=told)]
-    with running(replace(failing.config, port=0)) as entry:
+    with serve_gateway(replace(failing.config, port=0)) as entry:
         whole = entry.post(logprobs=0).json()["choices"][0]["logprobs"]
         assert whole["token_logprobs"] == [-0.5, -2.0]
         assert whole["text_offset"] == [0, 1]
@@ -372,11 +376,11 @@ def test_log_probabilities_come_where_the_model_has_them(fake: Fake, failing: Ru
 
 
 @pytest.mark.slow
-def test_open_streams_are_told_when_the_entry_ends(fake: Fake, failing: Running) -> None:
+def test_open_streams_are_told_when_the_entry_ends(fake: Fake, failing: RunningGateway) -> None:
     fake.waits = True
-    slow = Limits(stall_s=30.0)
-    config = EntryConfig(fake.address, 0, "m", "tensorrt_llm", failing.config.tokenizer, 200, 100, limits=slow)
-    with running(config) as entry:
+    slow = GatewayLimits(stall_s=30.0)
+    config = GatewayConfig(fake.address, 0, "m", "tensorrt_llm", failing.config.tokenizer, 200, 100, limits=slow)
+    with serve_gateway(config) as entry:
         answers: list[requests.Response] = []
         asking = threading.Thread(target=lambda: answers.append(entry.post(stream=True)))
         asking.start()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.gateway.admission import Gate, load_keys
-from trtspec.serving.gateway.config import Limits
+from trtspec.serving.gateway.admission import AdmissionControl, load_keys
+from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.serving.gateway.errors import ApiError
 
 
@@ -29,19 +29,19 @@ def test_keys_come_from_the_environment_and_a_private_file(tmp_path: Path) -> No
 
 
 def test_only_a_key_lets_in() -> None:
-    gate = Gate(Limits(), ["secret", "other"])
+    gate = AdmissionControl(GatewayLimits(), ["secret", "other"])
     gate.check("Bearer secret")
     gate.check("Bearer other")
     for wrong in ("", "Bearer", "Bearer secre", "Bearer secret2", "Basic secret"):
         with pytest.raises(ApiError) as caught:
             gate.check(wrong)
         assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
-    Gate(Limits(), []).check("")
+    AdmissionControl(GatewayLimits(), []).check("")
 
 
 def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
     now = [0.0]
-    gate = Gate(Limits(requests_per_minute=2), ["a", "b"], lambda: now[0])
+    gate = AdmissionControl(GatewayLimits(requests_per_minute=2), ["a", "b"], lambda: now[0])
     gate.check("Bearer a")
     gate.check("Bearer a")
     with pytest.raises(ApiError, match="more than 2 requests per minute") as caught:
@@ -53,7 +53,7 @@ def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
 
 
 def test_more_texts_than_fit_are_for_later() -> None:
-    gate = Gate(Limits(max_texts=3), [])
+    gate = AdmissionControl(GatewayLimits(max_texts=3), [])
     with gate.making(2):
         with pytest.raises(ApiError, match="the limit is 3") as caught, gate.making(2):
             pass

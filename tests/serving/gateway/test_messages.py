@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.serving.gateway.running import with_template
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError
-from trtspec.serving.gateway.prompts import Prompts
+from trtspec.serving.gateway.prompts import PromptReader
 
 
 def refused(tokenizer: Path, messages: Any) -> dict[str, Any]:
-    prompts = Prompts(EntryConfig("", 0, "m", "t", str(tokenizer), 64, 32))
+    prompts = PromptReader(GatewayConfig("", 0, "m", "t", str(tokenizer), 64, 32))
     with pytest.raises(ApiError) as caught:
         asyncio.run(prompts.read({"messages": messages}, 1, chat=True))
     assert caught.value.status == 400

@@ -8,22 +8,22 @@ import re
 import pytest
 
 from tests.report.monitoring.prometheus import promtool
-from trtspec.serving.gateway.metrics import Metrics, OfRevision
-from trtspec.serving.gateway.routing_state import Shadowed
+from trtspec.serving.gateway.metrics import GatewayMetrics, RevisionMetrics
+from trtspec.serving.gateway.routing_state import MirrorStats
 
-SHADOWED = Shadowed(sent=7, failed=2, compared=4, different=1, dropped=3)
+SHADOWED = MirrorStats(sent=7, failed=2, compared=4, different=1, dropped=3)
 SAMPLE = re.compile(r'(\w+)(?:\{(?:\w+="[^"]*",?)*\})? -?[\d.e+-]+')
 
 
 @pytest.fixture(scope="module")
 def exposition() -> str:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     metrics.requests["/v1/completions", 200] += 1
     metrics.rejected["overloaded"] += 1
     metrics.broken["broken"] += 1
     metrics.duration.observe("/v1/completions", 0.2)
     metrics.first_token.observe("/v1/completions", 0.1)
-    return metrics.render(2, [OfRevision(1, 90, {"ok": 5, "failed": 1}), OfRevision(2, 10, {}, SHADOWED)])
+    return metrics.render(2, [RevisionMetrics(1, 90, {"ok": 5, "failed": 1}), RevisionMetrics(2, 10, {}, SHADOWED)])
 
 
 def test_a_trial_has_its_counters_and_a_revision_without_none(exposition: str) -> None:

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.gateway.running import Running
+from tests.serving.gateway.running import RunningGateway
 from tests.serving.triton.serving import Served
-from trtspec.bench.load.runner import Server
+from trtspec.bench.load.runner import ServerAddress
 from trtspec.bench.profile import run
 from trtspec.bench.profile import server_profile as profiling_served
 from trtspec.bench.profile.document import Profile
-from trtspec.bench.profile.options import Asked, Limits, Screen, Servers
+from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits, ServerSet
 from trtspec.cli.progress import build_bars, counter
 from trtspec.core.paths import recipes_dir
 
 pytestmark = [pytest.mark.triton, pytest.mark.integration]
 
-ASKED = Asked(
+ASKED = ProfileRequest(
     recipes_dir() / "quickstart.yaml", ["engine.max_batch_size=2"], Path("quickstart"), None, ["draft_target"],
-    Limits(samples=6, max_tokens=24, max_draft_len=5, concurrency=1, seed=0),
+    SearchLimits(samples=6, max_tokens=24, max_draft_len=5, concurrency=1, seed=0),
 )  # fmt: skip
-SCREEN = Screen(build_bars, counter)
+SCREEN = ProgressUI(build_bars, counter)
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +39,10 @@ def on_engine(workplace: Path) -> Profile:
     return run.run(ASKED, SCREEN)
 
 
-def test_acceptance_is_that_of_the_torch_engine(on_engine: Profile, entry: Running, served: Served) -> None:
+def test_acceptance_is_that_of_the_torch_engine(on_engine: Profile, entry: RunningGateway, served: Served) -> None:
     """Steps, drafted and accepted tokens are equal per text and draft length."""
     by_openai, by_triton = (
-        profiling_served.run(ASKED, Servers(Server(url), None, None), SCREEN)
+        profiling_served.run(ASKED, ServerSet(ServerAddress(url), None, None), SCREEN)
         for url in (entry.url, served.client.where)
     )
     (theirs,) = on_engine.measured

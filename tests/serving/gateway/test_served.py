@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from tests.serving.gateway.running import Running, wait_until
+from tests.serving.gateway.running import RunningGateway, wait_until
 from tests.serving.triton.serving import Served
 from trtspec.bench.artifact import open_artifact
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.ports import free_ports
-from trtspec.serving.gateway.command import entry_command, entry_config, ready_url, write_config
+from trtspec.serving.gateway.command import gateway_command, gateway_config, ready_url, write_config
 
 if TYPE_CHECKING:
     import openai  # importing takes a second in every worker
@@ -35,7 +35,7 @@ TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def client(entry: Running) -> openai.OpenAI:
+def client(entry: RunningGateway) -> openai.OpenAI:
     import openai
 
     return openai.OpenAI(base_url=f"{entry.url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -164,7 +164,7 @@ def test_drafts_are_left_out_where_asked_and_the_text_stays(client: openai.OpenA
 
 
 def test_a_client_that_leaves_frees_its_place_long_before_its_text_would_end(
-    client: openai.OpenAI, entry: Running
+    client: openai.OpenAI, entry: RunningGateway
 ) -> None:
     stream = complete(client, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
@@ -185,7 +185,7 @@ def test_errors_are_exceptions_of_the_client(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], tools=[tool])
 
 
-def test_models_are_listed(client: openai.OpenAI, entry: Running) -> None:
+def test_models_are_listed(client: openai.OpenAI, entry: RunningGateway) -> None:
     import openai
 
     assert [model.id for model in client.models.list()] == [MODEL]
@@ -199,7 +199,7 @@ def test_models_are_listed(client: openai.OpenAI, entry: Running) -> None:
     assert entry.get("/version").json()["version"]
 
 
-def test_curl_streams(entry: Running) -> None:
+def test_curl_streams(entry: RunningGateway) -> None:
     body = json.dumps({"model": MODEL, "prompt": "The", "max_tokens": 4, "stream": True, "temperature": 0})
     header = "Content-Type: application/json"
     asked = ["curl", "-sSN", f"{entry.url}/v1/completions", "-H", header, "-d", body]
@@ -208,11 +208,11 @@ def test_curl_streams(entry: Running) -> None:
     assert said.endswith("data: [DONE]\n\n")
 
 
-def test_text_is_asked_for_where_there_are_no_token_ids(entry: Running, expected: dict[str, Any]) -> None:
-    from tests.serving.gateway.running import running
+def test_text_is_asked_for_where_there_are_no_token_ids(entry: RunningGateway, expected: dict[str, Any]) -> None:
+    from tests.serving.gateway.running import serve_gateway
 
     config = replace(entry.config, triton_model="ensemble", text_level=True, port=0)
-    with running(config) as texts:
+    with serve_gateway(config) as texts:
         for prompt, (text, stats) in expected.items():
             answer = texts.post(prompt=prompt, max_tokens=TOKENS, temperature=0).json()
             assert answer["choices"][0]["text"] == text
@@ -231,10 +231,10 @@ def process(quickstart: Path, served: Served, tmp_path_factory: pytest.TempPathF
     keys.write_text("secret\n")
     keys.chmod(0o600)
     port = free_ports(1)[0]
-    config = entry_config(quickstart, grpc=f"127.0.0.1:{served.grpc}", port=port, keys_file=str(keys), model="named")
+    config = gateway_config(quickstart, grpc=f"127.0.0.1:{served.grpc}", port=port, keys_file=str(keys), model="named")
     write_config(config, root / "entry.json")
     assert (root / "entry.json").stat().st_mode & 0o777 == 0o600
-    process = subprocess.Popen(entry_command(root / "entry.json"), cwd=root, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(gateway_command(root / "entry.json"), cwd=root, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: _answers(ready_url(config)), 60)
     yield config, process
     process.kill()
@@ -268,6 +268,6 @@ def test_the_process_serves_those_with_a_key_and_drains_when_told_to_end(process
 def test_a_configuration_that_is_none_is_told_without_a_traceback(tmp_path: Path) -> None:
     path = tmp_path / "entry.json"
     path.write_text('{"port": "x"}')
-    ended = subprocess.run(entry_command(path), capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(gateway_command(path), capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f"error: {path}: not a gateway configuration")

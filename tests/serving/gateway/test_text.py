@@ -10,12 +10,12 @@ import pytest
 
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.text import Pieces
-from trtspec.serving.gateway.generation import Delta, PlainText, StopCutter, TokenText, speculation
-from trtspec.serving.gateway.parameters import Asked, read_parameters
+from trtspec.engine.generation.text import TextPieces
+from trtspec.serving.gateway.generation import Delta, StopCutter, TextGeneration, TokenGeneration, speculation_metrics
+from trtspec.serving.gateway.parameters import RequestParameters, read_parameters
 
 
-def asked(**body: object) -> Asked:
+def asked(**body: object) -> RequestParameters:
     return read_parameters({"model": "m", "prompt": "x", **body}, chat=False)
 
 
@@ -70,7 +70,7 @@ def response(ids: list[int], **more: bytes) -> dict[str, bytes]:
 
 def test_a_text_of_single_bytes_is_shown_in_whole_characters(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("né 🙂!")
-    text = TokenText(asked(max_tokens=64), (1,), tokenizer, Pieces(tokenizer))
+    text = TokenGeneration(asked(max_tokens=64), (1,), tokenizer, TextPieces(tokenizer))
     deltas = [text.take(response([token]), last=False) for token in ids]
     assert "".join(delta.text for delta in deltas) == "né 🙂!"
     assert "�" not in "".join(delta.text for delta in deltas)
@@ -79,20 +79,20 @@ def test_a_text_of_single_bytes_is_shown_in_whole_characters(tokenizer: Tokenize
 
 
 def test_a_text_ends_for_the_reason_it_has(tokenizer: Tokenizer) -> None:
-    ids, pieces = tokenizer.encode("abc"), Pieces(tokenizer)
-    full = TokenText(asked(max_tokens=3), (1,), tokenizer, pieces)
+    ids, pieces = tokenizer.encode("abc"), TextPieces(tokenizer)
+    full = TokenGeneration(asked(max_tokens=3), (1,), tokenizer, pieces)
     assert full.take(response(ids), last=True) == Delta("abc", "length")
     end = tokenizer.end_ids[0]
-    told = TokenText(asked(max_tokens=9), (1,), tokenizer, pieces)
+    told = TokenGeneration(asked(max_tokens=9), (1,), tokenizer, pieces)
     assert told.take(response([*ids, end, *ids]), last=False) == Delta("abc", "stop")
     assert told.completion_tokens == 3
-    cut_off = TokenText(asked(max_tokens=3, stop="bc"), (1,), tokenizer, pieces)
+    cut_off = TokenGeneration(asked(max_tokens=3, stop="bc"), (1,), tokenizer, pieces)
     assert cut_off.take(response(ids), last=True) == Delta("a", "stop")
 
 
 def test_log_probabilities_are_those_of_the_new_tokens(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("ab")
-    text = TokenText(asked(max_tokens=9, logprobs=1), (1,), tokenizer, Pieces(tokenizer))
+    text = TokenGeneration(asked(max_tokens=9, logprobs=1), (1,), tokenizer, TextPieces(tokenizer))
     told = {
         # includes one from the previous response
         "output_log_probs": np.array([-9.0, -0.5, -1.5], np.float32).tobytes(),
@@ -108,7 +108,7 @@ def test_log_probabilities_are_those_of_the_new_tokens(tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("own_counts", [True, False])
 def test_a_text_that_comes_as_text_is_counted_by_its_model(own_counts: bool) -> None:
-    text = PlainText(asked(max_tokens=5), "x", own_counts=own_counts)
+    text = TextGeneration(asked(max_tokens=5), "x", own_counts=own_counts)
 
     def says(piece: str, counted: int) -> dict[str, bytes]:
         raw = piece.encode()
@@ -124,13 +124,13 @@ def test_a_text_that_comes_as_text_is_counted_by_its_model(own_counts: bool) -> 
 
 
 def test_drafts_are_told_as_vllm_tells_them(tokenizer: Tokenizer) -> None:
-    text = TokenText(asked(max_tokens=9), (1,), tokenizer, Pieces(tokenizer))
-    assert speculation(text, 3) is None
+    text = TokenGeneration(asked(max_tokens=9), (1,), tokenizer, TextPieces(tokenizer))
+    assert speculation_metrics(text, 3) is None
     counts = {"total_draft_tokens": 12, "total_accepted_draft_tokens": 6, "num_draft_steps": 4}
     raw = {name: np.array([[value]], np.int32).tobytes() for name, value in counts.items()}
     raw["accepted_by_position"] = np.array([[3, 2, 1]], np.int32).tobytes()
     text.take(response([5], **raw), last=True)
-    assert speculation(text, 3) == {
+    assert speculation_metrics(text, 3) == {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 0.5,
         "acceptance_histogram": [1, 1, 1, 1],  # number of steps that accepted 0, 1, 2 and 3 tokens

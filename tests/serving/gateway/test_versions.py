@@ -14,14 +14,21 @@ import grpc
 import pytest
 
 from tests._support.manifests import resolved
-from tests.serving.gateway.running import Fake, Running, fake_triton, running, wait_until
+from tests.serving.gateway.running import Fake, RunningGateway, fake_triton, serve_gateway, wait_until
 from tests.serving.triton.answering import response
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.core.file_records import FileRecord
 from trtspec.serving.gateway.command import same_text
-from trtspec.serving.gateway.config import EntryConfig, Limits
-from trtspec.serving.gateway.router import sight_of
-from trtspec.serving.gateway.routing_state import Observed, Route, Routes, Shadowed, read_sight, write_routes
+from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
+from trtspec.serving.gateway.router import router_stats_path
+from trtspec.serving.gateway.routing_state import (
+    BackendStats,
+    MirrorStats,
+    Route,
+    Routes,
+    read_router_stats,
+    write_routes,
+)
 from trtspec.store.manifest import BackendRecord, Manifest
 
 OLD, NEW = 1, 2
@@ -43,14 +50,14 @@ def says(text: str, counted: tuple[int, int] = (0, 0)) -> Any:
 class Pair:
     """A gateway in front of two fakes; `share` sets the share of the new revision."""
 
-    entry: Running
+    entry: RunningGateway
     old: Fake
     new: Fake
     generation: int = 0
 
     @property
-    def shadowed(self) -> Shadowed:
-        return read_sight(sight_of(Path(self.entry.config.routes_file))).shadow
+    def shadowed(self) -> MirrorStats:
+        return read_router_stats(router_stats_path(Path(self.entry.config.routes_file))).shadow
 
     def share(self, new: int, takes: int = 0, **of_new: int) -> None:
         """Set the share of the new revision; `takes` is its maximum sequence length, by default the old one's."""
@@ -63,16 +70,16 @@ class Pair:
         )
         file = Path(config.routes_file)
         write_routes(file, Routes(self.generation, routes))
-        wait_until(lambda: read_sight(sight_of(file)).generation == self.generation)
+        wait_until(lambda: read_router_stats(router_stats_path(file)).generation == self.generation)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("versions")
-    tokenizer, limits = make_tokenizer(root / "tokenizer"), Limits(resume_s=2.0, max_texts=8)
+    tokenizer, limits = make_tokenizer(root / "tokenizer"), GatewayLimits(resume_s=2.0, max_texts=8)
     with fake_triton() as old, fake_triton() as new:
-        config = EntryConfig(old.address, 0, "m", "tensorrt_llm", str(tokenizer), 200, 100, limits=limits)
-        with running(replace(config, routes_file=str(root / "routes"), same_text="the same")) as entry:
+        config = GatewayConfig(old.address, 0, "m", "tensorrt_llm", str(tokenizer), 200, 100, limits=limits)
+        with serve_gateway(replace(config, routes_file=str(root / "routes"), same_text="the same")) as entry:
             yield Pair(entry, old, new)
 
 
@@ -151,7 +158,7 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
     for what, outcome, count in (("requests", "ok", 4), ("requests", "dropped", 0), ("texts", "same", 2)):
         assert pair.entry.metric(told.format(what, outcome)) == count
     pair.share(50)
-    assert pair.shadowed == Shadowed()
+    assert pair.shadowed == MirrorStats()
     assert pair.entry.metric(told.format("requests", "ok")) == 4, "the counters must survive the end of mirroring"
 
 
@@ -182,7 +189,7 @@ def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pa
     held = pair.new.made[-4:]
     pair.share(0)
     wait_until(lambda: all(made.left.is_set() for made in held))
-    assert pair.shadowed == Shadowed()
+    assert pair.shadowed == MirrorStats()
 
 
 @pytest.mark.slow
@@ -213,5 +220,5 @@ def test_what_both_refuse_is_the_clients_mistake(pair: Pair) -> None:
     assert seen_of(pair, NEW).failed == 0
 
 
-def seen_of(pair: Pair, revision: int) -> Observed:
-    return read_sight(sight_of(Path(pair.entry.config.routes_file))).of(revision)
+def seen_of(pair: Pair, revision: int) -> BackendStats:
+    return read_router_stats(router_stats_path(Path(pair.entry.config.routes_file))).of(revision)

@@ -70,7 +70,7 @@ def allow_code(*files: Path) -> None:
     os.environ[ALLOW] = ",".join(sorted(allowed - {""}))
 
 
-def vouch(root: Path) -> None:
+def rewrite_manifest(root: Path) -> None:
     """Rewrite the manifest of an artifact that a test has changed, and allow its whole repository to run."""
     manifest = load_manifest(root).model_copy(update={"files": records(root)})
     (root / "manifest.json").write_bytes(manifest.render())

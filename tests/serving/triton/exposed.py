@@ -22,7 +22,7 @@ def exposition(served: Served) -> str:
         return str(answer.read().decode())
 
 
-def exported(served: Served, model: str) -> Counter[str]:
+def exported_metrics(served: Served, model: str) -> Counter[str]:
     """Return a model's metrics by name, summed over their other labels; a histogram has several names."""
     sums: Counter[str] = Counter()
     for name, of, value in SAMPLE.findall(exposition(served)):
@@ -31,12 +31,12 @@ def exported(served: Served, model: str) -> Counter[str]:
     return sums
 
 
-def added(served: Served, model: str, ask: Callable[[], object]) -> dict[str, float]:
+def metrics_added(served: Served, model: str, ask: Callable[[], object]) -> dict[str, float]:
     """Return the change of a model's metrics by one request, once it is reported."""
-    before = exported(served, model)
+    before = exported_metrics(served, model)
     ask()
     deadline = time.monotonic() + NEWS_S
-    while (now := exported(served, model))[REQUESTS] == before[REQUESTS]:
+    while (now := exported_metrics(served, model))[REQUESTS] == before[REQUESTS]:
         assert time.monotonic() < deadline, "the request was never counted"
         time.sleep(0.05)
     return {name: value - before[name] for name, value in now.items() if value != before[name]}

@@ -21,8 +21,8 @@ from trtspec.core.processes import die_with_parent, start_time, stop_session
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import (
     EXIT_TIMEOUT_S,
-    Ports,
-    Server,
+    ServerPorts,
+    TritonServer,
     find_server,
     remove_shared_memory,
     server_command,
@@ -42,7 +42,7 @@ class Served:
     metrics: int
 
 
-def start_server(server: Server, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+def start_server(server: TritonServer, command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a server as leader of its own session, logging to `log`; it dies with this process."""
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -77,7 +77,7 @@ def serving(
         shutil.copytree(server.backends, root / "backends")
         shutil.copytree(DOUBLES / backend, root / "backends" / backend, ignore=shutil.ignore_patterns("__pycache__"))
         server = replace(server, backends=root / "backends")
-    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
+    ports, prefix = ServerPorts(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     log = root / f"server-{ports.http}.log"  # a module may have several servers
     process = start_server(server, command, log)

@@ -15,19 +15,19 @@ from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, TrtspecError
-from trtspec.engine.generation.text import Pieces, TextStream
-from trtspec.serving.triton.python_models.error_ids import fault_of
-from trtspec.serving.triton.python_models.errors import ModelRefusal
+from trtspec.engine.generation.text import TextPieces, TextStream
+from trtspec.serving.triton.python_models.error_ids import parse_error_id
+from trtspec.serving.triton.python_models.errors import ModelError
 from trtspec.serving.triton.python_models.tensors import (
     NEUTRAL,
     NEUTRAL_SCORING,
     RequestTensors,
     Settings,
+    check_unsupported,
     failure,
     read_sampling,
-    refuse_unsupported,
-    tensor_of_words,
-    words_of_tensor,
+    tensor_to_words,
+    words_to_tensor,
 )
 
 
@@ -57,14 +57,14 @@ def tokenizer(request, tmp_path_factory) -> Tokenizer:
 
 
 def test_the_layout_of_words_is_nvidias() -> None:
-    assert tensor_of_words([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
-    assert tensor_of_words([]).tolist() == [[0], [-1]]
+    assert words_to_tensor([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
+    assert words_to_tensor([]).tolist() == [[0], [-1]]
 
 
 @pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1)))
 def test_words_come_back(words: list[list[int]]) -> None:
-    assert words_of_tensor(tensor_of_words(words)) == words
+    assert tensor_to_words(words_to_tensor(words)) == words
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_words_come_back(words: list[list[int]]) -> None:
 )
 def test_a_bad_word_list_is_refused(tensor, message: str) -> None:
     with pytest.raises(TrtspecError, match=message):
-        words_of_tensor(np.array(tensor))
+        tensor_to_words(np.array(tensor))
 
 
 @pytest.mark.parametrize("text", ["Hello World, a b  c", " leading", "naïve 東京 😀 end", "a\n\nb"])
@@ -116,7 +116,7 @@ def test_text_is_greedy_unless_something_asks_for_more(given, expected) -> None:
 
 @pytest.mark.parametrize("word", ["a", " World", "World", "\n", "\n\n", ". a", "東", "!"])
 def test_a_stop_word_comes_back_as_it_was(tokenizer: Tokenizer, word: str) -> None:
-    pieces = Pieces(tokenizer)
+    pieces = TextPieces(tokenizer)
     assert pieces.decode(pieces.encode(word)) == word
 
 
@@ -126,31 +126,31 @@ def test_a_stop_word_that_the_tokens_cannot_say_is_an_error(tmp_path: Path) -> N
 
     Backend(models.BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TrtspecError, match="the stop word 'é' cannot be encoded with the tokens of this model"):
-        Pieces(Tokenizer(tmp_path)).encode("é")
+        TextPieces(Tokenizer(tmp_path)).encode("é")
 
 
 @pytest.mark.parametrize(("name", "accepted"), (NEUTRAL | NEUTRAL_SCORING).items())
 def test_neutral_values_pass_and_others_are_refused(name: str, accepted: tuple[float, ...]) -> None:
     for value in accepted:
-        refuse_unsupported(inputs(**{name: value}), "X")
-    refuse_unsupported(inputs(), "X")
+        check_unsupported(inputs(**{name: value}), "X")
+    check_unsupported(inputs(), "X")
     with pytest.raises(TrtspecError, match=f"{name} 7 is not supported by X"):
-        refuse_unsupported(inputs(**{name: 7}), "X")
+        check_unsupported(inputs(**{name: 7}), "X")
 
 
 def test_a_refusal_names_the_value() -> None:
     with pytest.raises(TrtspecError, match=r"repetition_penalty 1.2 is not supported by X"):
-        refuse_unsupported(inputs(repetition_penalty=np.array([[1.2]], np.float32)), "X")
+        check_unsupported(inputs(repetition_penalty=np.array([[1.2]], np.float32)), "X")
 
 
 def test_bad_words_and_biases_are_refused_and_their_absence_is_not() -> None:
-    refuse_unsupported(
-        inputs(bad_words_list=tensor_of_words([])[None], embedding_bias=np.zeros((1, 0), np.float32)), "X"
+    check_unsupported(
+        inputs(bad_words_list=words_to_tensor([])[None], embedding_bias=np.zeros((1, 0), np.float32)), "X"
     )
     with pytest.raises(TrtspecError, match="bad_words is not supported by X"):
-        refuse_unsupported(inputs(bad_words_list=tensor_of_words([[3]])[None]), "X")
+        check_unsupported(inputs(bad_words_list=words_to_tensor([[3]])[None]), "X")
     with pytest.raises(TrtspecError, match="embedding_bias is not supported by X"):
-        refuse_unsupported(inputs(embedding_bias_weights=np.array([[2.0]], np.float32)), "X")
+        check_unsupported(inputs(embedding_bias_weights=np.array([[2.0]], np.float32)), "X")
 
 
 def test_a_request_carries_one_prompt() -> None:
@@ -186,11 +186,11 @@ def test_a_bug_is_logged_with_its_traceback_and_an_id_is_all_that_its_client_get
     pb_utils = make_pb_utils()
     response = failure(pb_utils, ZeroDivisionError("oops"))
     assert response.error.code == "internal"
-    fault = fault_of(response.error.message)
+    fault = parse_error_id(response.error.message)
     assert response.error.message == f"internal error {fault}: see the server's log under this id"
     assert pb_utils.logged[0].startswith(f"internal error {fault}: ")
     assert "ZeroDivisionError: oops" in pb_utils.logged[0]
-    passed_on = failure(pb_utils, ModelRefusal(response.error.message, "INTERNAL", where="tensorrt_llm"))
+    passed_on = failure(pb_utils, ModelError(response.error.message, "INTERNAL", where="tensorrt_llm"))
     assert (passed_on.error.message, len(pb_utils.logged)) == (response.error.message, 1)
     failed = failure(pb_utils, EngineFailed("no room at 0x7f"))
     assert (failed.error.code, "0x7f" in failed.error.message) == ("internal", False)

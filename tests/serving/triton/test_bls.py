@@ -18,24 +18,24 @@ import pytest
 
 from tests.engine.lossless import Fork
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.circuit_breaker import Breaker
+from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions
-from trtspec.engine.generation.stopping import Endings
+from trtspec.engine.generation.stopping import StopConditions
 from trtspec.engine.generation.suffix_index import SuffixIndex
-from trtspec.kernels.reference import probs_of, residual
-from trtspec.serving.triton.python_models.adaptive_draft_len import Choice, DraftLengths
+from trtspec.kernels.reference import residual, sampling_probs
+from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenChoice
 from trtspec.serving.triton.python_models.bls import (
     ALONE_TOKENS,
     NO_ID,
-    Answer,
-    Call,
-    Draft,
-    Drafter,
     DraftFailed,
-    GuardedDrafter,
-    Job,
+    FallbackDrafter,
+    GenerationRequest,
     LookupDrafter,
-    ModelDrafter,
+    ModelAnswer,
+    ModelCall,
+    RemoteModelDrafter,
+    TokenDraft,
+    TokenDrafter,
     generate,
 )
 
@@ -55,21 +55,21 @@ class TableModel:
     """A model whose logits depend on the last two tokens of the output; records its calls."""
 
     def __init__(self, seed: int, fork: Fork | None = None) -> None:
-        self.table, self.fork, self.calls = table(seed), fork, list[Call]()
+        self.table, self.fork, self.calls = table(seed), fork, list[ModelCall]()
 
     def logits(self, text: list[int]) -> np.ndarray:
         output = text[len(PROMPT) :]
         return self.table[tuple(output[-2:])]
 
     def distribution(self, text: list[int], sampling: SamplingOptions) -> np.ndarray:
-        return probs_of(
+        return sampling_probs(
             self.logits(text), 0.0 if sampling.greedy else sampling.temperature, sampling.top_k, sampling.top_p
         )
 
     def draw(self, distribution: np.ndarray) -> int:
         return self.fork.choose(list(enumerate(distribution))) if self.fork else int(distribution.argmax())
 
-    def alone(self, call: Call) -> Answer:
+    def alone(self, call: ModelCall) -> ModelAnswer:
         text, rows = list(call.text), []
         for _ in range(call.new_tokens):
             token = self.draw(self.distribution(text, call.sampling))
@@ -78,9 +78,9 @@ class TableModel:
             rows.append(self.logits(text))
             text.append(token)
         logits = np.array(rows, np.float32).reshape(-1, VOCAB) if call.wants_logits else None
-        return Answer(text[len(call.text) :], logits)
+        return ModelAnswer(text[len(call.text) :], logits)
 
-    def __call__(self, call: Call) -> Iterator[Answer]:
+    def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
         self.calls.append(call)
         yield self.alone(call)
 
@@ -90,7 +90,7 @@ class TableTarget(TableModel):
 
     goes_on = False
 
-    def __call__(self, call: Call) -> Iterator[Answer]:
+    def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
         self.calls.append(call)
         if not call.draft.ids:
             yield self.alone(call)
@@ -99,9 +99,9 @@ class TableTarget(TableModel):
         if self.goes_on:
             rest = replace(call, text=[*call.text, *given], new_tokens=call.new_tokens - len(given))
             given += self.alone(rest).ids
-        yield Answer(given)
+        yield ModelAnswer(given)
 
-    def verify(self, call: Call) -> list[int]:
+    def verify(self, call: ModelCall) -> list[int]:
         text = list(call.text)
         for place, token in enumerate(call.draft.ids):
             distribution = self.distribution(text, call.sampling)
@@ -109,7 +109,7 @@ class TableTarget(TableModel):
                 if self.draw(distribution) != token:
                     return [*text[len(call.text) :], self.draw(distribution)]  # resampled from the whole distribution
             else:
-                drawn_by = probs_of(call.draft.logits[place].astype(np.float64), 1.0, 0, 1.0)
+                drawn_by = sampling_probs(call.draft.logits[place].astype(np.float64), 1.0, 0, 1.0)
                 chance = min(1.0, distribution[token] / drawn_by[token])
                 if not self.choose(chance):
                     return [*text[len(call.text) :], self.draw(residual(distribution, drawn_by))]
@@ -120,23 +120,25 @@ class TableTarget(TableModel):
         return self.fork.choose([(True, chance), (False, 1.0 - chance)]) if self.fork else chance >= 1.0
 
 
-ENDLESS, ENDING = Endings(frozenset()), Endings(frozenset({END}))
+ENDLESS, ENDING = StopConditions(frozenset()), StopConditions(frozenset({END}))
 
 
-def job(sampling: SamplingOptions, draft_len: int = 2, endings: Endings = ENDING, **changes) -> Job:
-    asked = Job(PROMPT, LENGTH, draft_len, sampling, endings, next(iter(endings.end_ids), NO_ID))
+def job(
+    sampling: SamplingOptions, draft_len: int = 2, endings: StopConditions = ENDING, **changes
+) -> GenerationRequest:
+    asked = GenerationRequest(PROMPT, LENGTH, draft_len, sampling, endings, next(iter(endings.end_ids), NO_ID))
     return replace(asked, **changes)
 
 
-def model_drafter(model: TableModel, sampling: SamplingOptions, **options) -> Drafter:
-    return ModelDrafter(model, sampling, **{"draws": True, **options})
+def model_drafter(model: TableModel, sampling: SamplingOptions, **options) -> TokenDrafter:
+    return RemoteModelDrafter(model, sampling, **{"draws": True, **options})
 
 
-def lookup_drafter(model: TableModel, sampling: SamplingOptions) -> Drafter:
+def lookup_drafter(model: TableModel, sampling: SamplingOptions) -> TokenDrafter:
     return LookupDrafter(SuffixIndex(4), 1)
 
 
-def said(asked: Job, target: TableModel, drafter: Drafter, vocab_size: int = VOCAB) -> Text:
+def said(asked: GenerationRequest, target: TableModel, drafter: TokenDrafter, vocab_size: int = VOCAB) -> Text:
     """Return the text, with END if it ended by itself."""
     steps = list(generate(asked, target, drafter, vocab_size))
     assert [step.finish_reason for step in steps[:-1]] == [None] * (len(steps) - 1)
@@ -144,7 +146,9 @@ def said(asked: Job, target: TableModel, drafter: Drafter, vocab_size: int = VOC
     return (*ids, END) if steps[-1].finish_reason == "end_id" else tuple(ids)
 
 
-def distribution_of(asked: Job, drafter_of, vocab_size: int = VOCAB, target_class=TableTarget) -> dict[Text, float]:
+def distribution_of(
+    asked: GenerationRequest, drafter_of, vocab_size: int = VOCAB, target_class=TableTarget
+) -> dict[Text, float]:
     """Return the distribution of the text generated by target and drafter."""
     fork, distribution = Fork(), defaultdict(float)
     for _ in fork.runs():
@@ -154,7 +158,7 @@ def distribution_of(asked: Job, drafter_of, vocab_size: int = VOCAB, target_clas
     return dict(distribution)
 
 
-def distribution_alone(asked: Job) -> dict[Text, float]:
+def distribution_alone(asked: GenerationRequest) -> dict[Text, float]:
     """Return the distribution of the target alone, computed from its table."""
     target, distribution = TableModel(1), {}
 
@@ -214,8 +218,8 @@ def test_without_logits_the_rule_of_the_executor_would_change_the_distribution(d
 def test_logits_of_another_temperature_would_change_the_distribution() -> None:
     """The reported draft logits must be those that the draft was sampled from."""
 
-    class Scaled(ModelDrafter):
-        def propose(self, *given) -> Draft:
+    class Scaled(RemoteModelDrafter):
+        def propose(self, *given) -> TokenDraft:
             guess = super().propose(*given)
             return replace(guess, logits=guess.logits * 0.5)
 
@@ -228,7 +232,7 @@ def test_logits_of_another_temperature_would_change_the_distribution() -> None:
 @pytest.mark.parametrize("target_class", [TableTarget, GoingOn])
 @pytest.mark.parametrize("drafter_of", [model_drafter, lookup_drafter], ids=["model", "lookup"])
 @pytest.mark.parametrize("endings", [ENDLESS, ENDING], ids=["endless", "ending"])
-def test_greedy_text_is_the_targets(draft_len: int, target_class, drafter_of, endings: Endings) -> None:
+def test_greedy_text_is_the_targets(draft_len: int, target_class, drafter_of, endings: StopConditions) -> None:
     asked = job(SamplingOptions(), draft_len, max_tokens=30, endings=endings)
     target, ids = target_class(1), list[int]()
     while len(ids) < asked.max_tokens and (endings is ENDLESS or ids[-1:] != [END]):
@@ -286,9 +290,9 @@ def test_drafts_count_as_drafted_and_accepted() -> None:
 
 def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text_ends() -> None:
     class Streaming(TableTarget):
-        def __call__(self, call: Call) -> Iterator[Answer]:
+        def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
             self.calls.append(call)
-            yield from (Answer([token]) for token in self.alone(call).ids)
+            yield from (ModelAnswer([token]) for token in self.alone(call).ids)
 
     told = {"end_id": 77, "stop_words": [[1, 0, 2]], "lookahead": (3, 2, 1), "streams": True}
     asked = job(SamplingOptions(0.5, seed=9), 0, max_tokens=99, endings=ENDLESS, **told)
@@ -297,15 +301,15 @@ def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text
     assert [len(step.ids) for step in steps] == [1] * 99
     assert [step.finish_reason for step in steps] == [None] * 98 + ["length"]
     [call] = target.calls
-    assert (call.new_tokens, call.draft, call.wants_counts) == (99, Draft(), True)
+    assert (call.new_tokens, call.draft, call.wants_counts) == (99, TokenDraft(), True)
     assert {name: getattr(call, name) for name in told} == told
     assert call.sampling == asked.sampling, "the text must equal the target's own with this seed"
 
 
 def test_what_a_target_drafts_by_itself_is_counted() -> None:
-    answers = [Answer([0, 1], None, 3, 1), Answer([], None, 2, 0), Answer([1, 1, 0], None, 4, 2)]
+    answers = [ModelAnswer([0, 1], None, 3, 1), ModelAnswer([], None, 2, 0), ModelAnswer([1, 1, 0], None, 4, 2)]
 
-    def target(call: Call) -> list[Answer]:
+    def target(call: ModelCall) -> list[ModelAnswer]:
         return answers
 
     steps = list(generate(job(SamplingOptions(), 0, max_tokens=9), target, None))
@@ -325,50 +329,50 @@ def test_a_call_that_brings_drafts_knows_no_end_and_gives_its_tokens_at_once() -
 
 
 def test_an_answer_without_tokens_is_no_result_for_a_draft() -> None:
-    asked, draft = job(SamplingOptions(), 5, max_tokens=3, endings=ENDLESS), Scripted(Answer([0, 1]))
+    asked, draft = job(SamplingOptions(), 5, max_tokens=3, endings=ENDLESS), Scripted(ModelAnswer([0, 1]))
 
-    def target(call: Call) -> list[Answer]:
-        return [Answer([]), Answer([0, 1, 1])]
+    def target(call: ModelCall) -> list[ModelAnswer]:
+        return [ModelAnswer([]), ModelAnswer([0, 1, 1])]
 
-    [step] = generate(asked, target, ModelDrafter(draft, asked.sampling, draws=True))
+    [step] = generate(asked, target, RemoteModelDrafter(draft, asked.sampling, draws=True))
     assert (step.ids, step.drafted, step.accepted) == ([0, 1, 1], 2, 2)
 
 
 class Scripted:
     """A model with scripted answers, one per call."""
 
-    def __init__(self, *answers: Answer) -> None:
-        self.answers, self.calls = list(answers), list[Call]()
+    def __init__(self, *answers: ModelAnswer) -> None:
+        self.answers, self.calls = list(answers), list[ModelCall]()
 
-    def __call__(self, call: Call) -> list[Answer]:
+    def __call__(self, call: ModelCall) -> list[ModelAnswer]:
         self.calls.append(call)
         return [self.answers.pop(0)]
 
 
 def test_a_draft_that_is_shorter_or_empty_is_verified_as_it_is() -> None:
     asked = job(SamplingOptions(), 5, max_tokens=4, endings=ENDLESS)
-    draft = Scripted(Answer([0]), Answer([]), Answer([]))
-    target = Scripted(Answer([0, 1]), Answer([1]), Answer([0]))
-    assert said(asked, target, ModelDrafter(draft, asked.sampling, draws=True)) == (0, 1, 1, 0)
+    draft = Scripted(ModelAnswer([0]), ModelAnswer([]), ModelAnswer([]))
+    target = Scripted(ModelAnswer([0, 1]), ModelAnswer([1]), ModelAnswer([0]))
+    assert said(asked, target, RemoteModelDrafter(draft, asked.sampling, draws=True)) == (0, 1, 1, 0)
     assert [(list(call.draft.ids), call.new_tokens) for call in target.calls] == [([0], 2), ([], 1), ([], 1)]
 
 
 def test_a_text_ends_where_the_target_says_nothing_more() -> None:
     asked = job(SamplingOptions(), 0)
-    [step] = generate(asked, Scripted(Answer([])), LookupDrafter(SuffixIndex(4), 1))
+    [step] = generate(asked, Scripted(ModelAnswer([])), LookupDrafter(SuffixIndex(4), 1))
     assert (step.ids, step.finish_reason) == ([], "end_id")
 
 
 def test_what_comes_behind_an_end_is_not_part_of_the_text() -> None:
     asked = job(SamplingOptions(), 3, max_tokens=9)
-    draft, target = Scripted(Answer([0, END, 1])), Scripted(Answer([0, END, 1, 1]))
-    [step] = generate(asked, target, ModelDrafter(draft, asked.sampling, draws=True))
+    draft, target = Scripted(ModelAnswer([0, END, 1])), Scripted(ModelAnswer([0, END, 1, 1]))
+    [step] = generate(asked, target, RemoteModelDrafter(draft, asked.sampling, draws=True))
     assert (step.ids, step.finish_reason, step.drafted, step.accepted) == ([0], "end_id", 3, 3)
 
 
 def test_a_draft_model_without_logits_is_told_how_to_give_them() -> None:
     asked = job(SamplingOptions(1.0))
-    drafter = ModelDrafter(Scripted(Answer([0, 1])), asked.sampling, draws=True)
+    drafter = RemoteModelDrafter(Scripted(ModelAnswer([0, 1])), asked.sampling, draws=True)
     with pytest.raises(TrtspecError, match="the draft model gave no logits") as caught:
         list(generate(asked, TableTarget(1), drafter))
     assert caught.value.hint == "build its engine to gather generation logits"
@@ -376,42 +380,44 @@ def test_a_draft_model_without_logits_is_told_how_to_give_them() -> None:
 
 def test_an_unsure_draft_is_cut_before_the_token_that_nothing_speaks_for() -> None:
     sure, unsure = [4.0, 0.0, 0.0], [1.0, 0.9, 0.8]
-    draft = Scripted(Answer([0, 1, 0], np.array([sure, unsure, sure], np.float32)))
-    drafter = ModelDrafter(draft, SamplingOptions(), draws=True, stop_below=0.6)
+    draft = Scripted(ModelAnswer([0, 1, 0], np.array([sure, unsure, sure], np.float32)))
+    drafter = RemoteModelDrafter(draft, SamplingOptions(), draws=True, stop_below=0.6)
     assert list(drafter.propose([0], 0, 3).ids) == [0]
 
 
 def test_drafts_are_drawn_by_the_temperature_alone_and_say_so() -> None:
     logits = np.array([[1.0, 2.0, 3.0]], np.float32)
-    draft = Scripted(Answer([0], logits), Answer([0], logits))
-    guess = ModelDrafter(draft, SamplingOptions(0.5, top_k=2, top_p=0.9), draws=True).propose([0], 0, 1)
+    draft = Scripted(ModelAnswer([0], logits), ModelAnswer([0], logits))
+    guess = RemoteModelDrafter(draft, SamplingOptions(0.5, top_k=2, top_p=0.9), draws=True).propose([0], 0, 1)
     assert (draft.calls[0].sampling.temperature, draft.calls[0].sampling.top_k, draft.calls[0].sampling.top_p) == (
         0.5,
         0,
         1.0,
     )
     assert guess.logits.tolist() == [[2.0, 4.0, 6.0]]
-    fast = ModelDrafter(draft, SamplingOptions(0.5), draws=False, fast_logits=True).propose([0], 0, 1)
+    fast = RemoteModelDrafter(draft, SamplingOptions(0.5), draws=False, fast_logits=True).propose([0], 0, 1)
     assert fast.logits is logits, "the location of the logits must be passed on unchanged"
     assert draft.calls[1].sampling.temperature == 1.0
 
 
 def test_what_was_looked_up_is_told_to_be_certain() -> None:
-    asked, target = job(SamplingOptions(1.0), prompt=(0, 1, 0, 1), max_tokens=9), Scripted(Answer([0, END]))
+    asked, target = job(SamplingOptions(1.0), prompt=(0, 1, 0, 1), max_tokens=9), Scripted(ModelAnswer([0, END]))
     list(generate(asked, target, lookup_drafter(TableModel(2), asked.sampling), VOCAB))
     guess = target.calls[0].draft
     assert list(guess.ids) == [0, 1]
-    assert np.allclose([probs_of(row.astype(np.float64), 1.0, 0, 1.0) for row in guess.logits], np.eye(VOCAB)[[0, 1]])
+    assert np.allclose(
+        [sampling_probs(row.astype(np.float64), 1.0, 0, 1.0) for row in guess.logits], np.eye(VOCAB)[[0, 1]]
+    )
 
 
-class Failing(Drafter):
+class Failing(TokenDrafter):
     """Drafts correctly, except for the named calls, which fail or are refused."""
 
     def __init__(self, target: TableModel, failing: Container[int] = (), refusing: Container[int] = ()) -> None:
-        self.drafter = ModelDrafter(TableModel(1), SamplingOptions(), draws=False)
+        self.drafter = RemoteModelDrafter(TableModel(1), SamplingOptions(), draws=False)
         self.failing, self.refusing, self.calls = failing, refusing, 0
 
-    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft:
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> TokenDraft:
         self.calls += 1
         if self.calls in self.failing:
             raise DraftFailed("no answer in time")
@@ -420,15 +426,17 @@ class Failing(Drafter):
         return self.drafter.propose(text, position, at_most)
 
 
-def guarded(drafter: Drafter, breaker: Breaker | None = None, lengths: DraftLengths | None = None):
+def guarded(drafter: TokenDrafter, breaker: CircuitBreaker | None = None, lengths: AdaptiveDraftLen | None = None):
     fallbacks: list[str] = []
-    return GuardedDrafter(drafter, breaker or Breaker(), lengths, lambda why, _: fallbacks.append(why)), fallbacks
+    return FallbackDrafter(
+        drafter, breaker or CircuitBreaker(), lengths, lambda why, _: fallbacks.append(why)
+    ), fallbacks
 
 
 LONG = job(SamplingOptions(), 3, max_tokens=200, endings=ENDLESS)
 
 
-def whole(asked: Job) -> Text:
+def whole(asked: GenerationRequest) -> Text:
     return said(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling))
 
 
@@ -451,7 +459,7 @@ def test_the_target_goes_on_alone_in_pieces_and_drafts_come_back() -> None:
 
 
 def test_a_draft_model_that_refuses_a_text_is_not_asked_for_it_again_and_is_not_to_blame() -> None:
-    breaker = Breaker(failures=1)
+    breaker = CircuitBreaker(failures=1)
     target = TableTarget(1)
     refusing = Failing(target, refusing={2})
     drafter, fallbacks = guarded(refusing, breaker)
@@ -460,7 +468,7 @@ def test_a_draft_model_that_refuses_a_text_is_not_asked_for_it_again_and_is_not_
 
 
 def test_while_the_breaker_is_open_nothing_is_drafted() -> None:
-    breaker = Breaker(failures=2, now=lambda: 0.0)
+    breaker = CircuitBreaker(failures=2, now=lambda: 0.0)
     target = TableTarget(1)
     failing = Failing(target, range(999))
     drafter, fallbacks = guarded(failing, breaker)
@@ -475,24 +483,24 @@ def test_while_the_breaker_is_open_nothing_is_drafted() -> None:
 def test_the_distribution_is_the_targets_whatever_is_drafted_when(sampling: SamplingOptions, failing) -> None:
     """The draft length changes, and a draft fails in between."""
 
-    class Turning(DraftLengths):
-        def choose(self) -> Choice:
+    class Turning(AdaptiveDraftLen):
+        def choose(self) -> DraftLenChoice:
             self.turn = getattr(self, "turn", 0) + 1
-            return Choice((2, 0, 1)[self.turn % 3], 0, 0.0)
+            return DraftLenChoice((2, 0, 1)[self.turn % 3], 0, 0.0)
 
-        def note(self, choice: Choice, tokens: int) -> None:
+        def note(self, choice: DraftLenChoice, tokens: int) -> None:
             pass
 
-    class Sometimes(ModelDrafter):
+    class Sometimes(RemoteModelDrafter):
         calls = 0
 
-        def propose(self, *given) -> Draft:
+        def propose(self, *given) -> TokenDraft:
             self.calls += 1
             if self.calls in failing:
                 raise DraftFailed("no answer in time")
             return super().propose(*given)
 
-    def drafter_of(model: TableModel, sampling: SamplingOptions) -> Drafter:
+    def drafter_of(model: TableModel, sampling: SamplingOptions) -> TokenDrafter:
         return guarded(Sometimes(model, sampling, draws=True), lengths=Turning(2))[0]
 
     asked = job(sampling)
@@ -502,13 +510,13 @@ def test_the_distribution_is_the_targets_whatever_is_drafted_when(sampling: Samp
 def test_lengths_that_were_chosen_are_drafted_and_measured() -> None:
     noted: list[tuple[int, int]] = []
 
-    class Given(DraftLengths):
+    class Given(AdaptiveDraftLen):
         lengths: Iterator[int] = iter([2, 0, 1, 3, 3, 3, 3])
 
-        def choose(self) -> Choice:
-            return Choice(next(self.lengths), 0, 0.0)
+        def choose(self) -> DraftLenChoice:
+            return DraftLenChoice(next(self.lengths), 0, 0.0)
 
-        def note(self, choice: Choice, tokens: int) -> None:
+        def note(self, choice: DraftLenChoice, tokens: int) -> None:
             noted.append((choice.draft_len, tokens))
 
     target, draft = TableTarget(1), TableModel(1)
@@ -521,8 +529,8 @@ def test_lengths_that_were_chosen_are_drafted_and_measured() -> None:
 def test_what_the_target_says_alone_is_no_measure_of_a_length_that_was_refused() -> None:
     noted: list[int] = []
 
-    class Watched(DraftLengths):
-        def note(self, choice: Choice, tokens: int) -> None:
+    class Watched(AdaptiveDraftLen):
+        def note(self, choice: DraftLenChoice, tokens: int) -> None:
             noted.append(tokens)
 
     target = TableTarget(1)

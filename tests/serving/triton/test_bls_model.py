@@ -22,14 +22,19 @@ from trtspec.core.processes import wait_until
 from trtspec.engine.generation.circuit_breaker import FAILURES
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.serving.triton.config import load_config
-from trtspec.serving.triton.python_models.adaptive_draft_len import DraftLengths, Scheduled
-from trtspec.serving.triton.python_models.bls import Answer, Call, Draft
-from trtspec.serving.triton.python_models.cancellation import Departures
-from trtspec.serving.triton.python_models.error_ids import fault_of
-from trtspec.serving.triton.python_models.errors import ModelRefusal
-from trtspec.serving.triton.python_models.grpc_client import LONGEST_TEXT_S, Line, OwnServer, own_address
+from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, ScheduledDraftLen
+from trtspec.serving.triton.python_models.bls import ModelAnswer, ModelCall, TokenDraft
+from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
+from trtspec.serving.triton.python_models.error_ids import parse_error_id
+from trtspec.serving.triton.python_models.errors import ModelError
+from trtspec.serving.triton.python_models.grpc_client import (
+    LONGEST_TEXT_S,
+    LocalServerClient,
+    ReconnectingStream,
+    local_grpc_address,
+)
 from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, words_of_tensor
+from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, tensor_to_words
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -51,25 +56,25 @@ def models(server: Models) -> Models:
 
 
 @pytest.fixture
-def line(models: Models) -> Iterator[Line]:
+def line(models: Models) -> Iterator[ReconnectingStream]:
     """A line to `models`."""
     with (
-        closing(OwnServer(models.address)) as server,
-        closing(Departures()) as clock,
-        closing(Line(server, clock.watch)) as line,
+        closing(LocalServerClient(models.address)) as server,
+        closing(CancellationWatcher()) as clock,
+        closing(ReconnectingStream(server, clock.watch)) as line,
     ):
         yield line
 
 
-CALL = Call([5, 6], 3, SamplingOptions(0.7, top_k=4, top_p=0.9, seed=2**64 - 1))
+CALL = ModelCall([5, 6], 3, SamplingOptions(0.7, top_k=4, top_p=0.9, seed=2**64 - 1))
 
 
-Ask = Callable[..., tuple[Any, list[Answer]]]
+Ask = Callable[..., tuple[Any, list[ModelAnswer]]]
 
 
 @pytest.fixture
-def asked(models: Models, line: Line) -> Ask:
-    def ask(call: Call, *responses: Response) -> tuple[Any, list[Answer]]:
+def asked(models: Models, line: ReconnectingStream) -> Ask:
+    def ask(call: ModelCall, *responses: Response) -> tuple[Any, list[ModelAnswer]]:
         models.serve = lambda *_: list(responses)
         answers = list(ServerModel(line, "m")(call))
         return models.made[0], answers
@@ -80,7 +85,7 @@ def asked(models: Models, line: Line) -> Ask:
 def test_a_call_is_tensors_of_one_request(asked: Ask) -> None:
     logits = np.zeros((2, 7), np.float32)
     request, answers = asked(
-        Call(CALL.text, 3, CALL.sampling, draft=Draft([1, 2], logits), wants_logits=True),
+        ModelCall(CALL.text, 3, CALL.sampling, draft=TokenDraft([1, 2], logits), wants_logits=True),
         tokens(1, 2, 3, generation_logits=np.ones((1, 1, 3, 7), np.float32)),
     )
     assert request.model == "m"
@@ -112,7 +117,7 @@ def test_a_call_is_tensors_of_one_request(asked: Ask) -> None:
 
 
 def test_a_call_says_no_more_than_it_means(asked: Ask) -> None:
-    request, _ = asked(Call([5], 1, SamplingOptions(0.9, top_k=1)), tokens(1))
+    request, _ = asked(ModelCall([5], 1, SamplingOptions(0.9, top_k=1)), tokens(1))
     assert request.outputs == ["output_ids", "sequence_length"]
     left_out = {"draft_input_ids", "draft_logits", "stop_words_list", "lookahead_window_size"}
     assert not left_out & set(request.inputs)
@@ -122,7 +127,7 @@ def test_a_call_says_no_more_than_it_means(asked: Ask) -> None:
 
 def test_a_call_for_a_whole_text_says_where_it_ends_and_how_the_model_drafts(asked: Ask) -> None:
     request, _ = asked(
-        Call([5], 9, SamplingOptions(), stop_words=[[7], [3, 4]], lookahead=(4, 3, 2), streams=True), tokens(1)
+        ModelCall([5], 9, SamplingOptions(), stop_words=[[7], [3, 4]], lookahead=(4, 3, 2), streams=True), tokens(1)
     )
     said = {name: request.inputs[name].tolist() for name in ("stop_words_list", "streaming")}
     assert said == {"stop_words_list": [[[7, 3, 4], [1, 3, -1]]], "streaming": [[True]]}
@@ -135,7 +140,7 @@ def counts(drafted: int, accepted: int) -> dict[str, Any]:
 
 
 def test_an_answer_counts_from_the_one_before(asked: Ask) -> None:
-    call = Call([5], 9, SamplingOptions(), wants_counts=True)
+    call = ModelCall([5], 9, SamplingOptions(), wants_counts=True)
     request, answers = asked(call, tokens(1, **counts(0, 0)), tokens(2, 3, **counts(5, 1)), tokens(**counts(9, 1)))
     assert request.inputs["return_perf_metrics"].tolist() == [[True]]
     assert request.outputs[2:] == ["total_draft_tokens", "total_accepted_draft_tokens"]
@@ -147,7 +152,7 @@ def test_an_answer_counts_from_the_one_before(asked: Ask) -> None:
 
 
 def test_a_model_that_counts_nothing_is_taken_for_one_that_drafts_nothing(asked: Ask) -> None:
-    _, [answer] = asked(Call([5], 9, SamplingOptions(), wants_counts=True), tokens(1))
+    _, [answer] = asked(ModelCall([5], 9, SamplingOptions(), wants_counts=True), tokens(1))
     assert (answer.drafted, answer.accepted) == (0, 0)
 
 
@@ -161,7 +166,7 @@ def test_what_a_model_refuses_is_said_in_its_words(asked: Ask) -> None:
         asked(CALL, response(error="too long"), tokens(1))
 
 
-def test_whoever_closes_the_line_ends_the_request(models: Models, line: Line) -> None:
+def test_whoever_closes_the_line_ends_the_request(models: Models, line: ReconnectingStream) -> None:
     models.serve, models.waits = lambda *_: [tokens(1), tokens(2)], True
     answers = ServerModel(line, "m")(CALL)
     assert next(iter(answers)).ids == [1]
@@ -170,7 +175,7 @@ def test_whoever_closes_the_line_ends_the_request(models: Models, line: Line) ->
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: Line) -> None:
+def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: ReconnectingStream) -> None:
     """The server might keep a cancelled stream, and the model behind it would never be unloaded."""
     models.serve, models.lingers = lambda *_: [tokens(1)], True
     assert len(list(ServerModel(line, "m")(CALL))) == 1
@@ -183,14 +188,17 @@ def test_a_stream_that_is_given_up_as_its_answer_comes_is_asked_no_more(models: 
     """The cancellation may arrive during the next call, which may be of another model."""
     late = SimpleNamespace(has_left=True, close=lambda: None)
     models.serve, before = lambda *_: [tokens(1)], models.streams
-    with closing(OwnServer(models.address)) as server, closing(Line(server, lambda *_: late)) as line:
+    with (
+        closing(LocalServerClient(models.address)) as server,
+        closing(ReconnectingStream(server, lambda *_: late)) as line,
+    ):
         for limit_s in (5.0, LONGEST_TEXT_S):
             assert [answer.ids for answer in ServerModel(line, "m", limit_s)(CALL)] == [[1]]
     assert models.streams - before == 2
 
 
 @pytest.mark.slow
-def test_models_share_a_stream(models: Models, line: Line) -> None:
+def test_models_share_a_stream(models: Models, line: ReconnectingStream) -> None:
     before = models.streams
     for name, token in (("draft", 1), ("target", 2), ("draft", 3)):
         models.serve = lambda model, _, token=token: [tokens(len(model)), tokens(token)]
@@ -201,21 +209,23 @@ def test_models_share_a_stream(models: Models, line: Line) -> None:
 
 def test_a_server_that_is_gone_is_named() -> None:
     refused = pytest.raises(TrtspecError, match=r"m: .*127\.0\.0\.1:1: ")
-    with closing(OwnServer("127.0.0.1:1")) as gone, closing(Departures()) as clock, refused:
-        list(ServerModel(Line(gone, clock.watch), "m")(CALL))
+    with closing(LocalServerClient("127.0.0.1:1")) as gone, closing(CancellationWatcher()) as clock, refused:
+        list(ServerModel(ReconnectingStream(gone, clock.watch), "m")(CALL))
 
 
 @pytest.mark.slow
-def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(models: Models, line: Line) -> None:
+def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(
+    models: Models, line: ReconnectingStream
+) -> None:
     def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
         if model == "late":
             models.made[-1].left.wait(WAIT_S)
         yield tokens(1) if model != "broken" else response(error="no: internal error")
 
     models.serve, before = serve, models.streams
-    with pytest.raises(ModelRefusal, match=r"late: no response within 0\.3 s") as late:
+    with pytest.raises(ModelError, match=r"late: no response within 0\.3 s") as late:
         list(ServerModel(line, "late", 0.3)(CALL))
-    with pytest.raises(ModelRefusal, match="broken: no") as broken:
+    with pytest.raises(ModelError, match="broken: no") as broken:
         list(ServerModel(line, "broken", 5.0)(CALL))
     assert [answer.ids for answer in ServerModel(line, "good", 5.0)(CALL)] == [[1]]
     assert (late.value.status, broken.value.status) == ("UNAVAILABLE", "INTERNAL")
@@ -223,9 +233,9 @@ def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(mod
     assert models.streams - before == 3
 
 
-def test_nothing_is_asked_by_a_line_that_is_closed(line: Line) -> None:
+def test_nothing_is_asked_by_a_line_that_is_closed(line: ReconnectingStream) -> None:
     line.close()
-    with pytest.raises(ModelRefusal, match="the request has ended"):
+    with pytest.raises(ModelError, match="the request has ended"):
         list(ServerModel(line, "m")(CALL))
 
 
@@ -245,13 +255,13 @@ def test_a_stream_that_ends_too_early_is_no_answer(asked: Ask, models: Models) -
     ],
 )
 def test_a_model_finds_its_own_server(argv: list[str], address: str) -> None:
-    assert own_address(argv) == address
+    assert local_grpc_address(argv) == address
 
 
 @pytest.mark.parametrize("option", ["--allow-grpc=false", "--allow-grpc=0", "--grpc-use-ssl=true"])
 def test_a_server_that_its_models_cannot_ask_is_refused(option: str) -> None:
     with pytest.raises(TrtspecError, match=f"started with {option.partition('=')[0]}"):
-        own_address(["tritonserver", option])
+        local_grpc_address(["tritonserver", option])
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +298,7 @@ def scripted(tokenizer: Tokenizer, prompt: str) -> Serve:
 def start(root: Path, pb_utils: Any, serve: Serve | None = None, **changes: str) -> Any:
     """Return the model of an artifact at `root`; `serve` responds for the models that it calls."""
     module = load_model("tensorrt_llm_bls", pb_utils)
-    module.own_server = lambda: OwnServer(pb_utils.models.address)
+    module.own_server = lambda: LocalServerClient(pb_utils.models.address)
     pb_utils.models.serve = serve or scripted(Tokenizer(root / "tokenizer"), "Hé")
     args = model_args(model_repository_dir() / "tensorrt_llm_bls", tokenizer_dir=str(root / "tokenizer"), **changes)
     model = module.TritonPythonModel()
@@ -400,12 +410,12 @@ def test_how_much_is_drafted_is_what_a_request_asks_for_or_the_schedule_or_what_
     model = start(root, pb_utils, draft_len_schedule="[[1, 3], [2, 0]]")
     for inputs, kind in (
         ({"num_draft_tokens": np.array([[2]], np.int32)}, None),
-        ({"seed": np.array([[7]], np.uint64), "top_p": np.array([[0.9]], np.float32)}, Scheduled),
-        ({"top_p": np.array([[0.9]], np.float32)}, DraftLengths),
-        ({"seed": np.array([[7]], np.uint64)}, DraftLengths),
+        ({"seed": np.array([[7]], np.uint64), "top_p": np.array([[0.9]], np.float32)}, ScheduledDraftLen),
+        ({"top_p": np.array([[0.9]], np.float32)}, AdaptiveDraftLen),
+        ({"seed": np.array([[7]], np.uint64)}, AdaptiveDraftLen),
     ):
         tensors = HeldTensors(RequestTensors(pb_utils, ask(**inputs)), model.inputs)
-        lengths = model.lengths_of(model.read(tensors), tensors)
+        lengths = model.draft_len_policy(model.read(tensors), tensors)
         assert (type(lengths) if lengths else None) is kind
     assert model.lengths.limit() == 3
     model.finalize()
@@ -450,7 +460,7 @@ def test_a_target_that_drafts_by_itself_is_asked_once_and_its_counts_are_told(ro
     assert (last["acceptance_rate"], last["num_output_tokens"]) == (pytest.approx(1 / 3), 20)
     [inputs] = asked
     assert (inputs["streaming"].item(), inputs["request_output_len"].item()) == (True, 20)
-    words = words_of_tensor(inputs["stop_words_list"][0])
+    words = tensor_to_words(inputs["stop_words_list"][0])
     assert words == [Tokenizer(root / "tokenizer").encode("no such text")]
 
 
@@ -468,7 +478,7 @@ def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path:
     assert answer.outputs["num_output_tokens"].item() == 1
     own, other = sorted(asked, key=lambda inputs: inputs["end_id"].item())
     assert own["end_id"].item() == 0
-    assert words_of_tensor(own["stop_words_list"][0]) == [[5], [7]]
+    assert tensor_to_words(own["stop_words_list"][0]) == [[5], [7]]
     assert (other["end_id"].item(), "stop_words_list" in other) == (9, False)
 
 
@@ -487,7 +497,7 @@ def test_what_changes_logits_is_left_to_the_target_alone(root, pb_utils) -> None
     [(model, inputs)] = asked
     assert model == "tensorrt_llm"
     assert (inputs["presence_penalty"].tolist(), inputs["min_tokens"].tolist()) == ([[0.5]], [[2]])
-    assert [len(word) for word in words_of_tensor(inputs["bad_words_list"][0])] == [2]
+    assert [len(word) for word in tensor_to_words(inputs["bad_words_list"][0])] == [2]
     assert inputs["embedding_bias"].sum() == 2.0
     assert not {"draft_input_ids", "repetition_penalty"} & {*inputs}
 
@@ -587,7 +597,7 @@ def test_a_bug_in_one_request_is_logged_and_the_next_is_served(root, pb_utils) -
         return [response(sequence_length=[1])] if inputs["input_ids"][0, 0] == broken else good(model, inputs)
 
     [[(bad, _)], [(fine, _)]] = run(start(root, pb_utils, serve), ask("b"), ask())
-    assert fault_of(bad.error.message)
+    assert parse_error_id(bad.error.message)
     assert "KeyError" not in bad.error.message
     assert fine.outputs["text_output"].item().decode() == SCRIPT[:19]
     assert "output_ids" in pb_utils.logged[0]

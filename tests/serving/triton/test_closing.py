@@ -12,37 +12,37 @@ import pytest
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton import hardening
 from trtspec.serving.triton.env_filter import without_secrets
-from trtspec.serving.triton.hardening import closing_options, hide_token
-from trtspec.serving.triton.server import Server
+from trtspec.serving.triton.hardening import hardening_options, scrub_token
+from trtspec.serving.triton.server import TritonServer
 
 RESTRICTED = ("http-restricted-api", "grpc-restricted-protocol")
 
 
-def server(root: Path, *options: str) -> Server:
+def server(root: Path, *options: str) -> TritonServer:
     path = root / "tritonserver"
     path.write_text("#!/bin/sh\n" + "".join(f"echo '  --{option} <string>'\n" for option in options) + "exit 1\n")
     path.chmod(0o755)
-    return Server(path, "PATH")
+    return TritonServer(path, "PATH")
 
 
 def test_a_server_gets_the_options_that_it_has(tmp_path: Path) -> None:
     closed = "shared-memory,model-repository,trace,logging:trtspec-token=abc"
     both = (f"--http-restricted-api={closed}", f"--grpc-restricted-protocol={closed}")
-    assert closing_options(server(tmp_path, *RESTRICTED), "abc") == both
+    assert hardening_options(server(tmp_path, *RESTRICTED), "abc") == both
     newer = server(tmp_path, *RESTRICTED, "http-max-input-size", "allow-vertex-ai", "allow-sagemaker")
     more = ("--http-max-input-size=16777216", "--allow-vertex-ai=false", "--allow-sagemaker=false")
-    assert closing_options(newer, "abc") == (*both, *more)
+    assert hardening_options(newer, "abc") == (*both, *more)
 
 
 @pytest.mark.parametrize("missing", RESTRICTED)
 def test_a_server_that_cannot_be_closed_is_not_started(missing: str, tmp_path: Path) -> None:
     with pytest.raises(DeployError, match=f"it does not support --{missing}, so any client could run") as caught:
-        closing_options(server(tmp_path, *(option for option in RESTRICTED if option != missing)), "abc")
+        hardening_options(server(tmp_path, *(option for option in RESTRICTED if option != missing)), "abc")
     assert caught.value.where == str(tmp_path / "tritonserver")
     assert "use tritonserver 2." in str(caught.value.hint)
     (tmp_path / "tritonserver").chmod(0o644)
     with pytest.raises(DeployError, match="cannot list its options"):
-        closing_options(Server(tmp_path / "tritonserver", "PATH"), "abc")
+        hardening_options(TritonServer(tmp_path / "tritonserver", "PATH"), "abc")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_the_token_stays_until_its_own_process_has_said_something(monkeypatch: p
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        hide_token(process, token)
+        scrub_token(process, token)
         assert token in arguments.read_text()
         process.stdin.write(b"\n")
         process.stdin.flush()
         process.stdout.readline()
-        hide_token(process, token)
+        scrub_token(process, token)
         assert token not in arguments.read_text()
         assert "x" * 64 in arguments.read_text()
     finally:

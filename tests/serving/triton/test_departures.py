@@ -10,19 +10,19 @@ from collections.abc import Iterator
 import pytest
 
 from trtspec.core.processes import wait_until
-from trtspec.serving.triton.python_models.cancellation import Departures
+from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
 
 
 @pytest.fixture
-def departures() -> Iterator[Departures]:
-    watching = Departures()
+def departures() -> Iterator[CancellationWatcher]:
+    watching = CancellationWatcher()
     yield watching
     watching.close()
 
 
 @pytest.mark.slow
 def test_a_request_that_cannot_be_asked_costs_no_other(
-    departures: Departures, capsys: pytest.CaptureFixture[str]
+    departures: CancellationWatcher, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[int] = []
     left: list[int] = []
@@ -42,7 +42,7 @@ def test_a_request_that_cannot_be_asked_costs_no_other(
 class WatchedRequest:
     """A request with a reference to its watch, which refers to it."""
 
-    def __init__(self, departures: Departures) -> None:
+    def __init__(self, departures: CancellationWatcher) -> None:
         self.watch = departures.watch(self.is_cancelled, self.drop)
 
     def is_cancelled(self) -> bool:
@@ -52,7 +52,7 @@ class WatchedRequest:
         raise AssertionError("the client is there")
 
 
-def test_a_request_that_is_over_is_let_go_without_a_collection(departures: Departures) -> None:
+def test_a_request_that_is_over_is_let_go_without_a_collection(departures: CancellationWatcher) -> None:
     gc.disable()
     try:
         asked = WatchedRequest(departures)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from trtspec.serving.triton.python_models.adaptive_draft_len import AGAIN_S, DraftLengths
+from trtspec.serving.triton.python_models.adaptive_draft_len import AGAIN_S, AdaptiveDraftLen
 
 ALONE = 32  # tokens of a step without drafting
 
@@ -33,7 +33,7 @@ class World:
         return accepted + 1
 
 
-def run(world: World, lengths: DraftLengths, texts: int, steps: int) -> tuple[float, list[int]]:
+def run(world: World, lengths: AdaptiveDraftLen, texts: int, steps: int) -> tuple[float, list[int]]:
     """Return the tokens per second of a number of steps, and the chosen lengths."""
     chosen, tokens, begun = [], 0, world.now
     with ExitStack() as stack:
@@ -59,7 +59,7 @@ def rising(width: int) -> float:
 def test_a_good_draft_is_used_and_a_useless_one_is_not() -> None:
     for acceptance, expected in ((0.9, 6), (0.0, 0)):
         world = World(acceptance, 0.001, flat)
-        lengths = DraftLengths(6, now=lambda world=world: world.now)
+        lengths = AdaptiveDraftLen(6, now=lambda world=world: world.now)
         run(world, lengths, 1, 40)
         _, chosen = run(world, lengths, 1, 200)
         assert chosen.count(expected) > 180
@@ -70,7 +70,7 @@ def test_a_good_draft_is_used_and_a_useless_one_is_not() -> None:
 def test_it_is_never_slower_than_the_target_alone(acceptance: float, texts: int) -> None:
     """If the cost of a step grows with its verified tokens, drafting pays for few texts but not for many."""
     world = World(acceptance, 0.001, rising)
-    lengths = DraftLengths(6, now=lambda: world.now)
+    lengths = AdaptiveDraftLen(6, now=lambda: world.now)
     speed, _ = run(world, lengths, texts, 2000)
     alone = 1 / rising(texts)
     assert speed > 0.97 * alone
@@ -78,7 +78,7 @@ def test_it_is_never_slower_than_the_target_alone(acceptance: float, texts: int)
 
 def test_an_acceptance_that_falls_and_comes_back_is_noticed() -> None:
     world = World(0.9, 0.001, flat)
-    lengths = DraftLengths(6, now=lambda: world.now)
+    lengths = AdaptiveDraftLen(6, now=lambda: world.now)
     run(world, lengths, 1, 100)
     world.acceptance = 0.0
     run(world, lengths, 1, 100)
@@ -90,7 +90,7 @@ def test_an_acceptance_that_falls_and_comes_back_is_noticed() -> None:
 
 
 def test_a_schedule_bounds_what_is_drafted() -> None:
-    lengths = DraftLengths(5, [(1, 5), (3, 2)], now=lambda: 0.0)
+    lengths = AdaptiveDraftLen(5, [(1, 5), (3, 2)], now=lambda: 0.0)
     limits = []
     with ExitStack() as stack:
         for _ in range(5):

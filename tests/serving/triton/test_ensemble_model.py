@@ -18,10 +18,10 @@ from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import Overloaded
 from trtspec.core.paths import model_repository_dir
-from trtspec.serving.triton.python_models.cancellation import Departures
-from trtspec.serving.triton.python_models.error_ids import fault_of
-from trtspec.serving.triton.python_models.grpc_client import OwnServer
-from trtspec.serving.triton.python_models.responses import Places, Room
+from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
+from trtspec.serving.triton.python_models.error_ids import parse_error_id
+from trtspec.serving.triton.python_models.grpc_client import LocalServerClient
+from trtspec.serving.triton.python_models.responses import RequestLimit, RequestSlots
 
 TEXT = "né!"
 
@@ -65,7 +65,7 @@ def pieces(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
 def start(root: Path, models: Models, *, decoupled: bool = True, **changes: str) -> tuple[Any, Any]:
     pb_utils = make_pb_utils()
     module = load_model("ensemble", pb_utils)
-    module.own_server = lambda: OwnServer(models.address)
+    module.own_server = lambda: LocalServerClient(models.address)
     args = model_args(model_repository_dir() / "ensemble", tokenizer_dir=str(root), **changes)
     if not decoupled:
         args["model_config"] = args["model_config"].replace('"decoupled": true', '"decoupled": false')
@@ -162,7 +162,7 @@ def test_an_internal_error_of_the_model_is_an_id_whose_words_are_in_the_log(root
     [[(answer, _)]] = run(model, ask())
     assert answer.error.code == "internal"
     assert "Stub" not in answer.error.message
-    fault = fault_of(answer.error.message)
+    fault = parse_error_id(answer.error.message)
     assert any(fault in line and "is not healthy" in line for line in pb_utils.logged)
 
 
@@ -217,7 +217,7 @@ def test_a_text_that_cannot_be_a_prompt_is_refused_before_anything_is_asked(
 
 
 def test_a_request_waits_for_a_place_in_execute_so_that_the_server_counts_it() -> None:
-    places, going = Places(1), threading.Event()
+    places, going = RequestSlots(1), threading.Event()
     with ThreadPoolExecutor(places.count) as threads, ThreadPoolExecutor(1) as executing:
         for _ in range(places.count):
             places.hold(lambda: threads.submit(going.wait, WAIT_S))
@@ -228,7 +228,7 @@ def test_a_request_waits_for_a_place_in_execute_so_that_the_server_counts_it() -
 
 
 def test_a_model_that_waits_for_none_refuses_what_goes_beyond_its_room() -> None:
-    room = Room(max_batch_size=1, max_queue_size=1)
+    room = RequestLimit(max_batch_size=1, max_queue_size=1)
     with room, room:
         with room, pytest.raises(Overloaded, match="the queue is full: 1 requests wait"), room:
             pass
@@ -239,7 +239,7 @@ def test_a_model_that_waits_for_none_refuses_what_goes_beyond_its_room() -> None
 @pytest.mark.slow
 def test_a_request_that_is_over_is_looked_at_no_more() -> None:
     looked, left = threading.Event(), threading.Event()
-    departures = Departures()
+    departures = CancellationWatcher()
     watch = departures.watch(lambda: looked.set() or False, left.set)
     assert looked.wait(WAIT_S)
     watch.close()

@@ -10,10 +10,10 @@ import pytest
 
 from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.triton.nvidia_compat import INPUTS, unserved
-from trtspec.serving.triton.python_models.fields import NEUTRAL, OLDER, refuse_unknown, renamed
-from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, refuse_unsupported
+from trtspec.serving.triton.nvidia_compat import INPUTS, unsupported_inputs
+from trtspec.serving.triton.python_models.fields import NEUTRAL, OLDER_NAMES, check_field_names, rename_fields
+from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
+from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, check_unsupported
 
 TEXT_INPUTS = [
     "text_input",
@@ -48,10 +48,10 @@ def refusal(inputs: RequestTensors, name: str) -> str:
     ],
 )
 def test_an_older_name_is_read_as_a_parameter_and_as_a_tensor(older: str, name: str, value: Any) -> None:
-    assert OLDER[name][0] == older
+    assert OLDER_NAMES[name][0] == older
     assert tensors({older: value}).scalar(name) == value
-    assert tensors(**{older: np.array([[value]], OLDER[name][1])}).scalar(name) == value
-    both = tensors({older: value}, **{name: np.array([[value]], OLDER[name][1])})
+    assert tensors(**{older: np.array([[value]], OLDER_NAMES[name][1])}).scalar(name) == value
+    both = tensors({older: value}, **{name: np.array([[value]], OLDER_NAMES[name][1])})
     assert both.scalar(name) == value, "both names with the same value"
     assert HeldTensors(tensors({older: value}), [name]).scalar(name) == value
     assert HeldTensors(tensors(**{older: np.array([[value]])}), [name, older]).scalar(name) == value
@@ -77,7 +77,7 @@ def test_an_error_names_the_field_as_the_request_does() -> None:
     with pytest.raises(TrtspecError) as error, inputs.naming({"max_tokens": "request_output_len"}):
         raise TrtspecError("min_tokens is -4 and max_tokens 0, expected 0 or more")
     assert error.value.message == "min_length is -4 and request_output_len 0, expected 0 or more"
-    assert renamed('max_tokens, "max_tokens", engine.max_tokens, max_tokens_2', {"max_tokens": "x"}) == (
+    assert rename_fields('max_tokens, "max_tokens", engine.max_tokens, max_tokens_2', {"max_tokens": "x"}) == (
         'x, "max_tokens", engine.max_tokens, max_tokens_2'
     )
 
@@ -103,7 +103,7 @@ def test_an_error_names_the_field_as_the_request_does() -> None:
 )
 def test_a_name_that_nothing_reads_is_refused_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(TrtspecError, match="unknown field") as error:
-        refuse_unknown({name: 1}, TEXT_INPUTS, "the engine")
+        check_field_names({name: 1}, TEXT_INPUTS, "the engine")
     assert error.value.hint == hint
     assert error.value.message.isascii()
     assert len(error.value.message) < 100
@@ -122,24 +122,26 @@ def test_a_name_that_nothing_reads_is_refused_with_the_nearest(name: str, hint: 
     ],
 )
 def test_names_of_clients_that_ask_for_nothing_are_accepted(sent: dict[str, Any]) -> None:
-    refuse_unknown(sent, TEXT_INPUTS, "the engine")
+    check_field_names(sent, TEXT_INPUTS, "the engine")
 
 
-@pytest.mark.parametrize("name", sorted({name for model in INPUTS for name in unserved(model)} - {"early_stopping"}))
+@pytest.mark.parametrize(
+    "name", sorted({name for model in INPUTS for name in unsupported_inputs(model)} - {"early_stopping"})
+)
 def test_inputs_of_nvidia_that_nothing_acts_on_are_refused_by_name(name: str) -> None:
     with pytest.raises(TrtspecError, match=f"{name} 3 is not supported by the engine"):
-        refuse_unknown({name: 3}, TEXT_INPUTS, "the engine")
+        check_field_names({name: 3}, TEXT_INPUTS, "the engine")
     for value in NEUTRAL.get(name, ("",)):
-        refuse_unknown({name: value}, TEXT_INPUTS, "the engine")
+        check_field_names({name: value}, TEXT_INPUTS, "the engine")
 
 
 @pytest.mark.parametrize("name", ["length_penalty", "len_penalty"])
 def test_a_length_penalty_with_one_beam_is_accepted(name: str) -> None:
     inputs = tensors(**{name: 0.8, "beam_width": 1})
-    refuse_unsupported(inputs, "the engine")
-    refuse_unserved(inputs, [], "the engine")
+    check_unsupported(inputs, "the engine")
+    check_unsupported_inputs(inputs, [], "the engine")
     with pytest.raises(TrtspecError, match="beam_width 2 is not supported"):
-        refuse_unsupported(tensors(**{name: 0.8, "beam_width": 2}), "the engine")
+        check_unsupported(tensors(**{name: 0.8, "beam_width": 2}), "the engine")
 
 
 def test_a_python_backend_without_parameters_has_none() -> None:

@@ -14,7 +14,7 @@ from tests.serving.triton.fakes import make_pb_utils
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats, Update
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metrics import Metrics, method_of
+from trtspec.serving.triton.python_models.metrics import EngineMetrics, artifact_method
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def total(pb_utils: Any, *key: str) -> float:
 
 
 def test_counts_are_those_of_all_texts_and_each_is_told_once(args, pb_utils) -> None:
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     first, second = metrics.text(), metrics.text()
     first.updated(Update((1,), None, Stats(5, 1), queue_s=0.25))
     first.updated(Update((2, 3), None, Stats(5, 3, 4, 1, 1, (1,))))
@@ -57,7 +57,7 @@ def test_counts_are_those_of_all_texts_and_each_is_told_once(args, pb_utils) -> 
 
 
 def test_an_answer_that_comes_whole_says_nothing_of_its_first_token(args, pb_utils) -> None:
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     text = metrics.text()
     text.started()
     text.ended("length", Stats(5, 9))
@@ -69,7 +69,7 @@ def test_an_answer_that_comes_whole_says_nothing_of_its_first_token(args, pb_uti
 
 
 def test_a_request_that_is_not_served_is_refused_and_a_mistake_of_ours_an_error(args, pb_utils) -> None:
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.text().failed(TrtspecError("max_tokens is 0"))
     metrics.text().failed(ValueError("a bug"))
     begun = metrics.text()
@@ -81,13 +81,13 @@ def test_a_request_that_is_not_served_is_refused_and_a_mistake_of_ours_an_error(
 
 
 def test_running_and_waiting_are_counted_unless_the_engine_knows_better(args, pb_utils) -> None:
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     texts = [metrics.text() for _ in range(3)]
     texts[0].started()
     metrics._publish()
     gauges = [("trtspec_requests_running",), ("trtspec_requests_waiting",)]
     assert [pb_utils.exported[gauge][-1] for gauge in gauges] == [1, 2]
-    knows = Metrics(pb_utils, args, known.FAMILIES, lambda: (7, 8))
+    knows = EngineMetrics(pb_utils, args, known.FAMILIES, lambda: (7, 8))
     knows._publish()
     assert [pb_utils.exported[gauge][-1] for gauge in gauges] == [7, 8]
     for each in (metrics, knows):
@@ -95,7 +95,7 @@ def test_running_and_waiting_are_counted_unless_the_engine_knows_better(args, pb
 
 
 def test_fallbacks_and_the_breaker_have_metrics_of_their_own(args, pb_utils) -> None:
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.breaker(is_open=True)
     for reason in ("timeout", "timeout", "error"):
         metrics.fallback(reason)
@@ -105,7 +105,7 @@ def test_fallbacks_and_the_breaker_have_metrics_of_their_own(args, pb_utils) -> 
 
 
 def test_what_an_engine_does_not_tell_is_not_exported(args, pb_utils) -> None:
-    metrics = Metrics(pb_utils, args, known.OF_TEXTS)
+    metrics = EngineMetrics(pb_utils, args, known.OF_TEXTS)
     metrics.text().ended("length", Stats(5, 9, 8, 3, 2, (2, 1)))
     metrics.close()
     assert {name for name, *_ in pb_utils.exported} == {family.name for family in known.OF_TEXTS}
@@ -113,7 +113,7 @@ def test_what_an_engine_does_not_tell_is_not_exported(args, pb_utils) -> None:
 
 def test_one_thread_calls_triton_and_only_after_the_model_is_loaded(args, pb_utils) -> None:
     """Two concurrent calls crash tritonserver 2.51."""
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     callers = set()
     real = metrics._exported.increment
     metrics._exported.increment = lambda *given: (callers.add(threading.current_thread().name), real(*given))[1]
@@ -129,7 +129,7 @@ def test_one_thread_calls_triton_and_only_after_the_model_is_loaded(args, pb_uti
 
 def test_a_triton_without_metrics_is_told_of_once_and_texts_go_on(args, pb_utils) -> None:
     del pb_utils.MetricFamily
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.text().ended("stop", Stats(1, 2))
     metrics.fallback("timeout")
     metrics.close()
@@ -138,7 +138,7 @@ def test_a_triton_without_metrics_is_told_of_once_and_texts_go_on(args, pb_utils
 
 
 def test_a_call_that_fails_later_ends_the_metrics_and_not_the_model(args, pb_utils) -> None:
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
 
     def fail(*given: object) -> None:
         raise RuntimeError("Triton takes no more")
@@ -155,7 +155,7 @@ def test_a_call_that_fails_later_ends_the_metrics_and_not_the_model(args, pb_uti
 
 def test_a_triton_without_histograms_has_the_other_metrics(args, pb_utils) -> None:
     del pb_utils.MetricFamily.HISTOGRAM
-    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.text().ended("stop", Stats(1, 2))
     metrics.close()
     assert total(pb_utils, "trtspec_requests_total", "stop") == 1
@@ -164,6 +164,6 @@ def test_a_triton_without_histograms_has_the_other_metrics(args, pb_utils) -> No
 
 
 def test_the_method_is_that_of_the_artifact(args, tmp_path: Path) -> None:
-    assert method_of(args) == "ngram"
+    assert artifact_method(args) == "ngram"
     (tmp_path / "manifest.json").write_text("{}")
-    assert method_of(args) == "unknown"
+    assert artifact_method(args) == "unknown"

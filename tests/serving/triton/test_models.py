@@ -20,11 +20,11 @@ from trtspec.core.processes import wait_until
 from trtspec.engine.generation.logit_edits import LogitEdits
 from trtspec.engine.generation.request import SamplingOptions, Stats, Update
 from trtspec.engine.generation.scores import Scores
-from trtspec.serving.triton.disconnects import forget_departed, mark_departed, tagged
+from trtspec.serving.triton.disconnects import add_client_token, clear_disconnected, mark_disconnected
 from trtspec.serving.triton.python_models import responses
 from trtspec.serving.triton.python_models.cancellation import POLL_S
-from trtspec.serving.triton.python_models.error_ids import fault_of
-from trtspec.serving.triton.python_models.tensors import tensor_of_words, words_of_tensor
+from trtspec.serving.triton.python_models.error_ids import parse_error_id
+from trtspec.serving.triton.python_models.tensors import tensor_to_words, words_to_tensor
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 
@@ -181,10 +181,10 @@ def test_edits_and_wanted_log_probabilities_reach_the_engine(artifact, pb_utils,
         1, repetition_penalty=1.25, presence_penalty=0.5, frequency_penalty=-0.25, prompt_ignore_length=4, min_tokens=3,
         return_log_probs=True, num_top_logprobs=2,
     )  # fmt: skip
-    request.inputs["bad_words_list"] = tensor_of_words([[7, 8], [9]])[None]
+    request.inputs["bad_words_list"] = words_to_tensor([[7, 8], [9]])[None]
     request.inputs["embedding_bias"] = np.array([[0.0, 1.5, 0.0, -2.0]], np.float32)
     clients = ask(1, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, return_log_probs=False)
-    clients.inputs |= {"bad_words_list": tensor_of_words([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
+    clients.inputs |= {"bad_words_list": words_to_tensor([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
     model.execute([request, clients, ask(1, num_top_logprobs=1)])
     asked, neutral, top = model.engine.asked
     assert asked.edits == LogitEdits(1.25, 0.5, -0.25, 4, 3, ((7, 8), (9,)), {1: 1.5, 3: -2.0})
@@ -249,7 +249,7 @@ def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb
 def test_stop_words_draft_length_and_end_ids_reach_the_engine(artifact, pb_utils, monkeypatch, tokenizer) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     stop = ask(1, num_draft_tokens=0, end_id=-1)
-    stop.inputs["stop_words_list"] = tensor_of_words([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+    stop.inputs["stop_words_list"] = words_to_tensor([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
     model.execute([stop, ask(1), ask(1, end_id=tokenizer.end_ids[0]), ask(1, end_id=9)])
     assert model.engine.asked[0].stop == (" é", "\n")
     assert model.engine.asked[0].draft_len == 0
@@ -334,7 +334,7 @@ def test_the_engines_own_errors_end_the_stream(reason, code, artifact, pb_utils,
         assert response.error.message == "the request was cancelled"
     else:
         assert "no memory" not in response.error.message
-        assert f"internal error {fault_of(response.error.message)}: " in pb_utils.logged[0]
+        assert f"internal error {parse_error_id(response.error.message)}: " in pb_utils.logged[0]
         assert "the engine failed: no memory" in pb_utils.logged[0]
 
 
@@ -443,8 +443,8 @@ def test_preprocessing_gives_ids_and_nvidias_word_lists(artifact, pb_utils, monk
     assert outputs["REQUEST_INPUT_LEN"] == [[3]]
     assert outputs["REQUEST_OUTPUT_LEN"] == [[20]]
     assert outputs["OUT_END_ID"] == outputs["OUT_PAD_ID"] == [[tokenizer.end_ids[0]]]
-    assert words_of_tensor(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
-    assert words_of_tensor(response.outputs["BAD_WORDS_IDS"][0]) == []
+    assert tensor_to_words(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
+    assert tensor_to_words(response.outputs["BAD_WORDS_IDS"][0]) == []
 
 
 def test_preprocessing_refuses_an_empty_text_and_passes_what_was_given(artifact, pb_utils, monkeypatch) -> None:
@@ -539,15 +539,15 @@ def test_older_names_reach_the_engine_and_errors_have_the_requests_names(artifac
 def test_a_client_that_the_proxy_reports_as_departed_ends_its_request(
     artifact, pb_utils, monkeypatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(responses, "DEPARTURES", str(tmp_path))
+    monkeypatch.setattr(responses, "DISCONNECTS", str(tmp_path))
     model, request, other = start(artifact, pb_utils, monkeypatch), ask(1), ask(2)
-    token, body = tagged(b'{"a": 1}')
+    token, body = add_client_token(b'{"a": 1}')
     request.sent = json.loads(body)
     del request.sent["a"]
     other.sent = {"trtspec_client": "../" + token}
     model.execute([request, other])
-    mark_departed(tmp_path, token)
+    mark_disconnected(tmp_path, token)
     assert wait_until(lambda: model.engine.cancelled == [0], 10)
-    forget_departed(tmp_path, token)
-    forget_departed(tmp_path, token)
+    clear_disconnected(tmp_path, token)
+    clear_disconnected(tmp_path, token)
     assert not [*tmp_path.iterdir()]

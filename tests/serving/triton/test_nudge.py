@@ -11,8 +11,8 @@ import pytest
 
 from trtspec.core.processes import wait_until
 from trtspec.serving.triton.python_models import scheduler_wakeup as module
-from trtspec.serving.triton.python_models.errors import ModelRefusal
-from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
+from trtspec.serving.triton.python_models.errors import ModelError
+from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
 
 
 class Request:
@@ -44,19 +44,19 @@ def server() -> Server:
 
 
 @pytest.fixture
-def nudge(server: Server) -> Iterator[Nudge]:
-    nudge = Nudge(server, "ensemble")  # type: ignore[arg-type]
+def nudge(server: Server) -> Iterator[SchedulerWakeup]:
+    nudge = SchedulerWakeup(server, "ensemble")  # type: ignore[arg-type]
     yield nudge
     nudge.close()
     assert not nudge._thread.is_alive()
 
 
-def executes(nudge: Nudge, *identifiers: str) -> None:
+def executes(nudge: SchedulerWakeup, *identifiers: str) -> None:
     with nudge.behind([Request(identifier) for identifier in identifiers]):
         pass
 
 
-def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: Nudge, server: Server) -> None:
+def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: SchedulerWakeup, server: Server) -> None:
     server.takes_in = lambda request: executes(nudge, request.id)
     executes(nudge, "a client's", "")
     assert wait_until(lambda: len(server.asked) == 2, 10)
@@ -71,7 +71,7 @@ def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: N
     assert not nudge.is_own(Request(""))
 
 
-def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: Nudge, server: Server) -> None:
+def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: SchedulerWakeup, server: Server) -> None:
     """`execute` has not returned to the server yet, so the first wake-up waits too."""
     executes(nudge, "")
     assert wait_until(lambda: len(server.asked) > 3, 10)
@@ -81,8 +81,10 @@ def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: Nudge, serv
     assert len(server.asked) <= asked + 1
 
 
-def test_nothing_is_nudged_that_executes(nudge: Nudge, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEHIND_S", (0.1,))
+def test_nothing_is_nudged_that_executes(
+    nudge: SchedulerWakeup, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAKEUP_DELAYS_S", (0.1,))
     goes_on = threading.Event()
 
     def execute() -> None:
@@ -98,9 +100,9 @@ def test_nothing_is_nudged_that_executes(nudge: Nudge, server: Server, monkeypat
     assert wait_until(lambda: bool(server.asked), 10)
 
 
-def test_a_server_that_refuses_a_nudge_is_asked_again(nudge: Nudge, server: Server) -> None:
+def test_a_server_that_refuses_a_nudge_is_asked_again(nudge: SchedulerWakeup, server: Server) -> None:
     def refuse(request: Any) -> None:
-        raise ModelRefusal("Exceeds maximum queue size", "UNAVAILABLE")
+        raise ModelError("Exceeds maximum queue size", "UNAVAILABLE")
 
     server.takes_in = refuse
     executes(nudge, "")

@@ -26,7 +26,7 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.nvidia_compat import NVIDIA
-from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
+from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
 from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors
 from trtspec.serving.triton.python_models.token_io import TokenReader
 
@@ -121,7 +121,7 @@ def tensors(**inputs: Any) -> RequestTensors:
 )
 def test_what_asks_for_what_is_not_done_is_refused_by_name(name: str, array: np.ndarray) -> None:
     with pytest.raises(TrtspecError, match=rf"{name}.* is not supported by X"):
-        refuse_unserved(tensors(**{name: array}), [name], "X")
+        check_unsupported_inputs(tensors(**{name: array}), [name], "X")
 
 
 def test_what_asks_for_nothing_is_taken() -> None:
@@ -132,7 +132,7 @@ def test_what_asks_for_nothing_is_taken() -> None:
         "decoder_text_input": np.array([[b""]], object),
         "lora_weights": np.zeros((1, 0, 4), np.float16),
     }
-    refuse_unserved(tensors(**neutral), [*neutral, "lora_config"], "X")
+    check_unsupported_inputs(tensors(**neutral), [*neutral, "lora_config"], "X")
 
 
 def test_the_given_end_id_alone_ends_a_text(repository: Path) -> None:

@@ -31,7 +31,7 @@ from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets.local import deploy_local, stop
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
@@ -79,7 +79,7 @@ def tokenizer(artifact: Path) -> Tokenizer:
 def expected(artifact: Path, tokenizer: Tokenizer) -> dict[str, str]:
     """Return the text of each prompt by the target alone in this process."""
     engine = Engine.load(artifact / "checkpoints/target", None, EngineSettings(max_seq_len=128, device="cpu"))
-    asked = [Request(tuple(tokenizer.encode(prompt)), TOKENS, end_ids=tokenizer.end_ids) for prompt in PROMPTS]
+    asked = [EngineRequest(tuple(tokenizer.encode(prompt)), TOKENS, end_ids=tokenizer.end_ids) for prompt in PROMPTS]
     texts = [tokenizer.decode(result.ids) for result in engine.generate(asked)]
     engine.close()
     return dict(zip(PROMPTS, texts, strict=True))

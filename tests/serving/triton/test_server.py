@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.core.doctor_check import Probe
+from trtspec.core.doctor_check import DoctorCheck
 from trtspec.core.errors import DeployError
 from trtspec.core.hashing import file_sha256
 from trtspec.serving.triton import server as server_module
 from trtspec.serving.triton import stub_patch
-from trtspec.serving.triton.server import Ports, Server, find_server, probe_server, server_command
+from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server, probe_server, server_command
 
 
 @pytest.fixture
@@ -63,7 +63,9 @@ def test_no_server_at_all_says_how_to_get_one(wheel: Path, monkeypatch) -> None:
     with pytest.raises(DeployError, match="tritonserver is not installed") as caught:
         find_server()
     assert caught.value.hint == f"{server_module.INSTALL_WHEEL}, or set TRTSPEC_TRITONSERVER to a tritonserver"
-    assert probe_server() == [Probe("tritonserver", False, "tritonserver is not installed", server_module.INSTALL_HINT)]
+    assert probe_server() == [
+        DoctorCheck("tritonserver", False, "tritonserver is not installed", server_module.INSTALL_HINT)
+    ]
 
 
 def test_the_wheels_backends_are_linked_and_its_folder_is_left_alone(wheel: Path, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_and_a_finding(wheel: Path, t
         find_server()
     finding = probe_server()[0]
     hint = "set TRTSPEC_CACHE to a writable directory"
-    assert finding == Probe("tritonserver", False, "cannot be written: Not a directory", hint)
+    assert finding == DoctorCheck("tritonserver", False, "cannot be written: Not a directory", hint)
 
 
 def test_a_python_without_a_stub_or_a_shared_library_is_a_finding_and_an_error(wheel: Path, monkeypatch) -> None:
@@ -151,8 +153,8 @@ def test_numpy_2_gets_a_copy_of_a_known_stub(wheel: Path, numpy_2: None, tmp_pat
 
 
 def test_the_command_keeps_the_server_on_loopback(tmp_path: Path) -> None:
-    server = Server(Path("/s/tritonserver"), "PATH", Path("/b"))
-    command = server_command(server, tmp_path, Ports(1, 2, 3), model="ensemble", shm_prefix="x_")
+    server = TritonServer(Path("/s/tritonserver"), "PATH", Path("/b"))
+    command = server_command(server, tmp_path, ServerPorts(1, 2, 3), model="ensemble", shm_prefix="x_")
     assert command[:4] == [
         "/s/tritonserver",
         f"--model-repository={tmp_path}",

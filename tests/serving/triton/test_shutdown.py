@@ -11,8 +11,8 @@ import pytest
 
 from tests.serving.triton.fakes import FINAL, Request, make_pb_utils
 from trtspec.core.processes import wait_until
-from trtspec.serving.triton.python_models.drain import Shutdown, ending_file
-from trtspec.serving.triton.python_models.errors import status_of
+from trtspec.serving.triton.python_models.drain import DrainWatcher, ending_file
+from trtspec.serving.triton.python_models.errors import status_from_message
 from trtspec.serving.triton.python_models.responses import Responder
 from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
 
@@ -25,17 +25,17 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shutdown(repository: Path) -> Iterator[Shutdown]:
-    found = Shutdown(str(repository / "tensorrt_llm"))
+def shutdown(repository: Path) -> Iterator[DrainWatcher]:
+    found = DrainWatcher(str(repository / "tensorrt_llm"))
     yield found
     found.close()
 
 
-def responder(request: Request, shutdown: Shutdown, *, decoupled: bool = True) -> Responder:
+def responder(request: Request, shutdown: DrainWatcher, *, decoupled: bool = True) -> Responder:
     return Responder(make_pb_utils(), request, threading.Lock(), decoupled=decoupled, shutdown=shutdown)
 
 
-def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shutdown: Shutdown) -> None:
+def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shutdown: DrainWatcher) -> None:
     waiting, answered = Request(), Request()
     open_one = responder(waiting, shutdown)
     responder(answered, shutdown).send_end()
@@ -49,16 +49,16 @@ def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shu
     assert len(waiting.sender.sent) == len(answered.sender.sent) == 1
 
 
-def test_a_model_that_returns_its_responses_returns_the_error(repository: Path, shutdown: Shutdown) -> None:
+def test_a_model_that_returns_its_responses_returns_the_error(repository: Path, shutdown: DrainWatcher) -> None:
     open_one = responder(Request(), shutdown, decoupled=False)
     ending_file(repository).touch()
     assert open_one.result().error.message == SHUTTING_DOWN
 
 
-def test_a_request_that_comes_late_is_answered_too(repository: Path, shutdown: Shutdown) -> None:
+def test_a_request_that_comes_late_is_answered_too(repository: Path, shutdown: DrainWatcher) -> None:
     ending_file(repository).touch()
     assert responder(Request(), shutdown, decoupled=False).result().error.message == SHUTTING_DOWN
 
 
 def test_a_model_that_asked_another_knows_what_was_said() -> None:
-    assert status_of(SHUTTING_DOWN) == "UNAVAILABLE"
+    assert status_from_message(SHUTTING_DOWN) == "UNAVAILABLE"

@@ -13,7 +13,7 @@ import pytest
 
 from trtspec.core.processes import process_state, wait_until
 from trtspec.serving.triton.python_models import stub_processes
-from trtspec.serving.triton.python_models.stub_processes import end_stopped
+from trtspec.serving.triton.python_models.stub_processes import kill_stopped
 
 
 def test_only_a_stopped_stub_of_that_model_and_this_server_is_ended(
@@ -23,15 +23,15 @@ def test_only_a_stopped_stub_of_that_model_and_this_server_is_ended(
     stub = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)", str(place)])
     try:
         monkeypatch.setattr(stub_processes.os, "getppid", os.getpid)
-        assert end_stopped("draft") == []
+        assert kill_stopped("draft") == []
         os.kill(stub.pid, signal.SIGSTOP)
         assert wait_until(lambda: process_state(stub.pid) == "T", 10)
-        assert end_stopped("target") == []
+        assert kill_stopped("target") == []
         monkeypatch.setattr(stub_processes.os, "getppid", lambda: 1)
-        assert end_stopped("draft") == []
+        assert kill_stopped("draft") == []
         assert process_state(stub.pid) == "T"
         monkeypatch.setattr(stub_processes.os, "getppid", os.getpid)
-        assert end_stopped("draft") == [stub.pid]
+        assert kill_stopped("draft") == [stub.pid]
         assert stub.wait(10) == -signal.SIGKILL
     finally:
         stub.kill()

@@ -13,8 +13,8 @@ from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.scores import Scores
-from trtspec.serving.triton.python_models.tensors import RequestTensors, tensor_of_words
-from trtspec.serving.triton.python_models.token_io import TokenReader, Unsent
+from trtspec.serving.triton.python_models.tensors import RequestTensors, words_to_tensor
+from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
 SOME = {
     "prompt_tokens": 5,
@@ -37,7 +37,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def test_a_text_is_as_long_as_it_says_and_stops_where_it_is_asked_to(tokenizer: Tokenizer) -> None:
-    words = tensor_of_words([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+    words = words_to_tensor([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
     asked = inputs(
         input_ids=np.array([[5, 6, 0]], np.int32),
         input_lengths=2,
@@ -64,7 +64,7 @@ def test_one_of_the_tokenizers_end_ids_stands_for_all(asked, expected, tokenizer
 
 
 def test_every_id_is_sent_once_and_none_is_a_pad_id_of_no_length() -> None:
-    unsent = Unsent(inputs(pad_id=3, exclude_input_in_output=False), (1, 2), streaming=True)
+    unsent = UnsentTokens(inputs(pad_id=3, exclude_input_in_output=False), (1, 2), streaming=True)
     unsent.add((4,))
     unsent.add((5,), Scores(np.ones((1, 2), np.float32)))
     first, second = (

@@ -19,9 +19,9 @@ from trtspec.store import manifest as manifest_module
 from trtspec.store import publish_artifact as publish
 from trtspec.store.executor import Unobserved, execute
 from trtspec.store.manifest import Manifest, StepRecord, load_manifest, verify_files
-from trtspec.store.plan import Plan
+from trtspec.store.plan import StepPlan
 from trtspec.store.publish_artifact import publish_artifact
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
@@ -317,7 +317,7 @@ class Many(Step):
     def name(self) -> str:
         return "many"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         for number in range(self.count):
             (out / f"{number}").write_text(str(number))
 
@@ -327,7 +327,7 @@ def test_a_published_store_needs_no_reading_afterwards(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publish 2,000 files from the store, and check an unchanged artifact quickly from file stats alone."""
-    store, plan = Store(tmp_path / "store"), Plan([Many(2000)])
+    store, plan = Store(tmp_path / "store"), StepPlan([Many(2000)])
 
     def run(expected: str) -> float:
         started = time.process_time()

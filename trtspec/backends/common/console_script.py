@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.processes import ask_program
+from trtspec.core.processes import program_output
 
 MOST_SCRIPT_BYTES = 4096
 
@@ -30,8 +30,8 @@ def script_versions(script: Path, names: Mapping[str, Sequence[str]]) -> dict[st
     its interpreter fails.
     """
     # from the root directory, because an interpreter also imports modules from its working directory
-    command = [*interpreter_of(script), "-c", _PROBE, json.dumps(dict(names))]
-    output = ask_program(command, str(script), "reinstall it", cwd="/")
+    command = [*find_interpreter(script), "-c", _PROBE, json.dumps(dict(names))]
+    output = program_output(command, str(script), "reinstall it", cwd="/")
     try:
         found = json.loads(output)
         return {key: found[key] for key in names}
@@ -39,7 +39,7 @@ def script_versions(script: Path, names: Mapping[str, Sequence[str]]) -> dict[st
         raise TrtspecError(f"its interpreter printed {output[:80]!r}, not versions", where=str(script)) from None
 
 
-def interpreter_of(script: Path) -> list[str]:
+def find_interpreter(script: Path) -> list[str]:
     """Return the interpreter in a script's first line, or in its second, where pip writes a path that is too long."""
     with script.open("rb") as file:
         lines = file.read(MOST_SCRIPT_BYTES).decode(errors="replace").splitlines()

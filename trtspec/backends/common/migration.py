@@ -13,7 +13,7 @@ Kind = Literal["kept", "changed", "dropped", "open"]
 
 
 @dataclass(frozen=True)
-class Change:
+class KeyChange:
     """The result for one key; "open" requires a value from the user before the recipe can be built."""
 
     kind: Kind
@@ -27,7 +27,7 @@ class Migration:
 
     version: str
     document: dict[str, Any]
-    changes: list[Change] = field(default_factory=list)
+    changes: list[KeyChange] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -36,7 +36,7 @@ class Migration:
 
     def note(self, kind: Kind, path: str, why: str) -> None:
         """Record the change of a key."""
-        self.changes.append(Change(kind, path, why))
+        self.changes.append(KeyChange(kind, path, why))
 
     def drop(self, path: str, why: str) -> None:
         """Remove a key if it is present, and record the change."""

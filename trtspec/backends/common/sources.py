@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoints.memory_profile import Outline, read_outline
+from trtspec.checkpoints.memory_profile import MemoryProfile, read_memory_profile
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.quant.quant_config import QuantFormat, source_format
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.core.gpus import GPUS
-from trtspec.recipe.resolve import num_tokens_of
+from trtspec.recipe.resolve import resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource
 
 ITEM_BYTES = 2  # of bfloat16 and float16, the dtype of everything that is not quantized
 
 
-def models_of(context: PlanContext) -> Iterable[tuple[str, str, ModelSource]]:
+def recipe_models(context: PlanContext) -> Iterable[tuple[str, str, ModelSource]]:
     """Yield (role, recipe path, model of the recipe) of each model that the recipe names."""
     yield "target", "target", context.recipe.target
     if context.recipe.speculation.draft:
@@ -67,7 +67,7 @@ def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> It
 
     `engine` is its name, and `online` are the formats to which it quantizes 16-bit sources on load.
     """
-    for role, path, asked in models_of(context):
+    for role, path, asked in recipe_models(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
         if wanted in ("none", found):
             continue
@@ -84,7 +84,7 @@ def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> It
 
 
 @dataclass(frozen=True)
-class Budget:
+class GpuBudget:
     """The share of a GPU that `serving.kv_cache_fraction` leaves an engine, in bytes; `memory` is the GPU's total.
 
     `fixed` covers weights and activations, `activations` only the latter.
@@ -96,28 +96,28 @@ class Budget:
     activations: int
 
 
-def whole_gpu(budget: Budget) -> int:
+def full_gpu_limit(budget: GpuBudget) -> int:
     """Return the limit of an engine that uses the whole GPU."""
     return budget.memory
 
 
-def share_of_all(budget: Budget) -> int:
+def total_memory_limit(budget: GpuBudget) -> int:
     """Return the limit if the fraction applies to all memory, weights and activations included."""
     return int(budget.memory * budget.fraction)
 
 
-def share_without_activations(budget: Budget) -> int:
+def static_memory_limit(budget: GpuBudget) -> int:
     """Return the limit if the fraction applies to weights and KV cache; activations use the remaining memory."""
     share = int(budget.memory * budget.fraction)
     return share + min(budget.activations, budget.memory - share)
 
 
-def share_of_the_rest(budget: Budget) -> int:
+def free_memory_limit(budget: GpuBudget) -> int:
     """Return the limit if the fraction applies to the memory that weights and activations leave for KV caches."""
     return budget.memory - int(max(0, budget.memory - budget.fixed) * (1 - budget.fraction))
 
 
-def plan_source_memory(context: PlanContext, limit: Callable[[Budget], int] = whole_gpu) -> list[MemoryPlan]:
+def plan_source_memory(context: PlanContext, limit: Callable[[GpuBudget], int] = full_gpu_limit) -> list[MemoryPlan]:
     """Return a plan for each GPU of the target; empty if the model's config is insufficient.
 
     The drafter is on the same GPUs, divided in the same way. The KV cache holds full batches of the longest texts;
@@ -130,7 +130,7 @@ def plan_source_memory(context: PlanContext, limit: Callable[[Budget], int] = wh
     draft = _draft_bytes(context)
     is_known = gpu is not None and recipe.engine.device != "cpu"
     fixed = found.weights + found.activation + draft
-    budget = Budget(gpu.memory_bytes if gpu else 0, recipe.serving.kv_cache_fraction, fixed, found.activation)
+    budget = GpuBudget(gpu.memory_bytes if gpu else 0, recipe.serving.kv_cache_fraction, fixed, found.activation)
     return [
         MemoryPlan(
             id=str(number),
@@ -152,7 +152,7 @@ def _draft_bytes(context: PlanContext) -> int:
     return found.weights + found.cache if found else 0
 
 
-class Taken(NamedTuple):
+class ModelMemory(NamedTuple):
     """Bytes of a model on each of its GPUs: weights, cache, and the activations of a step."""
 
     weights: int
@@ -160,7 +160,7 @@ class Taken(NamedTuple):
     activation: int
 
 
-def _taken(context: PlanContext, role: str) -> Taken | None:
+def _taken(context: PlanContext, role: str) -> ModelMemory | None:
     """Return the memory of target or draft from its family, or without a family from its config and headers."""
     model = context.target if role == "target" else context.draft
     asked = context.recipe.target if role == "target" else context.recipe.speculation.draft
@@ -169,7 +169,7 @@ def _taken(context: PlanContext, role: str) -> Taken | None:
     stored = stored_format(context.sources[role], asked)
     if model is None:
         try:
-            return _taken_of_outline(context, read_outline(context.sources[role]), context.sources[role], stored)
+            return _taken_of_outline(context, read_memory_profile(context.sources[role]), context.sources[role], stored)
         except CheckpointError:
             return None
     engine, parallel = context.recipe.engine, context.recipe.target.parallel
@@ -181,10 +181,10 @@ def _taken(context: PlanContext, role: str) -> Taken | None:
         model.config.intermediate_size,
         model.config.vocab_size,
     )
-    return Taken(weight_bytes(model.config, stored) // parallel.ranks, cache // parallel.pipeline, activation)
+    return ModelMemory(weight_bytes(model.config, stored) // parallel.ranks, cache // parallel.pipeline, activation)
 
 
-def _taken_of_outline(context: PlanContext, outline: Outline, source: Source, stored: QuantFormat) -> Taken:
+def _taken_of_outline(context: PlanContext, outline: MemoryProfile, source: Source, stored: QuantFormat) -> ModelMemory:
     """Return the memory of a model as stored; if the engine quantizes it to FP8, embedding and head keep 16 bits."""
     engine, parallel, weights = context.recipe.engine, context.recipe.target.parallel, source.nbytes
     if stored.weights != source_format(source).weights:
@@ -195,7 +195,7 @@ def _taken_of_outline(context: PlanContext, outline: Outline, source: Source, st
     activation = _activation_bytes(
         context, outline.hidden_size, outline.attention_width, outline.active_width, outline.vocab_size
     )
-    return Taken(weights // parallel.ranks, cache // parallel.pipeline, activation)
+    return ModelMemory(weights // parallel.ranks, cache // parallel.pipeline, activation)
 
 
 def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
@@ -233,4 +233,4 @@ def _activation_bytes(context: PlanContext, hidden: int, attention: int, inner: 
     engine, draft_tokens = context.recipe.engine, context.draft_shape.max_tokens
     width = 3 * hidden + (attention + 3 * inner) // context.recipe.target.parallel.tensor
     logits = engine.max_batch_size * (draft_tokens + 1) * vocab
-    return num_tokens_of(engine, draft_tokens) * width * ITEM_BYTES + logits * 4
+    return resolve_max_num_tokens(engine, draft_tokens) * width * ITEM_BYTES + logits * 4

@@ -11,12 +11,12 @@ from typing import Any
 from trtspec.store.artifact_paths import REPOSITORY
 
 
-def absolute(value: Any, model: str, artifact: str) -> Any:
+def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
     """Return a value with its paths, relative to a model of the repository, made absolute for an artifact's path."""
     if isinstance(value, Mapping):
-        return {key: absolute(each, model, artifact) for key, each in value.items()}
+        return {key: with_absolute_paths(each, model, artifact) for key, each in value.items()}
     if isinstance(value, list):
-        return [absolute(each, model, artifact) for each in value]
+        return [with_absolute_paths(each, model, artifact) for each in value]
     if isinstance(value, str) and value.startswith(("../", "./")):
         return posixpath.normpath(posixpath.join(artifact, REPOSITORY, model, value))
     return value

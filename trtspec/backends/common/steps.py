@@ -11,9 +11,9 @@ from trtspec.backends.steps.calibrate import Calibrate
 from trtspec.backends.steps.convert import ConvertCheckpoint, HeadFiles, plan_model
 from trtspec.backends.steps.copy import CopyFiles
 from trtspec.backends.steps.map_vocabulary import ConvertOtherVocabulary
-from trtspec.backends.steps.plugin import CompilePlugins, library_of
+from trtspec.backends.steps.plugin import CompilePlugins, plan_recipe_library
 from trtspec.checkpoints.generation_config import CONFIG
-from trtspec.checkpoints.source_model import SourceModel, mapping_of, scheme_wanted
+from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, requested_scheme
 from trtspec.core.paths import calibration_prompts
 from trtspec.methods.base import method_version
 from trtspec.methods.source_head import SourceHead
@@ -24,7 +24,7 @@ from trtspec.store.files import FileReader
 from trtspec.store.step import Step
 
 
-def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertCheckpoint]:
+def conversion_steps(context: PlanContext, reader: FileReader) -> dict[str, ConvertCheckpoint]:
     """Return the conversions by role: "target", and "draft" if there is a draft model."""
     recipe = context.resolved
     if context.target is None:
@@ -39,7 +39,7 @@ def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertChec
     return found
 
 
-def copied(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]:
+def copy_steps(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]:
     """Return the steps that copy the checkpoints unchanged, by directory, for backends without conversion."""
     return {
         checkpoint(role): CopyFiles(role, reader.read(source.root, source.files))
@@ -80,7 +80,7 @@ def serving_settings(context: PlanContext) -> ServingSettings:
     )
 
 
-def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
+def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]:
     """Return the steps for the models' companion files: tokenizer, prompts of the gates, compiled plugins."""
     recipe, source = context.resolved, context.sources["target"]
     # config.json may be the only file with the end-of-text ids
@@ -90,7 +90,7 @@ def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
         prompts = Path(recipe.gates.prompts)
         steps[PROMPTS] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
     if recipe.plugins:
-        steps[PLUGINS] = CompilePlugins(library_of(recipe.plugins, recipe.engine.gpu))
+        steps[PLUGINS] = CompilePlugins(plan_recipe_library(recipe.plugins, recipe.engine.gpu))
     return steps
 
 
@@ -113,7 +113,7 @@ def _convert(
     heads: tuple[HeadFiles, ...] = (),
     head: SourceHead | None = None,
 ) -> ConvertCheckpoint:
-    source, wanted = model.source, scheme_wanted(asked)
+    source, wanted = model.source, requested_scheme(asked)
     weights = reader.read(source.root, [*source.documents, *source.weight_files])
     calibration: tuple[Calibrate, ...] = ()
     if model.needs_calibration(wanted):
@@ -130,13 +130,13 @@ def _convert(
                 nbytes=source.nbytes,
             ),
         )
-    layouts = plan_model(model, head, mapping_of(asked), wanted).layouts()
+    layouts = plan_model(model, head, parallel_mapping(asked), wanted).layouts()
     return ConvertCheckpoint(
         role,
         weights,
         model.family_version,
         asked.dtype,
-        mapping=mapping_of(asked),
+        mapping=parallel_mapping(asked),
         scheme=model.scheme(wanted),
         calibration=calibration,
         heads=heads,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trtspec.backends.context import PlanContext
 from trtspec.methods.eagle3 import Eagle3Options
-from trtspec.recipe.resolve import input_len_of
+from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.recipe.schema import Quantization
 from trtspec.store.artifact_paths import checkpoint, engine
 
@@ -21,7 +21,7 @@ DATASET, DATASET_VARIABLE, PROMPTS = "wikitext", "EDGELLM_QUANT_DATASET_WIKITEXT
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftingSizes:
     """The number of drafted and verified tokens in the runtime's terms; `tokens` is its num_speculative_tokens.
 
     `top_k` tokens are drafted from each node, `steps` times. `verify_size` and `draft_size` are the numbers of nodes,
@@ -35,7 +35,7 @@ class Drafting:
     draft_size: int
 
 
-def drafting_of(context: PlanContext) -> Drafting | None:
+def drafting_sizes(context: PlanContext) -> DraftingSizes | None:
     """Return a recipe's drafting sizes, None without a drafter.
 
     As in engine.py's _resolve_spec_decode_runtime_options: a chain verifies its tokens and the token before them. A
@@ -46,12 +46,12 @@ def drafting_of(context: PlanContext) -> Drafting | None:
         return None
     size = shape.max_tokens + 1
     if method == "dflash":
-        return Drafting(1, 1, size, size, size)
+        return DraftingSizes(1, 1, size, size, size)
     if method == "dspark":
-        return Drafting(1, 1, shape.max_depth, size, shape.max_depth + (not samples_from_anchor(context)))
+        return DraftingSizes(1, 1, shape.max_depth, size, shape.max_depth + (not samples_from_anchor(context)))
     options = context.options
     top_k = (options.top_k or 1) if isinstance(options, Eagle3Options) else 1
-    return Drafting(top_k, shape.max_depth, shape.max_depth, size, shape.max_depth * top_k)
+    return DraftingSizes(top_k, shape.max_depth, shape.max_depth, size, shape.max_depth * top_k)
 
 
 def samples_from_anchor(context: PlanContext) -> bool:
@@ -97,9 +97,9 @@ def build_command(context: PlanContext) -> tuple[str, ...]:
     sizes, method = context.recipe.engine, context.recipe.speculation.method
     words = [BUILD, "--model-dir", checkpoint("target"), "--engine-dir", engine("target"), "--components", "llm"]
     words += ["--dense", "auto", "--int4-gemm-plugin-version", "2"]
-    words += ["--max-input-len", str(input_len_of(sizes)), "--max-kv-cache-capacity", str(sizes.max_seq_len)]
+    words += ["--max-input-len", str(resolve_max_input_len(sizes)), "--max-kv-cache-capacity", str(sizes.max_seq_len)]
     words += ["--max-batch-size", str(sizes.max_batch_size), "--max-lora-rank", "0", "--tp-size", "1", "--tp-rank", "0"]
-    if drafting := drafting_of(context):
+    if drafting := drafting_sizes(context):
         words += ["--spec-type", method]
         words += [
             "--max-verify-tree-size",

@@ -16,13 +16,13 @@ from typing import ClassVar
 from trtspec.backends.common.runner import Tool, run_tool
 from trtspec.backends.edge_llm.arguments import BUILD, DATASET_VARIABLE, PROMPTS, QUANTIZE, staged
 from trtspec.backends.edge_llm.validate import CHECKPOINT, ENGINES, EXPORTED, SIZES, check_engines, check_files
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.paths import cache_dir
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 
 REPRODUCE = "reproduce.sh"
 NO_KEY = {"key": False}
@@ -78,7 +78,7 @@ class RunEdgeTool(Step):
         """Return the path of the command's log, which every failure message names and which is not deleted."""
         return cache_dir() / "logs" / f"{self.name}-{self.key[:12]}.log"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Run the command and check its output. Raise StepError or StepTimeout."""
         progress.say(self.argv[0])
         with self._workdir(out, inputs) as workdir:
@@ -103,7 +103,7 @@ class RunEdgeTool(Step):
                 prompts = load_prompts(files.paths[0], links[path_of(self.role)])[: self.samples]
                 tokenizer = Tokenizer(links[path_of(self.role)])  # the command adds special tokens to every text
                 texts = [
-                    (tokenizer.as_plain(each.text) if isinstance(each.text, Rendered) else None) or each.text
+                    (tokenizer.as_plain(each.text) if isinstance(each.text, RenderedText) else None) or each.text
                     for each in prompts
                 ]
                 (workdir / PROMPTS).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -145,7 +145,7 @@ class DescribeBuild(Step):
         """Return the step's name."""
         return "describe-engines"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the script."""
         (out / REPRODUCE).write_text("\n".join(self._lines()) + "\n")
 
@@ -162,6 +162,6 @@ class DescribeBuild(Step):
         yield shlex.join(self.argv)
 
 
-def machine_of(facts: Mapping[str, object]) -> str:
+def encode_machine(facts: Mapping[str, object]) -> str:
     """Return the facts that an engine depends on, as a step's field."""
     return json.dumps(dict(facts), sort_keys=True)

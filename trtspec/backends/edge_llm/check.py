@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
+from trtspec.backends.common.sources import check_num_tokens, check_placement, recipe_models
 from trtspec.backends.context import PlanContext
-from trtspec.backends.edge_llm.arguments import drafting_of
+from trtspec.backends.edge_llm.arguments import drafting_sizes
 from trtspec.backends.edge_llm.versions import EdgeRelease, releases
 from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.core.diagnostics import Diagnostic
@@ -49,7 +49,7 @@ def _check_gpu(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnosti
         yield Diagnostic("engine.gpu", "missing-key", "an engine is built for one GPU", hint)
         return
     gpu = GPUS.get(asked.lower())
-    if gpu and not release.platforms_of(gpu.sm):
+    if gpu and not release.platforms_for(gpu.sm):
         supported = ", ".join(f"{sm // 10}.{sm % 10}" for sm in release.sms)
         message = f"Edge-LLM {release.version} does not support {gpu.name}, compute capability {gpu.sm / 10:.1f}"
         yield Diagnostic("engine.gpu", "gpu", message, f"supported: {supported}", source=release.source)
@@ -66,7 +66,7 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
         yield Diagnostic(METHOD, "version", message, "use method: eagle3 with a draft for this target", source=CLI)
     elif context.recipe.speculation.method == "mtp" and not count_layers(context.sources["target"].config):
         yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: eagle3")
-    for role, path, asked in models_of(context):
+    for role, path, asked in recipe_models(context):
         if asked.dtype == "bfloat16":
             message = f"Edge-LLM computes in float16, but the recipe requests bfloat16 for the {role}"
             yield Diagnostic(f"{path}.dtype", "not-supported", message, "set dtype: float16", source=QUANTIZER)
@@ -76,7 +76,7 @@ def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
     if context.options.acceptance != "exact":
         message = "Edge-LLM accepts drafts exactly; typical acceptance is not supported"
         yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=ENGINE)
-    if not drafting_of(context):
+    if not drafting_sizes(context):
         return
     if context.recipe.engine.max_batch_size > 1:
         message = "with speculation, Edge-LLM serves one request at a time and ignores max_batch_size"
@@ -106,7 +106,7 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
 
 def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
     gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
-    for role, path, asked in models_of(context):
+    for role, path, asked in recipe_models(context):
         wanted, stored = asked.quantization, source_format(context.sources[role])
         if stored.weights not in release.formats or wanted.weights not in ("none", "fp8"):
             odd = wanted.weights if stored.weights in release.formats else stored.weights
@@ -131,7 +131,7 @@ def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[
 
 
 def _check_parallel(context: PlanContext) -> Iterator[Diagnostic]:
-    for _, path, asked in models_of(context):
+    for _, path, asked in recipe_models(context):
         if asked.parallel.ranks > 1:
             message = (
                 "this backend runs Edge-LLM on one GPU; Edge-LLM does not support speculation with parallel targets"

@@ -23,14 +23,14 @@ def load(root: Path, version: int, cache: Path) -> Any:
     speculation = arguments.get("speculative_config", {})
     if "model" in speculation:
         speculation["model"] = str((root / speculation["model"]).resolve())
-    options = lead_to_engines(engines, arguments, cache)
+    options = link_engines(engines, arguments, cache)
     llm = LLM(**arguments, cache_dir=str(cache), engine_cache_max_size_gb=CACHE_GB, build_options=options)
     if os.path.realpath(llm.bundle_dir) != os.path.realpath(engines):
         raise TrtspecError("Edge-LLM does not use the artifact's engines", where=engines, hint="build the recipe again")
     return llm
 
 
-def lead_to_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
+def link_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
     """Link Edge-LLM's cache entry for these arguments to `engines`; return its build options."""
     from experimental.server.runtime.engine_build import BuildOptions, bundle_cache_path
 

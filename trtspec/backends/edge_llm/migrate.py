@@ -33,10 +33,10 @@ def migrate(migration: Migration, recipe: Recipe) -> None:
 
 def _gpu(migration: Migration, recipe: Recipe) -> None:
     gpu, release = GPUS.get((recipe.engine.gpu or "").lower()), releases()[migration.version]
-    if gpu and release.platforms_of(gpu.sm):
+    if gpu and release.platforms_for(gpu.sm):
         migration.note("kept", "engine.gpu", f"Edge-LLM {release.version} supports {gpu.name}")
         return
-    fitting = ", ".join(each.name for each in GPUS.values() if release.platforms_of(each.sm))
+    fitting = ", ".join(each.name for each in GPUS.values() if release.platforms_for(each.sm))
     migration.drop("engine.gpu", f"Edge-LLM {release.version} does not support {recipe.engine.gpu}")
     migration.note("open", "engine.gpu", f"the target device: {fitting}")
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common.sources import models_of
-from trtspec.backends.common.steps import companions
+from trtspec.backends.common.sources import recipe_models
+from trtspec.backends.common.steps import companion_steps
 from trtspec.backends.context import PlanContext
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, onnx, quantize_arguments
-from trtspec.backends.edge_llm.build_tool import DescribeBuild, RunEdgeTool, machine_of
+from trtspec.backends.edge_llm.build_tool import DescribeBuild, RunEdgeTool, encode_machine
 from trtspec.backends.edge_llm.model_json import model_json
 from trtspec.backends.edge_llm.prepare import StageCheckpoint, has_chat_template
 from trtspec.backends.edge_llm.repository import MODELS, EmitEdgeRepository
@@ -44,7 +44,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     checkpoints = _quantized(context, reader, sources, tools)
     steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
     built = _engines(context, checkpoints, tools) if tools.builds_engines else _exports(context, checkpoints, tools)
-    steps |= {**built, **companions(context, reader)}
+    steps |= {**built, **companion_steps(context, reader)}
     document = json.dumps(model_json(context))
     steps[REPOSITORY] = EmitEdgeRepository(
         read_models(MODELS), document, engine_.max_batch_size, context.resolved.serving.streaming
@@ -87,7 +87,7 @@ def _quantized(
 ) -> dict[str, Step]:
     """Return the input checkpoints of engines, quantized if the recipe requests it and the source is not quantized."""
     found: dict[str, Step] = dict(sources)
-    for role, _, asked in models_of(context):
+    for role, _, asked in recipe_models(context):
         if needs_quantization(asked, context.sources[role]):
             found[role] = _quantize(context, reader, role, asked, sources, tools)
     return found
@@ -130,7 +130,7 @@ def _exports(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeTool
 def _engines(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
     step = _run(context, tools, "build", "engines", build_command(context), checkpoints, engine("target"))
     stored = sum(source.nbytes for source in context.sources.values())
-    return {engine("target"): replace(step, machine=machine_of(_facts(context, tools)), stored_bytes=stored)}
+    return {engine("target"): replace(step, machine=encode_machine(_facts(context, tools)), stored_bytes=stored)}
 
 
 def _run(
@@ -158,7 +158,7 @@ def _run(
 def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:
     """Return the facts that engines depend on in addition to the checkpoints, as far as they are available here."""
     gpu = find_gpu(context.resolved.engine.gpu)
-    platforms = releases()[context.version].platforms_of(gpu.sm)
+    platforms = releases()[context.version].platforms_for(gpu.sm)
     fitting = sorted({version for platform in platforms for version in platform.tensorrt})
     return {
         "Edge-LLM": context.version,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from trtspec.backends.steps.copy import CopyFiles
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
-from trtspec.store.step import Inputs, Progress
+from trtspec.store.step import Inputs, StepProgress
 
 CHAT_TEMPLATE = "chat_template.jinja"
 # Export and build fail without a chat template. This one adds nothing to a text; requests contain complete texts.
@@ -37,7 +37,7 @@ class StageCheckpoint(CopyFiles):
         """Return `stage-target` or `stage-draft`."""
         return f"stage-{self.what}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
         """Copy the files, and add the template and the layers."""
         copied = super().run(out, inputs, progress)
         if self.plain_template:

@@ -14,7 +14,7 @@ from trtspec.serving.triton.python_models.tensors import Array
 
 
 @dataclass(frozen=True)
-class Asked:
+class EdgeRequest:
     """A request: its text, maximal length and sampling; `alone` disables drafts."""
 
     text: str
@@ -30,7 +30,7 @@ class Asked:
 
 
 @dataclass
-class Answer:
+class EdgeResponse:
     """The text of one request so far; `unsent` is the part that the client has not received."""
 
     stop: tuple[str, ...]
@@ -72,7 +72,7 @@ class Answer:
         ]
 
 
-def sampling_params(asked: Asked) -> Any:
+def sampling_params(asked: EdgeRequest) -> Any:
     """Return Edge-LLM's SamplingParams; sampled requests disable drafts, which would make them greedy."""
     from experimental.server import SamplingParams
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from trtspec.backends.edge_llm.repository import MODELS
 from trtspec.backends.serving import ServingHooks
 from trtspec.core.errors import DeployError
-from trtspec.core.gpus import find_gpu, seen_gpus
+from trtspec.core.gpus import detect_gpus, find_gpu
 from trtspec.store.artifact_paths import engine
 from trtspec.store.manifest import Manifest
 
@@ -24,8 +24,8 @@ def check_machine(artifact: Path, manifest: Manifest) -> None:
         hint = f"pip install 'tensorrt-edgellm[server]=={manifest.recipe.engine.version}' next to trtspec"
         raise DeployError("the Python package tensorrt_edgellm is not installed here", where=sys.executable, hint=hint)
     wanted = find_gpu(str(manifest.gpu.get("name")))
-    if not any(gpu.is_a(wanted) and gpu.driver == manifest.gpu.get("driver") for gpu in seen_gpus()):
-        here = ", ".join(f"{gpu.name} with driver {gpu.driver}" for gpu in seen_gpus()) or "no GPU"
+    if not any(gpu.is_a(wanted) and gpu.driver == manifest.gpu.get("driver") for gpu in detect_gpus()):
+        here = ", ".join(f"{gpu.name} with driver {gpu.driver}" for gpu in detect_gpus()) or "no GPU"
         message = f"the engines were built for {wanted.name} with driver {manifest.gpu.get('driver')}, not for {here}"
         raise DeployError(message, where=str(artifact), hint="build the recipe on this machine")
 

@@ -16,26 +16,26 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtspec.backends.edge_llm.engine_loader import load
-from trtspec.backends.edge_llm.requests import Answer, Asked, sampling_params
+from trtspec.backends.edge_llm.requests import EdgeRequest, EdgeResponse, sampling_params
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Limits, Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
 from trtspec.engine.generation.validation import check_request
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.drain import Shutdown
-from trtspec.serving.triton.python_models.metrics import Metrics
-from trtspec.serving.triton.python_models.request_metrics import Text
+from trtspec.serving.triton.python_models.drain import DrainWatcher
+from trtspec.serving.triton.python_models.metrics import EngineMetrics
+from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
 from trtspec.serving.triton.python_models.responses import Responder
 from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
+    check_unsupported,
     read_sampling,
-    refuse_unsupported,
     wants_stream,
 )
 
 ENGINE = "Edge-LLM"
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE)  # Edge-LLM does not report drafts
-LIMITS = Limits(max_seq_len=1 << 31)  # Edge-LLM enforces its own limit
+LIMITS = TokenLimits(max_seq_len=1 << 31)  # Edge-LLM enforces its own limit
 
 
 class TritonPythonModel:
@@ -46,8 +46,8 @@ class TritonPythonModel:
         self.decoupled, self.inputs = settings.decoupled, settings.inputs
         self.end_ids = settings.tokenizer().end_ids
         self.lock = threading.Lock()
-        self.shutdown = Shutdown(args["model_repository"])
-        self.metrics = Metrics(pb_utils, args, METRICS)
+        self.shutdown = DrainWatcher(args["model_repository"])
+        self.metrics = EngineMetrics(pb_utils, args, METRICS)
         self.pool = ThreadPoolExecutor(int(settings.parameter("concurrency")), "edge_llm")
         self.cache = tempfile.TemporaryDirectory(prefix="edge_llm-")
         root = Path(args["model_repository"])
@@ -64,7 +64,7 @@ class TritonPythonModel:
         self.metrics.close()
         self.shutdown.close()
 
-    def serve(self, request: Any, text: Text) -> Any:
+    def serve(self, request: Any, text: RequestMetrics) -> Any:
         """Serve one request; return its response if the model is not decoupled."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         try:
@@ -73,7 +73,7 @@ class TritonPythonModel:
                 asked = self.read(inputs)
                 streaming = wants_stream(inputs, "stream", decoupled=self.decoupled)
             text.started()
-            answer = Answer(asked.stop, "" if inputs.scalar("exclude_input_in_output", True) else asked.text)
+            answer = EdgeResponse(asked.stop, "" if inputs.scalar("exclude_input_in_output", True) else asked.text)
             deltas = self.generate(asked)
             for delta in deltas:
                 answer.add(delta)
@@ -95,10 +95,10 @@ class TritonPythonModel:
             responder.send_failure(error)
         return responder.response
 
-    def read(self, inputs: RequestTensors) -> Asked:
+    def read(self, inputs: RequestTensors) -> EdgeRequest:
         """Return the request of the tensors. Raise TrtspecError for unsupported features."""
         inputs.refuse_unknown(self.inputs, ENGINE)
-        refuse_unsupported(inputs, ENGINE)
+        check_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
         if inputs.scalar("end_id") not in (None, *self.end_ids):
@@ -111,11 +111,11 @@ class TritonPythonModel:
         if not (text := "".join(inputs.texts("text_input"))):
             raise TrtspecError("text_input is empty")
         sampling = SamplingOptions(**read_sampling(inputs))
-        asked = Request((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
+        asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
-        return Asked(text, asked.max_new_tokens, sampling, asked.stop, alone=drafted == 0)
+        return EdgeRequest(text, asked.max_new_tokens, sampling, asked.stop, alone=drafted == 0)
 
-    def generate(self, asked: Asked) -> Any:
+    def generate(self, asked: EdgeRequest) -> Any:
         """Return an iterator over the generated text; closing it ends the request."""
         params = sampling_params(asked)
         messages = [{"role": "user", "content": asked.text}]

@@ -16,7 +16,7 @@ from trtspec.backends.edge_llm.arguments import BUILD, EXPORT
 from trtspec.backends.edge_llm.versions import releases
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
-from trtspec.core.gpus import find_gpu, seen_gpus
+from trtspec.core.gpus import detect_gpus, find_gpu
 
 ENVIRONMENT = "TRTSPEC_EDGE_LLM"
 NAMES = {"edge_llm": ("tensorrt-edgellm",), "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
@@ -78,7 +78,7 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
         message = f"TensorRT Edge-LLM {found['edge_llm'] or '(none)'} is installed, but the recipe requires {version}"
         raise TrtspecError(message, where=directory, hint=f"set engine.version, or {ENVIRONMENT}")
     gpu = find_gpu(gpu_name)
-    seen = seen_gpus()
+    seen = detect_gpus()
     devices = tuple(str(number) for number, each in enumerate(seen) if each.is_a(gpu))
     why = _why_no_engines(found["tensorrt"] or "", version, gpu.sm, bool(devices), gpu.name)
     tensorrt, driver = ("", "") if why else (found["tensorrt"] or "", seen[0].driver)
@@ -86,7 +86,7 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
 
 
 def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: str) -> str:
-    fitting = sorted({each for found in releases()[version].platforms_of(sm) for each in found.tensorrt})
+    fitting = sorted({each for found in releases()[version].platforms_for(sm) for each in found.tensorrt})
     if not is_here:
         return f"the GPU {name} is not visible"
     if tensorrt not in fitting:

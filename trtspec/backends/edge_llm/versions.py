@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trtspec.core.package_data import read_own
+from trtspec.core.package_data import load_package_yaml
 
 DATA = Path(__file__).with_name("versions.yaml")
 
@@ -37,7 +37,7 @@ class EdgeRelease:
     mtp_models: tuple[str, ...]
     formats: tuple[str, ...]
 
-    def platforms_of(self, sm: int) -> list[Platform]:
+    def platforms_for(self, sm: int) -> list[Platform]:
         """Return the platforms with GPUs of a compute capability."""
         return [platform for platform in self.platforms if platform.sm == sm]
 
@@ -50,7 +50,7 @@ class EdgeRelease:
 @cache
 def releases() -> dict[str, EdgeRelease]:
     """Return the supported releases by version, oldest first."""
-    found = [_release(entry) for entry in read_own(DATA)]
+    found = [_release(entry) for entry in load_package_yaml(DATA)]
     return {release.version: release for release in found}
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import Auto, Backend, Offer
+from trtspec.backends.base import AutoSelection, Backend, BackendOffer
 from trtspec.backends.context import PlanContext
 from trtspec.backends.embedded.check import check
 from trtspec.backends.embedded.memory import memory
 from trtspec.backends.embedded.probes import probes
-from trtspec.core.registry import names
-from trtspec.engine.settings import STRETCHES
+from trtspec.core.registry import extension_names
+from trtspec.engine.settings import EXTENDED_ROPE_KINDS
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _methods() -> Mapping[str, str]:
     """Return the methods for which the torch engine has a drafter, without importing their modules and torch."""
-    return {name: name for name in names("trtspec.methods", "drafter")}
+    return {name: name for name in extension_names("trtspec.methods", "drafter")}
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
@@ -44,13 +44,13 @@ BACKEND = Backend(
     plan=_plan,
     in_process=True,
     keeps_windows=True,
-    stretches=STRETCHES,
+    stretches=EXTENDED_ROPE_KINDS,
     knobs=frozenset({"schedule", "confidence", "verify"}),
     warms=True,
     maps_vocabularies=lambda version, method: method == "draft_target",
     defaults=("trtspec", "nvidia", "model"),
     check=check,
     serving=_serving,
-    auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),
+    auto=AutoSelection(rank=99, offer=lambda method, gpu: BackendOffer(takes=True, why="")),
     probes=probes,
 )

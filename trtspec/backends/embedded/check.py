@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoints.hub_metadata import bring_tokenizer
+from trtspec.checkpoints.hub_metadata import fetch_tokenizer
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.token_bytes import Meaning, token_ids
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.core.errors import CheckpointError
-from trtspec.methods.dflash.net import kind_of, special_keys
+from trtspec.methods.dflash.net import detect_kind, special_keys
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:
@@ -52,7 +52,7 @@ def _check_vocabulary(context: PlanContext) -> Diagnostic:
 
 
 def _meanings(source: Source) -> dict[Meaning, int]:
-    bring_tokenizer(source)
+    fetch_tokenizer(source)
     return token_ids(Tokenizer(source.root))
 
 
@@ -62,7 +62,7 @@ def _draft_diagnostic(message: str, hint: str | None, severity: Severity = "erro
 
 def _check_block_nets(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield an error for settings of a block drafter that the torch engine does not support."""
-    if context.head and kind_of(context.head.source) and (keys := special_keys(context.head.source)):
+    if context.head and detect_kind(context.head.source) and (keys := special_keys(context.head.source)):
         message = f"the torch engine does not support these keys of the draft's config.json: {', '.join(keys)}"
         yield Diagnostic("speculation.draft.model", "not-supported", message, "choose another engine.backend")
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from trtspec.backends.common.memory import MemoryPlan, plan_memory
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.quant.quant_config import QuantFormat
-from trtspec.checkpoints.translation import LONGER
+from trtspec.checkpoints.translation import MAX_LENGTH_RATIO
 from trtspec.engine.settings import EngineSettings
-from trtspec.recipe.resolve import num_tokens_of
+from trtspec.recipe.resolve import resolve_max_num_tokens
 
 
 def memory(context: PlanContext) -> list[MemoryPlan]:
@@ -22,11 +22,11 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
             context.draft_config,
             rows=engine.max_batch_size,
             seq_len=min(engine.max_seq_len, context.target_config.stretched_positions),
-            num_tokens=num_tokens_of(engine, shape.max_tokens),
+            num_tokens=resolve_max_num_tokens(engine, shape.max_tokens),
             max_draft_tokens=shape.max_tokens,
             head_parameters=context.draft_head.num_parameters if context.draft_head else 0,
             kept_tokens=EngineSettings.from_recipe(context.resolved).reuse_tokens,
-            longer=LONGER if context.translates else 1,
+            longer=MAX_LENGTH_RATIO if context.translates else 1,
             quantized=context.target_format != QuantFormat(),
         )
     ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common.steps import companions, converted, padding_notes, serving_settings
+from trtspec.backends.common.steps import companion_steps, conversion_steps, padding_notes, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.embedded.repository import EmitTorchRepository
 from trtspec.backends.steps.repository import read_models
@@ -16,8 +16,8 @@ from trtspec.store.step import Step
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of the artifact."""
-    checkpoints = {checkpoint(role): step for role, step in converted(context, reader).items()}
-    steps: dict[str, Step] = {**checkpoints, **companions(context, reader)}
+    checkpoints = {checkpoint(role): step for role, step in conversion_steps(context, reader).items()}
+    steps: dict[str, Step] = {**checkpoints, **companion_steps(context, reader)}
     settings = EngineSettings.from_recipe(context.resolved)
     steps[REPOSITORY] = EmitTorchRepository(
         read_models(),

@@ -19,29 +19,29 @@ import triton_python_backend_utils as pb_utils
 from trtspec.core.errors import EngineFailed, TrtspecError
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.model_defaults import ModelDefaults, load_model_defaults
-from trtspec.engine.generation.request import Request, SamplingOptions, Update
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Update
 from trtspec.engine.generation.request_state import RequestHandle
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.warmup import warm_up
-from trtspec.kernels.verifier import libraries_of
+from trtspec.kernels.verifier import candidate_libraries
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.cancellation import Departures
-from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
+from trtspec.serving.triton.python_models.drain import DrainWatcher
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
-from trtspec.serving.triton.python_models.metrics import Metrics
-from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
-from trtspec.serving.triton.python_models.request_metrics import Text
+from trtspec.serving.triton.python_models.metrics import EngineMetrics
+from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
+from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
 from trtspec.serving.triton.python_models.responses import Responder
-from trtspec.serving.triton.python_models.score_tensors import read_edits, read_wanted_scores
+from trtspec.serving.triton.python_models.score_tensors import read_edits, read_score_options
 from trtspec.serving.triton.python_models.tensors import (
     NEUTRAL,
     RequestTensors,
     Settings,
     read_sampling,
-    refuse_other_than,
+    require_neutral,
     wants_stream,
 )
-from trtspec.serving.triton.python_models.token_io import TokenReader, Unsent
+from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
 METRICS = known.FAMILIES
 LOOKAHEAD_SIZES = {
@@ -63,20 +63,20 @@ class TritonPythonModel:
         if settings.takes_model_defaults:
             self.defaults = load_model_defaults(settings.required_path("tokenizer_dir"))
         self.lock = threading.Lock()
-        self.departures = Departures()
-        self.shutdown = Shutdown(args["model_repository"])
+        self.departures = CancellationWatcher()
+        self.shutdown = DrainWatcher(args["model_repository"])
         self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
         engine_settings = EngineSettings.from_json(settings.parameter("engine_settings"))
         artifact = Path(args["model_repository"]).parents[1]
         self.engine = Engine.load(
             settings.required_path("gpt_model_path"),
             settings.path("draft_model_path"),
-            replace(engine_settings, kernels=libraries_of(artifact)),
+            replace(engine_settings, kernels=candidate_libraries(artifact)),
             settings.path("tokenizer_dir"),
         )
         if settings.flag("warmup"):  # here, because Triton's warm-up does not wait for responses of decoupled models
             warm_up(self.engine)
-        self.metrics = Metrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
+        self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
         self.engine.tell_draft_failures(self.metrics.fallback, self.metrics.breaker)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -101,12 +101,12 @@ class TritonPythonModel:
                 return generation
             with inputs.naming(TOKEN_NAMES):
                 inputs.refuse_unknown(self.inputs, "the torch engine")
-                refuse_other_than(NEUTRAL, inputs, "the torch engine")
-                refuse_unserved(inputs, self.inputs, "the torch engine")
+                require_neutral(NEUTRAL, inputs, "the torch engine")
+                check_unsupported_inputs(inputs, self.inputs, "the torch engine")
                 refuse_lossy(inputs)
                 parsed = self.read(inputs)
                 generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-                generation.unsent = Unsent(inputs, parsed.prompt_ids, streaming=generation.streaming)
+                generation.unsent = UnsentTokens(inputs, parsed.prompt_ids, streaming=generation.streaming)
                 self.by_id[request.request_id()] = generation
                 generation.begin(self.engine.submit(parsed, generation.on_update))
         except Exception as error:
@@ -126,11 +126,11 @@ class TritonPythonModel:
         answer.watch.close()
         answer.responder.send_tensors(list, final=True)
 
-    def read(self, inputs: RequestTensors) -> Request:
+    def read(self, inputs: RequestTensors) -> EngineRequest:
         """Return the request of the tensors."""
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         text = self.reader.read(inputs)
-        return Request(
+        return EngineRequest(
             **text,
             sampling=SamplingOptions(**read_sampling(inputs, "runtime_", self.defaults.sampling)),
             draft_len=inputs.scalar("num_draft_tokens"),
@@ -139,14 +139,14 @@ class TritonPythonModel:
             # a copy, because the server's buffer is freed after `execute`
             draft_logits=None if draft_logits is None else draft_logits.copy(),
             edits=read_edits(inputs, self.defaults.edits_for(len(text["prompt_ids"]))),
-            **read_wanted_scores(inputs),
+            **read_score_options(inputs),
         )
 
 
 class Generation:
     """One running request: collects the engine's updates and sends the responses."""
 
-    def __init__(self, responder: Responder, text: Text, departures: Departures) -> None:
+    def __init__(self, responder: Responder, text: RequestMetrics, departures: CancellationWatcher) -> None:
         self.responder, self.text = responder, text
         self.streaming = self.is_stopped = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read

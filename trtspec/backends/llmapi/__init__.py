@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import Auto, Backend, Offer
-from trtspec.backends.common.sources import plan_source_memory, share_of_the_rest
+from trtspec.backends.base import AutoSelection, Backend, BackendOffer
+from trtspec.backends.common.sources import free_memory_limit, plan_source_memory
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.check import check
@@ -43,30 +43,30 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 
 def _serving() -> ServingHooks:
-    from trtspec.backends.common.trtllm_versions.containers import images_of
+    from trtspec.backends.common.trtllm_versions.containers import container_images
     from trtspec.backends.llmapi.installed import check_installed
     from trtspec.backends.llmapi.repository import MODELS
     from trtspec.backends.llmapi.standalone import alone
     from trtspec.backends.serving import ServingHooks
 
-    return ServingHooks(check_machine=check_installed, models=MODELS, images=images_of, alone=alone)
+    return ServingHooks(check_machine=check_installed, models=MODELS, images=container_images, alone=alone)
 
 
-def _offer(method: str, gpu: str | None) -> Offer:
+def _offer(method: str, gpu: str | None) -> BackendOffer:
     installed = installed_version(PACKAGE)
     if not installed:
-        return Offer(False, "TensorRT-LLM is not installed here")
+        return BackendOffer(False, "TensorRT-LLM is not installed here")
     if gpu is None:
-        return Offer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
+        return BackendOffer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
     if method not in _methods():
-        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
-    return Offer(True, f"TensorRT-LLM {installed} is installed")
+        return BackendOffer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
+    return BackendOffer(True, f"TensorRT-LLM {installed} is installed")
 
 
 BACKEND = Backend(
     summary="TensorRT-LLM's LLM API on its PyTorch backend",
     methods=_methods,
-    memory=partial(plan_source_memory, limit=share_of_the_rest),
+    memory=partial(plan_source_memory, limit=free_memory_limit),
     plan=_plan,
     converts=False,
     knobs=KNOBS,
@@ -74,6 +74,6 @@ BACKEND = Backend(
     versions=_versions,
     check=check,
     serving=_serving,
-    auto=Auto(rank=2, offer=_offer),
+    auto=AutoSelection(rank=2, offer=_offer),
     migrate=migrate,
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
-from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
+from trtspec.backends.common.sources import check_num_tokens, check_placement, recipe_models
+from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi.drafting import about_target
-from trtspec.backends.llmapi.lengths import about_lengths
+from trtspec.backends.llmapi.drafting import check_target_architecture
+from trtspec.backends.llmapi.lengths import check_draft_lengths
 from trtspec.backends.llmapi.speculative import (
     DRAFTS_TREES,
     is_greedy_only,
-    minor_of,
+    minor_version,
     step_tokens,
     verifies_with_logits,
 )
@@ -44,14 +44,14 @@ MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculativ
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with the LLM API."""
     method = context.recipe.speculation.method
-    if method != "none" and method not in version_spec_of(context.version).api.methods:
+    if method != "none" and method not in find_version_spec(context.version).api.methods:
         having = [minor for minor, spec in version_specs().items() if method in spec.api.methods]
         message = f"the LLM API of TensorRT-LLM {context.version} does not support {method}"
         yield Diagnostic(METHOD, "method", message, f"supported by: {', '.join(having)}" if having else None)
         return
     if method != "none":
-        yield from about_target(context)
-        yield from about_lengths(context)
+        yield from check_target_architecture(context)
+        yield from check_draft_lengths(context)
     yield from _check_options(context)
     yield from _check_sampling(context)
     yield from _check_mtp(context)
@@ -106,7 +106,7 @@ def _check_suffix(context: PlanContext, options: SuffixOptions) -> Iterable[Diag
 def _check_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
     path, shape = f"{OPTIONS}.top_k", context.draft_shape
     most = top_k * shape.max_depth
-    if minor_of(context.version) < DRAFTS_TREES:
+    if minor_version(context.version) < DRAFTS_TREES:
         first = ".".join(map(str, DRAFTS_TREES))
         message = f"the PyTorch backend drafts trees only from {first} on; {context.version} drafts a chain"
         yield Diagnostic(path, "version", message, "remove top_k and nodes", source=f"{LLM_ARGS}, eagle_choices")
@@ -133,7 +133,7 @@ def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
     elif 1 < layers < context.draft_shape.max_depth:
         message = f"the target has {layers} MTP layers, one for each draft token"
         yield Diagnostic("speculation.draft_len", "out-of-range", message, f"at most {layers}", source=MTP_SOURCE)
-    if model_type not in version_spec_of(context.version).api.methods["mtp"].models:
+    if model_type not in find_version_spec(context.version).api.methods["mtp"].models:
         message = f"TensorRT-LLM {context.version} may not support MTP layers of {model_type}"
         yield Diagnostic(METHOD, "version", message, severity="warning", source=MTP_SOURCE)
 
@@ -159,9 +159,9 @@ def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
 
 def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
     """Warn of RoPE keys that only transformers 5 reads: releases up to 1.2 use transformers 4."""
-    if minor_of(context.version) > LAST_WITH_TRANSFORMERS_4:
+    if minor_version(context.version) > LAST_WITH_TRANSFORMERS_4:
         return
-    for role, path, _ in models_of(context):
+    for role, path, _ in recipe_models(context):
         config = context.sources[role].config
         section = config.get("rope_parameters")
         if not isinstance(section, dict) or config.get("rope_theta") is not None or config.get("rope_scaling"):
@@ -177,7 +177,7 @@ def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
 def _check_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if the recipe requests another format than the source's: the LLM API does not quantize."""
     gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
-    for role, path, asked in models_of(context):
+    for role, path, asked in recipe_models(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
         if wanted not in ("none", found):
             state = "not quantized" if found == "none" else found

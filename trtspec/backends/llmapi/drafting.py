@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
+from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.core.diagnostics import Diagnostic
 
@@ -14,7 +14,7 @@ MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
 INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
 
 
-def architecture_of(context: PlanContext) -> str:
+def target_architecture(context: PlanContext) -> str:
     """Return the target's class from its config.json, or ""."""
     if context.target_config:
         return context.target_config.architecture
@@ -22,17 +22,17 @@ def architecture_of(context: PlanContext) -> str:
     return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def drafts_beside(context: PlanContext) -> bool:
+def drafts_separately(context: PlanContext) -> bool:
     """Return whether the method has to draft outside the target, because its class does not support drafting inside."""
-    api = version_spec_of(context.version).api
+    api = find_version_spec(context.version).api
     kind = api.methods[context.recipe.speculation.method]
-    return bool(kind.beside) and architecture_of(context) in api.plain
+    return bool(kind.beside) and target_architecture(context) in api.plain
 
 
-def about_target(context: PlanContext) -> Iterator[Diagnostic]:
+def check_target_architecture(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
-    method, architecture = context.recipe.speculation.method, architecture_of(context)
-    if version_spec_of(context.version).api.takes(method, architecture):
+    method, architecture = context.recipe.speculation.method, target_architecture(context)
+    if find_version_spec(context.version).api.takes(method, architecture):
         return
     others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
     message = f"TensorRT-LLM {context.version} drafts inside the target, but {architecture} is a plain decoder"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of, version_specs
+from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec, version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.recipe.schema import ScheduledLen
@@ -21,7 +21,7 @@ GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acce
 
 def length_fields(context: PlanContext) -> dict[str, Any]:
     """Return the speculative_config fields for a recipe's schedule and threshold, in the version's counting scheme."""
-    speculation, api = context.recipe.speculation, version_spec_of(context.version).api
+    speculation, api = context.recipe.speculation, find_version_spec(context.version).api
     fields: dict[str, Any] = {}
     if drafting := _drafting(context):
         name = _field(drafting)
@@ -32,7 +32,7 @@ def length_fields(context: PlanContext) -> dict[str, Any]:
     return fields
 
 
-def about_lengths(context: PlanContext) -> Iterator[Diagnostic]:
+def check_draft_lengths(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield the parts of the schedule and the threshold that the version does not support."""
     if drafting := _drafting(context):
         yield from _check_schedule(context, _field(drafting))
@@ -46,7 +46,7 @@ def _check_schedule(context: PlanContext, field: str) -> Iterator[Diagnostic]:
     def honours(spec: VersionSpec) -> bool:
         return method in spec.api.methods and field in spec.api.methods[method].lengths
 
-    if not honours(version_spec_of(context.version)):
+    if not honours(find_version_spec(context.version)):
         message = (
             f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of requests"
         )
@@ -59,7 +59,7 @@ def _check_schedule(context: PlanContext, field: str) -> Iterator[Diagnostic]:
 
 
 def _check_threshold(context: PlanContext) -> Iterator[Diagnostic]:
-    if not version_spec_of(context.version).api.threshold:
+    if not find_version_spec(context.version).api.threshold:
         message = f"TensorRT-LLM {context.version} does not support acceptance_rate_threshold"
         hint = _remedy("acceptance_rate_threshold", lambda spec: bool(spec.api.threshold))
         yield Diagnostic(THRESHOLD, "version", message, hint, source=GATE_SOURCE)

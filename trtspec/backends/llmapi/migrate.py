@@ -9,7 +9,7 @@ EAGLE-1/2, lookahead and ReDrafter (docs/source/legacy/tensorrt-backend-removal.
 from __future__ import annotations
 
 from trtspec.backends.common.migration import Migration
-from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of
+from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec
 from trtspec.recipe.schema import Recipe
 
 # EAGLE-3 heads that the authors publish for a target (SafeAILab/EAGLE:README.md).
@@ -34,7 +34,7 @@ ELSEWHERE = {
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
     """Migrate a recipe to the LLM API."""
-    document, engine, spec = migration.document, migration.document["engine"], version_spec_of(migration.version)
+    document, engine, spec = migration.document, migration.document["engine"], find_version_spec(migration.version)
     for option in recipe.engine.extra:
         reason = f"use {ELSEWHERE[option]}" if option in ELSEWHERE else "it applies to TensorRT engines"
         migration.drop(f"engine.extra.{option}", f"trtllm-build does not exist: {reason}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.speculative import speculative_config, step_tokens
-from trtspec.recipe.resolve import input_len_of, num_tokens_of
+from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 from trtspec.recipe.schema import is_directory
 
 
@@ -31,9 +31,9 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         "tensor_parallel_size": target.parallel.tensor,
         "pipeline_parallel_size": target.parallel.pipeline,
         "max_batch_size": engine.max_batch_size,
-        "max_input_len": input_len_of(engine),
+        "max_input_len": resolve_max_input_len(engine),
         "max_seq_len": engine.max_seq_len,
-        "max_num_tokens": num_tokens_of(engine, step_tokens(context)),
+        "max_num_tokens": resolve_max_num_tokens(engine, step_tokens(context)),
         "kv_cache_config": kv_cache,
     }
     if target.revision and not is_directory(target_path):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common.steps import companions, copied, gpu_record, served_path, serving_settings
+from trtspec.backends.common.steps import companion_steps, copy_steps, gpu_record, served_path, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.llmapi.model_yaml import model_yaml
@@ -21,7 +21,7 @@ from trtspec.store.step import Step
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of the artifact."""
     document = model_yaml(context, served_path("target"), served_path("draft"))
-    steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}
+    steps: dict[str, Step] = {**copy_steps(context, reader), **companion_steps(context, reader)}
     engine = context.resolved.engine
     steps[REPOSITORY] = EmitLlmApiRepository(
         read_models(MODELS),

@@ -14,16 +14,20 @@ from typing import Any
 import yaml
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Request, Update
-from trtspec.engine.generation.request_state import Progress, Running
+from trtspec.engine.generation.request import EngineRequest, Update
+from trtspec.engine.generation.request_state import RunningRequest, StepProgress
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.async_engine_model import LoopModel, located, unless_cancelled
+from trtspec.serving.triton.python_models.async_engine_model import (
+    AsyncEngineModel,
+    resolve_model_path,
+    unless_cancelled,
+)
 from trtspec.serving.triton.python_models.tensors import Settings
 
 DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 
 
-class TritonPythonModel(LoopModel):
+class TritonPythonModel(AsyncEngineModel):
     """The model that Triton loads."""
 
     NAME, DECIDES = "the LLM API", "model.yaml"
@@ -37,30 +41,30 @@ class TritonPythonModel(LoopModel):
     def end_engine(self) -> None:
         self.llm.shutdown()
 
-    def check(self, asked: Request) -> None:
+    def check(self, asked: EngineRequest) -> None:
         if self.greedy_only and not asked.sampling.greedy:
             hint = "set temperature to 0, or serve with TensorRT-LLM 1.3 or later"
             raise TrtspecError("this version of the LLM API does not sample from the target's distribution", hint=hint)
 
-    async def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
+    async def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
         """Yield updates as text becomes available; the last one has a finish reason."""
         updates: list[Update] = []
-        running = Running(asked, updates.append, self.tokenizer)
+        running = RunningRequest(asked, updates.append, self.tokenizer)
         result = self.llm.generate_async(list(asked.prompt_ids), sampling_params(asked), streaming=True)
         seen, reason = 0, None
         async for ids in steps(result, is_cancelled):
             if new := ids[seen:]:
                 seen = len(ids)
-                reason = running.advance(Progress(0, list(new[:-1]), new[-1]))
+                reason = running.advance(StepProgress(0, list(new[:-1]), new[-1]))
             if reason:
                 break
             running.update(None)
             while updates:
-                yield counted(updates.pop(), result)
+                yield with_counts(updates.pop(), result)
         if not result.finished:  # the LLM API does not know of stop texts
             result.abort()
         running.update(reason or "end_id")
-        yield counted(updates.pop(), result)
+        yield with_counts(updates.pop(), result)
 
 
 def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, Any]:
@@ -71,11 +75,11 @@ def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, An
     expected = {"max_batch_size": settings.max_batch_size, "decoupled": settings.decoupled}
     if config != expected:
         raise TrtspecError(f"triton_config is {config}, but config.pbtxt has {expected}", where=str(path))
-    document["model"] = located(root, document["model"])
+    document["model"] = resolve_model_path(root, document["model"])
     speculation = document.get("speculative_config", {})
     for key in DRAFT_KEYS:
         if key in speculation:
-            speculation[key] = located(root, speculation[key])
+            speculation[key] = resolve_model_path(root, speculation[key])
     return document
 
 
@@ -87,7 +91,7 @@ def make_llm(arguments: dict[str, Any]) -> Any:
     return LLM(**update_llm_args_with_extra_dict({}, arguments))
 
 
-def sampling_params(asked: Request) -> Any:
+def sampling_params(asked: EngineRequest) -> Any:
     """Return the request's SamplingParams; without top_k and top_p it would be greedy at any temperature."""
     from tensorrt_llm import SamplingParams
 
@@ -115,7 +119,7 @@ async def steps(result: Any, is_cancelled: Callable[[], bool]) -> AsyncIterator[
         yield output.outputs[0].token_ids
 
 
-def counted(update: Update, result: Any) -> Update:
+def with_counts(update: Update, result: Any) -> Update:
     """Return an update with the drafts and queue time that the LLM API reports, or without them."""
     metrics = getattr(result.outputs[0], "request_perf_metrics", None)
     drafts = getattr(metrics, "speculative_decoding", None)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions import DecodingType, version_spec_of
+from trtspec.backends.common.trtllm_versions import DecodingType, find_version_spec
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi.drafting import drafts_beside
+from trtspec.backends.llmapi.drafting import drafts_separately
 from trtspec.backends.llmapi.lengths import length_fields
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
@@ -32,7 +32,7 @@ SAMPLING_METHODS = ("none", "ngram")
 REJECTION = "use_rejection_sampling"
 
 
-def minor_of(version: str) -> tuple[int, int]:
+def minor_version(version: str) -> tuple[int, int]:
     """Return the major and minor version."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
@@ -40,7 +40,7 @@ def minor_of(version: str) -> tuple[int, int]:
 
 def is_greedy_only(context: PlanContext) -> bool:
     """Return whether sampled requests would not follow the target's distribution and must be rejected."""
-    minor = minor_of(context.version)
+    minor = minor_version(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False
     return minor < SAMPLES or context.recipe.speculation.method not in SAMPLING_METHODS
@@ -54,19 +54,19 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
     method = context.recipe.speculation.method
     if method == "none":
         return {}
-    api = version_spec_of(context.version).api
+    api = find_version_spec(context.version).api
     kind = api.methods[method]
     config: dict[str, Any] = {"decoding_type": kind.name, length_field(kind): context.draft_shape.max_depth}
     if api.draft_key in kind.required:
         config[api.draft_key] = draft_path
-    if drafts_beside(context):
+    if drafts_separately(context):
         config[kind.beside] = False
     return config | length_fields(context) | _option_fields(context)
 
 
 def verifies_with_logits(context: PlanContext) -> bool:
     """Return whether the version can enable or disable the verification of sampled drafts with draft probabilities."""
-    kind = version_spec_of(context.version).api.methods[context.recipe.speculation.method]
+    kind = find_version_spec(context.version).api.methods[context.recipe.speculation.method]
     return REJECTION in kind.fields
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
-from trtspec.backends.common.sources import plan_source_memory, share_without_activations
+from trtspec.backends.common.sources import plan_source_memory, static_memory_limit
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.check import check
 from trtspec.backends.sglang.versions import releases
@@ -47,7 +47,7 @@ def _serving() -> ServingHooks:
 BACKEND = Backend(
     summary="SGLang, in a Python model of Triton",
     methods=_methods,
-    memory=partial(plan_source_memory, limit=share_without_activations),
+    memory=partial(plan_source_memory, limit=static_memory_limit),
     plan=_plan,
     converts=False,
     stretches=frozenset({"linear", "dynamic"}),

@@ -15,7 +15,7 @@ from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
-from trtspec.recipe.resolve import num_tokens_of
+from trtspec.recipe.resolve import resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource, is_directory
 
 ADAPTIVE = "./1/adaptive.json"  # relative to the served model's directory, like every path of the document
@@ -34,7 +34,7 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
         "pp_size": target.parallel.pipeline,
         "max_running_requests": engine.max_batch_size,
         "context_length": engine.max_seq_len,
-        "chunked_prefill_size": num_tokens_of(engine, context.draft_shape.max_tokens),
+        "chunked_prefill_size": resolve_max_num_tokens(engine, context.draft_shape.max_tokens),
         # the fraction of all memory, including weights
         "mem_fraction_static": recipe.serving.kv_cache_fraction,
     }
@@ -82,12 +82,12 @@ def _lengths(context: PlanContext) -> dict[str, int]:
     return {
         # a block drafter drafts in one step
         "speculative_num_steps": 1 if method in ("dflash", "dspark") else shape.max_depth,
-        "speculative_eagle_topk": width_of(context),
+        "speculative_eagle_topk": tree_width(context),
         "speculative_num_draft_tokens": shape.max_tokens + 1,
     }
 
 
-def width_of(context: PlanContext) -> int:
+def tree_width(context: PlanContext) -> int:
     """Return the number of continuations of each draft token: 1 for a chain."""
     options = context.options
     return options.top_k or 1 if isinstance(options, EagleOptions | Eagle3Options) else 1

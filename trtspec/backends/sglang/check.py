@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from trtspec.backends.common.sources import check_num_tokens, check_online, check_placement
 from trtspec.backends.context import PlanContext
-from trtspec.backends.sglang.arguments import width_of
-from trtspec.backends.sglang.versions import ALGORITHMS, OF_NETS, releases
+from trtspec.backends.sglang.arguments import tree_width
+from trtspec.backends.sglang.versions import ALGORITHMS, CHECKPOINT_METHODS, releases
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle import EagleOptions
@@ -76,7 +76,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
 def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if SGLang would load the drafter with a wrong class, whose drafts are never accepted."""
     method = context.recipe.speculation.method
-    if method not in OF_NETS:
+    if method not in CHECKPOINT_METHODS:
         return
     nets_by_method, config = releases()[context.version].nets, context.sources["draft"].config
     found = (config.get("architectures") or ["none"])[0]
@@ -119,7 +119,7 @@ def _check_schedule(context: PlanContext) -> Iterable[Diagnostic]:
     elif method not in OWN_NETS:
         message = f"SGLang adapts the draft length only for {', '.join(OWN_NETS)}, not for {method}"
         yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule", source=ADAPTIVE)
-    elif width_of(context) > 1:
+    elif tree_width(context) > 1:
         message = "SGLang adapts the draft length only of chains, but the method drafts a tree"
         yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule, or set top_k: 1", source=ADAPTIVE)
 

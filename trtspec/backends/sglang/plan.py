@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common.steps import companions, copied, gpu_record, served_path, serving_settings
+from trtspec.backends.common.steps import companion_steps, copy_steps, gpu_record, served_path, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.backends.sglang.repository import MODELS, EmitSglangRepository
@@ -20,7 +20,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of the artifact."""
     document = engine_arguments(context, served_path("target"), served_path("draft"))
     adaptive, engine = adaptive_config(context), context.resolved.engine
-    steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}
+    steps: dict[str, Step] = {**copy_steps(context, reader), **companion_steps(context, reader)}
     steps[REPOSITORY] = EmitSglangRepository(
         read_models(MODELS),
         serving_settings(context),

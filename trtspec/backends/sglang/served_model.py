@@ -15,17 +15,21 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from trtspec.engine.generation.request import Request, Update
-from trtspec.engine.generation.request_state import Progress, Running
+from trtspec.engine.generation.request import EngineRequest, Update
+from trtspec.engine.generation.request_state import RunningRequest, StepProgress
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.async_engine_model import LoopModel, located, unless_cancelled
+from trtspec.serving.triton.python_models.async_engine_model import (
+    AsyncEngineModel,
+    resolve_model_path,
+    unless_cancelled,
+)
 from trtspec.serving.triton.python_models.tensors import Settings
 
 COUNTS_S = 1.0  # how long a response that was stopped here waits for the engine's counts
 PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive_config")
 
 
-class TritonPythonModel(LoopModel):
+class TritonPythonModel(AsyncEngineModel):
     """The model that Triton loads."""
 
     NAME, DECIDES = "SGLang", "engine.json"
@@ -37,15 +41,15 @@ class TritonPythonModel(LoopModel):
     def end_engine(self) -> None:
         self.engine.shutdown()
 
-    async def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
+    async def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
         """Yield updates as text becomes available; the last one has a finish reason."""
         updates: list[Update] = []
-        running = Running(asked, updates.append, self.tokenizer)
+        running = RunningRequest(asked, updates.append, self.tokenizer)
         # SGLang itself also ends a text at the tokenizer's eos token
-        response = Answer(self.engine, (*self.tokenizer.end_ids, *self.tokenizer.named("eos_token")))
+        response = SglangResponse(self.engine, (*self.tokenizer.end_ids, *self.tokenizer.named("eos_token")))
         reason = None
         async for new in response.steps(asked, is_cancelled):
-            if reason := running.advance(Progress(0, list(new[:-1]), new[-1])):
+            if reason := running.advance(StepProgress(0, list(new[:-1]), new[-1])):
                 break
             running.update(None)
             while updates:
@@ -57,7 +61,7 @@ class TritonPythonModel(LoopModel):
         yield replace(last, stats=stats, queue_s=response.queue_s)
 
 
-class Answer:
+class SglangResponse:
     """One request of the engine: its steps, its end, and the drafts and queue time that SGLang reports."""
 
     def __init__(self, engine: Any, own_ends: Sequence[int]) -> None:
@@ -67,7 +71,7 @@ class Answer:
         self.drafted = self.accepted = self.verified = 0
         self.queue_s: float | None = None
 
-    async def steps(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
+    async def steps(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
         """Yield each step's ids. Raise Cancelled and end the request if the client has disconnected."""
         self.parts = await self.engine.async_generate(
             input_ids=list(asked.prompt_ids),
@@ -114,7 +118,7 @@ class Answer:
 def read_arguments(root: Path, version: int) -> dict[str, Any]:
     """Return the arguments of Engine in engine.json, with absolute paths."""
     document: dict[str, Any] = json.loads((root / str(version) / "engine.json").read_text(encoding="utf-8"))
-    return document | {key: located(root, document[key]) for key in PATH_KEYS if key in document}
+    return document | {key: resolve_model_path(root, document[key]) for key in PATH_KEYS if key in document}
 
 
 def make_engine(arguments: dict[str, Any]) -> Any:
@@ -124,7 +128,7 @@ def make_engine(arguments: dict[str, Any]) -> Any:
     return Engine(**arguments)
 
 
-def sampling_params(asked: Request, own_ends: Sequence[int]) -> dict[str, Any]:
+def sampling_params(asked: EngineRequest, own_ends: Sequence[int]) -> dict[str, Any]:
     """Return the request's sampling parameters; `own_ends` are the ids at which SGLang itself ends a text.
 
     SGLang stores seeds in 63 bits, and reads them only with enable_deterministic_inference.

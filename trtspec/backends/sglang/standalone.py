@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trtspec.backends.common.standalone import absolute, options
-from trtspec.backends.serving import Alone
+from trtspec.backends.common.standalone import options, with_absolute_paths
+from trtspec.backends.serving import StandaloneServer
 from trtspec.backends.sglang.repository import ENGINE_JSON
 
 TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; here the engine does
 
 
-def alone(repository: Path, artifact: str) -> Alone:
+def alone(repository: Path, artifact: str) -> StandaloneServer:
     """Return the command line of SGLang without Triton."""
     document = json.loads((repository / ENGINE_JSON).read_text(encoding="utf-8"))
-    document = absolute(document, ENGINE_JSON.parts[0], artifact)
+    document = with_absolute_paths(document, ENGINE_JSON.parts[0], artifact)
     arguments = options({key: value for key, value in document.items() if key != TOKENS_ALONE})
-    return Alone(
+    return StandaloneServer(
         framework="sglang",
         serve=("python3", "-m", "sglang.launch_server", "--host=0.0.0.0", *arguments),
         arguments=arguments,

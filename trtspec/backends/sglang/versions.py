@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trtspec.core.package_data import read_own
+from trtspec.core.package_data import load_package_yaml
 
 DATA = Path(__file__).with_name("versions.yaml")
 
@@ -23,7 +23,7 @@ ALGORITHMS = {
     "dspark": "DSPARK",
 }
 # methods for which the checkpoint's class decides whether a release supports them
-OF_NETS = ("eagle", "eagle3", "dflash", "dspark")
+CHECKPOINT_METHODS = ("eagle", "eagle3", "dflash", "dspark")
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,13 @@ class SglangRelease:
     @property
     def methods(self) -> dict[str, str]:
         """Return SGLang's names of the release's algorithms, by trtspec's method names."""
-        return {name: theirs for name, theirs in ALGORITHMS.items() if name not in OF_NETS or name in self.nets}
+        return {
+            name: theirs for name, theirs in ALGORITHMS.items() if name not in CHECKPOINT_METHODS or name in self.nets
+        }
 
 
 @cache
 def releases() -> dict[str, SglangRelease]:
     """Return the supported releases by version, oldest first."""
-    entries = read_own(DATA)
+    entries = load_package_yaml(DATA)
     return {entry["version"]: SglangRelease(**entry) for entry in entries}

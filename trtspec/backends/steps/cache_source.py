@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source, load_documents
-from trtspec.core.files import Absent
+from trtspec.core.files import AbsentFile
 from trtspec.recipe.schema import ModelSource
-from trtspec.store.checksummed_json import load_sealed, seal
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 
 HEADERS, SCHEMA = "headers.json", "trtspec.headers/1"
@@ -37,14 +37,14 @@ class RememberSource(Step):
     revision: str
     pins: tuple[tuple[str, str], ...]
     source: Source | None = field(default=None, metadata={"key": False})
-    weights: Mapping[str, Absent] = field(default_factory=dict, metadata={"key": False})
+    weights: Mapping[str, AbsentFile] = field(default_factory=dict, metadata={"key": False})
 
     @property
     def name(self) -> str:
         """Return `remember-OWNER/NAME`."""
         return f"remember-{self.model}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Copy the small files, and write the headers and digests of the weights."""
         if self.source is None:
             raise ValueError("the source is missing")
@@ -54,22 +54,22 @@ class RememberSource(Step):
             (tensor.name, tensor.dtype, tensor.shape, tensor.file.name, tensor.offset, tensor.nbytes)
             for tensor in self.source.tensors.values()
         ]
-        (out / HEADERS).write_bytes(seal(SCHEMA, {"tensors": tensors, "weights": dict(self.weights)}))
+        (out / HEADERS).write_bytes(dump_checksummed(SCHEMA, {"tensors": tensors, "weights": dict(self.weights)}))
 
 
-def remember_source(asked: ModelSource, source: Source, weights: Mapping[str, Absent], store: Store) -> None:
+def store_source(asked: ModelSource, source: Source, weights: Mapping[str, AbsentFile], store: Store) -> None:
     """Cache what was read of a hub model with the weight files `weights`, unless it is cached already."""
     step = _step(asked, source, weights)
     if not store.peek(step.key).entry:
         store.build(step, Inputs({}), _NoProgress())
 
 
-def remembered_source(asked: ModelSource, store: Store) -> Source | None:
+def load_stored_source(asked: ModelSource, store: Store) -> Source | None:
     """Return the cached hub model, whose weight files are absent, or None if it is not cached."""
     entry = store.peek(_step(asked).key).entry if asked.revision else None
     if entry is None:
         return None
-    root, headers = entry.files_dir, load_sealed(SCHEMA, entry.files_dir / HEADERS)
+    root, headers = entry.files_dir, load_checksummed(SCHEMA, entry.files_dir / HEADERS)
     if headers is None:
         return None
     tensors = {
@@ -80,7 +80,7 @@ def remembered_source(asked: ModelSource, store: Store) -> Source | None:
     return Source(root, config, tensors, quantization, {name: tuple(each) for name, each in headers["weights"].items()})
 
 
-def _step(asked: ModelSource, source: Source | None = None, weights: Mapping[str, Absent] | None = None) -> Step:
+def _step(asked: ModelSource, source: Source | None = None, weights: Mapping[str, AbsentFile] | None = None) -> Step:
     pins = tuple(sorted(asked.sha256.items()))
     return RememberSource(asked.model, asked.revision or "", pins, source, weights or {})
 

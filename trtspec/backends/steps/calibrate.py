@@ -13,12 +13,12 @@ from trtspec.checkpoints.quant.activations import ACTIVATIONS, Activations
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import stamp_of
+from trtspec.core.files import files_fingerprint
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.store.digest import digest_of
+from trtspec.store.digest import compute_digest
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step, notes_of
+from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Calibrate(Step):
         """Return the bytes of the source's tensors, each of which is read once."""
         return self.nbytes
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Calibrate. Raise CheckpointError if the source is inconsistent, TrtspecError for an invalid prompt."""
         with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
             prompts = load_prompts(self.prompts.paths[0], self.source.root)[: self.samples]
-            notes = notes_of(out) / "states"
+            notes = notes_dir(out) / "states"
             measured = calibrate_checkpoint(self.source.root, prompts, self.max_len, progress.advance, notes)
             measured.save(out / ACTIVATIONS)
 
@@ -81,7 +81,7 @@ def calibrate_checkpoint(
         message = f"the tokenizer produces the id {largest}, but the model has {config.vocab_size} entries"
         raise CheckpointError(message, where=str(root), hint="use tokenizer and weights of the same model")
     plus = {rule.name: rule.plus for rule in model.rules}
-    stamp = f"{stamp_of(model.source.files)} {digest_of('trtspec.texts/1', texts)}"
+    stamp = f"{files_fingerprint(model.source.files)} {compute_digest('trtspec.texts/1', texts)}"
     return Activations(**measure(config, model.matched, texts, plus=plus, on_bytes=on_bytes, notes=notes, stamp=stamp))
 
 

@@ -16,14 +16,14 @@ from trtspec.checkpoints.quant.conversion import Conversion, plan_conversion
 from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.rules import Matched
 from trtspec.checkpoints.sharding import ParallelMapping
-from trtspec.checkpoints.source_model import SourceModel, load_model, padded
+from trtspec.checkpoints.source_model import SourceModel, load_model, with_vocab_size
 from trtspec.checkpoints.trtllm import TrtllmQuantization, render_config
-from trtspec.core.files import stamp_of
+from trtspec.core.files import files_fingerprint
 from trtspec.methods.base import DraftHead
 from trtspec.methods.head_checks import mask_key
 from trtspec.methods.source_head import SourceHead, load_head
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step, notes_of
+from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 
@@ -103,7 +103,7 @@ class ConvertCheckpoint(Step):
         """Return the bytes of all ranks' files, as planned from the source's headers."""
         return self.stored_bytes
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
         """Convert. Raise CheckpointError if the source is inconsistent."""
         measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
         with ExitStack() as unchanged:
@@ -121,7 +121,7 @@ class ConvertCheckpoint(Step):
                 vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
                 on_resumed=progress.resume,
-                journal=notes_of(out) / "journal",
+                journal=notes_dir(out) / "journal",
                 keep_cached=any(files.unproven for files in self.sources),
             )
 
@@ -151,11 +151,11 @@ def convert_checkpoint(
     page cache is kept. Raise CheckpointError if the source is inconsistent.
     """
     from trtspec.checkpoints.quant.tasks import plan_tasks
-    from trtspec.checkpoints.stream import Flaws, run_tasks  # imports numpy, which planning does not need
+    from trtspec.checkpoints.stream import ConversionIssues, run_tasks  # imports numpy, which planning does not need
 
     model = load_model(root, dtype)
     if vocab_size:
-        model = padded(model, vocab_size)
+        model = with_vocab_size(model, vocab_size)
     model.check(scheme, mapping)
     head = load_head(model) if load_head else None
     matched, files = model.matched, model.source.files
@@ -166,8 +166,8 @@ def convert_checkpoint(
     plan = plan_model(model, head, mapping, scheme)
     layouts = plan.layouts()
     tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.prequantized)
-    flaws = Flaws(allow_nonfinite)
-    stamp = stamp_of(files) if journal else ""
+    flaws = ConversionIssues(allow_nonfinite)
+    stamp = files_fingerprint(files) if journal else ""
     digests = run_tasks(
         out,
         layouts,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.core.files import in_threads
+from trtspec.core.files import map_in_threads
 from trtspec.core.hashing import copy_hashed
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CopyFiles(Step):
         """Return the total size of the files, all of which are read."""
         return self.output_bytes
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
         """Copy the files in parallel and return their digests by name."""
 
         def copy(path: Path) -> str:
@@ -51,5 +51,5 @@ class CopyFiles(Step):
 
         with self.source.unchanged():
             return dict(
-                zip((path.name for path in self.source.paths), in_threads(copy, self.source.paths), strict=True)
+                zip((path.name for path in self.source.paths), map_in_threads(copy, self.source.paths), strict=True)
             )

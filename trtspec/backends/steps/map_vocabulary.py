@@ -11,9 +11,9 @@ from typing import ClassVar
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.checkpoints.translation import Translation
+from trtspec.checkpoints.translation import VocabMapping
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress
+from trtspec.store.step import Inputs, StepProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
         """Return all files that are read."""
         return (*super().sources, *self.tokenizers)
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
         """Convert the model and write the mapping. Raise CheckpointError if the sources are inconsistent."""
         digests = super().run(out, inputs, progress)
         target, draft = (Tokenizer(files.root) for files in self.tokenizers)
         draft_size = load_model(self.source.root, self.dtype).config.vocab_size
-        Translation.between(target, draft, self.target_size, draft_size).write(out)
+        VocabMapping.between(target, draft, self.target_size, draft_size).write(out)
         return digests

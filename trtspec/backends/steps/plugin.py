@@ -12,11 +12,11 @@ from typing import ClassVar
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import find_gpu
 from trtspec.kernels.build import HOST_PLUGINS, LIBRARY, LibrarySpec, build_library, plan_library
-from trtspec.kernels.toolchain import architecture_of
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.kernels.toolchain import gpu_architecture
+from trtspec.store.step import Inputs, Step, StepProgress
 
 
-def library_of(plugins: Sequence[str], gpu: str) -> LibrarySpec:
+def plan_recipe_library(plugins: Sequence[str], gpu: str) -> LibrarySpec:
     """Return the library of a recipe's plugins for CPUs and, unless `gpu` is "", for that GPU.
 
     Raise TrtspecError for a plugin that artifacts cannot use, an unsupported plugin or GPU, and a missing compiler.
@@ -24,7 +24,7 @@ def library_of(plugins: Sequence[str], gpu: str) -> LibrarySpec:
     for name in plugins:
         if name in HOST_PLUGINS:
             raise TrtspecError(f"{name} is used by builds only, not by engines", hint=f"remove {name}")
-    return plan_library(tuple(plugins), (architecture_of(find_gpu(gpu).sm),) if gpu else ())
+    return plan_library(tuple(plugins), (gpu_architecture(find_gpu(gpu).sm),) if gpu else ())
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CompilePlugins(Step):
         """Return the step's name."""
         return "compile-plugins"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the library, from the cache if it was compiled before. Raise StepError or StepTimeout."""
         progress.say(" ".join(self.library.plugins))
         shutil.copyfile(build_library(self.library), out / LIBRARY)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import model_repository_dir
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EmitRepository(Step):
         """Return the step's name."""
         return "emit-repository"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the repository to `out`."""
         self.emit(out)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import Auto, Backend, Offer
+from trtspec.backends.base import AutoSelection, Backend, BackendOffer
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import memory
@@ -42,18 +42,18 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     return plan_artifact(context, reader)
 
 
-def _offer(method: str, gpu: str | None) -> Offer:
+def _offer(method: str, gpu: str | None) -> BackendOffer:
     """Accept what the installed version can build; the last release with trtllm-build is 1.2.1 (pull 15918)."""
     installed = installed_version(PACKAGE)
     if not installed:
-        return Offer(False, "TensorRT-LLM is not installed here")
+        return BackendOffer(False, "TensorRT-LLM is not installed here")
     if gpu is None:
-        return Offer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
+        return BackendOffer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
     if tuple(int(part) for part in installed.split(".")[:2]) >= (1, 3):
-        return Offer(False, f"TensorRT-LLM {installed} does not include trtllm-build")
+        return BackendOffer(False, f"TensorRT-LLM {installed} does not include trtllm-build")
     if method not in MODES:
-        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
-    return Offer(True, f"TensorRT-LLM {installed} is installed")
+        return BackendOffer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
+    return BackendOffer(True, f"TensorRT-LLM {installed} is installed")
 
 
 def _serving() -> ServingHooks:
@@ -75,7 +75,7 @@ BACKEND = Backend(
     versions=versions,
     check=check,
     serving=_serving,
-    auto=Auto(rank=1, offer=_offer),
+    auto=AutoSelection(rank=1, offer=_offer),
     build_arguments=build_arguments,
     probes=probes,
     migrate=migrate,

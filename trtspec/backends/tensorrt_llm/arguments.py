@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions import Option, version_spec_of
+from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import modes
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, uses_draft_logits
-from trtspec.core.diagnostics import written
+from trtspec.core.diagnostics import quote_value
 from trtspec.core.errors import TrtspecError
 
 
@@ -75,19 +75,19 @@ def _switch(on: bool) -> str:
 
 def _extra(context: PlanContext) -> dict[str, list[str]]:
     """Return the arguments of `engine.extra` by option. Raise TrtspecError for options that the rules also reject."""
-    options, words = version_spec_of(context.version).options, {}
+    options, words = find_version_spec(context.version).options, {}
     for name, value in context.recipe.engine.extra.items():
         option = options.get(name)
-        found = option_words(option, value) if option else None
+        found = option_arguments(option, value) if option else None
         if found is None:
             raise TrtspecError(
-                f"{name}: {written(value)} is not a valid option of trtllm-build", where=f"engine.extra.{name}"
+                f"{name}: {quote_value(value)} is not a valid option of trtllm-build", where=f"engine.extra.{name}"
             )
         words[name] = found
     return words
 
 
-def option_words(option: Option, value: Any) -> list[str] | None:
+def option_arguments(option: BuildOption, value: Any) -> list[str] | None:
     """Return an option as arguments, empty for a flag that is not set, or None if the value is invalid."""
     name = f"--{option.name}"
     if option.type == "flag":
@@ -97,10 +97,10 @@ def option_words(option: Option, value: Any) -> list[str] | None:
     if option.type == "int":
         return [name, str(value)] if isinstance(value, int) and value >= 0 else None
     words = str(value).split() if option.type == "strings" else [str(value)]
-    choices = choices_of(option)
+    choices = option_choices(option)
     return None if choices and not set(words) <= set(choices) else [name, *words]
 
 
-def choices_of(option: Option) -> tuple[str, ...]:
+def option_choices(option: BuildOption) -> tuple[str, ...]:
     """Return the valid values of an option, empty if any value is valid."""
     return ("enable", "disable") if option.type == "switch" else option.choices

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.backends.common.runner import Tool, run_tool
-from trtspec.backends.common.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.backends.steps.convert import ConvertCheckpoint
-from trtspec.backends.tensorrt_llm.build_log import Phases, version_said
-from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
+from trtspec.backends.tensorrt_llm.build_log import BuildPhases, parse_version
+from trtspec.backends.tensorrt_llm.engine_dir import ExpectedEngine, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
@@ -25,7 +25,7 @@ from trtspec.core.errors import StepError
 from trtspec.core.paths import cache_dir
 from trtspec.store import artifact_paths
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 
 TIMING_CACHE = "timing.cache"
 REPRODUCE = "reproduce.sh"
@@ -90,7 +90,7 @@ class BuildEngine(Step):
         """Return the path of the build's log, which every failure message names and which is not deleted."""
         return cache_dir() / "logs" / f"{self.name}-{self.key[:12]}.log"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Build the engine and check it against the request. Raise StepError or StepTimeout."""
         self.toolchain.check_present()
         checkpoint = inputs[self.checkpoint]
@@ -125,12 +125,12 @@ class BuildEngine(Step):
                 (workdir / name).symlink_to(target.absolute())
             yield workdir
 
-    def _listener(self, progress: Progress) -> Callable[[str], None]:
+    def _listener(self, progress: StepProgress) -> Callable[[str], None]:
         """Return a callback for output lines: it reports phases, and raises StepError for another version."""
-        phases, wanted = Phases(self.checkpoint.mapping.ranks), self.toolchain.tensorrt_llm
+        phases, wanted = BuildPhases(self.checkpoint.mapping.ranks), self.toolchain.tensorrt_llm
 
         def listen(line: str) -> None:
-            version = version_said(line)
+            version = parse_version(line)
             if version is not None and not is_release(version, wanted):
                 hint = "set engine.version, or another engine.build.image"
                 raise StepError(f"TensorRT-LLM {version} is running, but the recipe requires {wanted}", hint=hint)
@@ -139,10 +139,10 @@ class BuildEngine(Step):
 
         return listen
 
-    def _expected(self, checkpoint: Path) -> Expected:
+    def _expected(self, checkpoint: Path) -> ExpectedEngine:
         version = self.toolchain.tensorrt_llm
         config = read_json(checkpoint / "config.json", MAX_CONFIG_BYTES)
-        return Expected(parse_arguments(self.arguments), config, version, version_spec_of(version).modes)
+        return ExpectedEngine(parse_arguments(self.arguments), config, version, find_version_spec(version).modes)
 
 
 def _device_variables(devices: tuple[str, ...]) -> dict[str, str]:
@@ -167,7 +167,7 @@ class DescribeEngines(Step):
         """Return the step's name."""
         return "describe-engines"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the script, its timing cache if there is one, and launch.json."""
         for files in self.engines[0].timing_cache:
             with files.unchanged():

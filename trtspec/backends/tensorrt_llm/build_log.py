@@ -16,7 +16,7 @@ _PHASES = (
 )
 
 
-class Phases:
+class BuildPhases:
     """Tracks the phases of a build of several ranks, line by line."""
 
     def __init__(self, ranks: int) -> None:
@@ -32,7 +32,7 @@ class Phases:
         return None
 
 
-def version_said(line: str) -> str | None:
+def parse_version(line: str) -> str | None:
     """Return TensorRT-LLM's version if the line contains it; it is in the first line."""
     found = _VERSION.search(line)
     return found[1] if found else None

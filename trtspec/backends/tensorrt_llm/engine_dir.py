@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.common.trtllm_versions.containers import is_release
-from trtspec.checkpoints.safe_json import shown
+from trtspec.checkpoints.safe_json import repr_short
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.core.errors import CheckpointError, StepError
 
@@ -52,7 +52,7 @@ _SWITCHES = ("use_paged_context_fmha", "use_fp8_context_fmha", "remove_input_pad
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedEngine:
     """The requested engine: trtllm-build's arguments, the checkpoint's config.json, and TensorRT-LLM's version.
 
     `modes` are the integers that represent the values of --speculative_decoding_mode.
@@ -116,7 +116,7 @@ def parse_arguments(argv: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def check_engine(path: Path, expected: Expected) -> None:
+def check_engine(path: Path, expected: ExpectedEngine) -> None:
     """Raise StepError with all differences between the engine at `path` and the expected one."""
     problems = [*_file_problems(path, expected.ranks), *_config_problems(path, expected)]
     if problems:
@@ -135,7 +135,7 @@ def _file_problems(path: Path, ranks: int) -> Iterator[str]:
         yield f"rank{rank}.engine is unexpected; {ranks} ranks were requested"
 
 
-def _config_problems(path: Path, expected: Expected) -> Iterator[str]:
+def _config_problems(path: Path, expected: ExpectedEngine) -> Iterator[str]:
     try:
         config = read_json(path / CONFIG, MAX_CONFIG_BYTES)
     except CheckpointError as error:
@@ -163,7 +163,7 @@ def _is_equal_ignoring_case(found: object, value: str) -> bool:
 _AGREE: dict[str, Callable[[Any, Any], bool]] = {VERSION: is_release, CACHE_TYPE: _is_equal_ignoring_case}
 
 
-def _num_tokens_problem(config: dict[str, Any], expected: Expected) -> Iterator[str]:
+def _num_tokens_problem(config: dict[str, Any], expected: ExpectedEngine) -> Iterator[str]:
     """Yield a problem if a step is too small for all requests' drafts: upstream lowers it for short sequences."""
     draft_len, batch = (_get_dotted(config, f"build_config.{key}") for key in ("max_draft_len", "max_batch_size"))
     tokens = _get_dotted(config, "build_config.max_num_tokens")
@@ -183,4 +183,4 @@ def _get_dotted(document: Mapping[str, Any], key: str) -> Any:
 
 
 def _format_value(value: object) -> str:
-    return value if value == MISSING else shown(value) if isinstance(value, str) else str(value)[:100]
+    return value if value == MISSING else repr_short(value) if isinstance(value, str) else str(value)[:100]

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from trtspec.backends.common.migration import Migration
-from trtspec.backends.common.trtllm_versions import minors_with, version_spec_of, version_specs
+from trtspec.backends.common.trtllm_versions import find_version_spec, minors_with, version_specs
 from trtspec.recipe.schema import Recipe
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
     """Migrate a recipe to another version with trtllm-build."""
-    spec = version_spec_of(migration.version)
+    spec = find_version_spec(migration.version)
     for option in recipe.engine.extra:
         if option not in spec.options:
             elsewhere = ", ".join(minors_with(option)) or "no supported one"

@@ -22,7 +22,7 @@ MODES = {
 }
 
 
-def mode_of(context: PlanContext) -> str:
+def speculation_mode(context: PlanContext) -> str:
     """Return the mode of a recipe's method, "" without a drafter and for unsupported methods."""
     return MODES.get(context.recipe.speculation.method, "")
 

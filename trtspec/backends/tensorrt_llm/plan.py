@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common.steps import companions, converted, padding_notes, serving_settings
+from trtspec.backends.common.steps import companion_steps, conversion_steps, padding_notes, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.steps.repository import read_models
@@ -37,12 +37,12 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps. Raise TrtspecError if another TensorRT-LLM than the recipe's is installed."""
     engine_ = context.resolved.engine
     toolchain = probe_toolchain(engine_.build.image, engine_.version, engine_.gpu)
-    checkpoints = converted(context, reader)
+    checkpoints = conversion_steps(context, reader)
     engines = _engines(context, reader, checkpoints, toolchain)
     placement = plan_placement(context)
     steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
     steps |= {engine(built.role): built for built in engines}
-    steps |= companions(context, reader)
+    steps |= companion_steps(context, reader)
     steps[REPOSITORY] = EmitEngineRepository(read_models(MODELS), _settings(context, placement))
     steps[""] = DescribeEngines(engines, json.dumps(placement.as_dict(), indent=2))
     return ArtifactPlan(

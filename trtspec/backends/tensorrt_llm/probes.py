@@ -6,13 +6,13 @@ from __future__ import annotations
 import shutil
 
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
-from trtspec.core.doctor_check import Probe
+from trtspec.core.doctor_check import DoctorCheck
 from trtspec.core.processes import installed_version
 
 
-def probes() -> list[Probe]:
+def probes() -> list[DoctorCheck]:
     """Return the checks of TensorRT-LLM and trtllm-build."""
     installed = installed_version("tensorrt-llm")
     absent = "not installed; the torch engine runs the converted checkpoint"
     builder = shutil.which(BUILDER) or "not on PATH; build engines on a machine that has it, or with engine.build.image"
-    return [Probe("tensorrt-llm", True, installed or absent), Probe(BUILDER, True, builder)]
+    return [DoctorCheck("tensorrt-llm", True, installed or absent), DoctorCheck(BUILDER, True, builder)]

@@ -23,7 +23,7 @@ from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 from trtspec.serving.triton.nvidia_compat import NVIDIA
 from trtspec.serving.triton.repository_writer import CONFIG, Parameters, ServingSettings, emit_model, write_model
-from trtspec.serving.triton.warmup import Sample
+from trtspec.serving.triton.warmup import WarmupSample
 from trtspec.store.artifact_paths import TOKENIZER, engine, from_model
 
 MODELS = Path(__file__).with_name("models")
@@ -134,7 +134,7 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
         write_model(out / source.name, source, config)
 
 
-def _samples(settings: EngineRepositorySettings, role: str) -> tuple[Sample, ...]:
+def _samples(settings: EngineRepositorySettings, role: str) -> tuple[WarmupSample, ...]:
     """Return the warm-up samples of an engine: the target verifies external drafts, without logits."""
     outside = settings.draft_len if role == "target" and settings.method in DRAFTED_OUTSIDE else 0
     return samples(settings.max_batch_size, settings.max_seq_len, settings.draft_len, outside)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import EAGLE, LOOKAHEAD, MEDUSA, mode_of
+from trtspec.backends.tensorrt_llm.modes import EAGLE, LOOKAHEAD, MEDUSA, speculation_mode
 from trtspec.methods.redrafter import RedrafterOptions
 
 # Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
@@ -19,4 +19,4 @@ def is_greedy_only(context: PlanContext) -> bool:
     """Return whether the target's engine always takes the most probable token."""
     if isinstance(context.options, RedrafterOptions):
         return context.options.greedy
-    return mode_of(context) in GREEDY_MODES
+    return speculation_mode(context) in GREEDY_MODES

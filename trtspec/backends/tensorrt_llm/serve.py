@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions.containers import images_of, is_release
+from trtspec.backends.common.trtllm_versions.containers import container_images, is_release
 from trtspec.backends.serving import Launch, ServingHooks
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
@@ -20,7 +20,7 @@ from trtspec.backends.tensorrt_llm.repository import MODELS, relocate
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded
-from trtspec.core.gpus import Gpu, find_gpu, seen_gpus
+from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 from trtspec.serving.triton.names import ENGINE_MODELS
 from trtspec.store.manifest import Manifest
 
@@ -81,7 +81,7 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
         hint = "deploy in the container with the TensorRT-LLM version that built the engines"
         raise DeployError(f"{BUILDER} is not on PATH, so TensorRT-LLM's version is unknown", hint=hint)
     tensorrt_llm, tensorrt = installed_versions(Path(builder))
-    gpus = seen_gpus()
+    gpus = detect_gpus()
     fitting = [gpu for gpu in gpus if gpu.is_a(wanted)]
     gpu = next(iter([*fitting, *gpus]), None)
     return {
@@ -99,7 +99,7 @@ SERVING = ServingHooks(
     stage=relocate,
     launch=read_launch,
     models=MODELS,
-    images=images_of,
+    images=container_images,
     # triton-inference-server/tensorrtllm_backend:README.md@0b9d7d5a
     kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
 )

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, mode_of
+from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, speculation_mode
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.quant.quant_config import QuantFormat
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.gpus import GPUS, Gpu
 from trtspec.methods.draft_target import DraftTargetOptions
-from trtspec.recipe.resolve import input_len_of, num_tokens_of
+from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource
 
 Role = Literal["target", "draft"]
@@ -99,7 +99,7 @@ class EngineSpec:
 
 def engine_specs(context: PlanContext) -> list[EngineSpec]:
     """Return the target's engine, followed by a draft model's if there is one; the context's target has a family."""
-    recipe, mode, draft_tokens = context.recipe, mode_of(context), context.draft_shape.max_tokens
+    recipe, mode, draft_tokens = context.recipe, speculation_mode(context), context.draft_shape.max_tokens
     if context.target_config is None:
         raise ValueError("engines require a model with a family")
     target = _spec(
@@ -129,9 +129,9 @@ def _spec(
         mapping=ParallelMapping(parallel.tensor, parallel.pipeline, parallel.embedding),
         gpu_ids=tuple(placed or range(parallel.ranks)),
         max_batch_size=engine.max_batch_size,
-        max_input_len=input_len_of(engine),
+        max_input_len=resolve_max_input_len(engine),
         max_seq_len=engine.max_seq_len,
-        wanted_num_tokens=num_tokens_of(engine, draft_tokens),
+        wanted_num_tokens=resolve_max_num_tokens(engine, draft_tokens),
         draft_tokens=draft_tokens,
     )
 
@@ -141,6 +141,6 @@ def uses_draft_logits(context: PlanContext) -> bool:
     return isinstance(context.options, DraftTargetOptions) and context.options.use_draft_logits
 
 
-def gpu_of(context: PlanContext) -> Gpu | None:
+def recipe_gpu(context: PlanContext) -> Gpu | None:
     """Return the GPU that the engines are built for, None if it is missing or unsupported."""
     return GPUS.get((context.recipe.engine.gpu or "").lower())

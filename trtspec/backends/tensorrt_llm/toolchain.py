@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from trtspec.backends.common.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import StepError, TrtspecError
-from trtspec.core.gpus import Gpu, find_gpu, seen_gpus
+from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 
 BUILDER = "trtllm-build"
 RUNTIMES = ("docker", "podman")
@@ -94,7 +94,7 @@ def probe_toolchain(image: str, version: str, gpu_name: str) -> EngineToolchain:
 
     Starts a process only if there is a builder. Raise TrtspecError if another version is installed.
     """
-    gpu, release = find_gpu(gpu_name), version_spec_of(version).release(version)
+    gpu, release = find_gpu(gpu_name), find_version_spec(version).release(version)
     expected = EngineToolchain("absent", image, version, release.tensorrt, gpu.name, gpu.sm, release.driver)
     return _in_image(expected, gpu) if image else _on_path(expected, gpu)
 
@@ -123,7 +123,7 @@ def _on_path(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
 
 def _on_gpus(toolchain: EngineToolchain, gpu: Gpu) -> EngineToolchain:
     """Return the toolchain with this machine's driver and the GPUs that match the recipe."""
-    seen = seen_gpus()
+    seen = detect_gpus()
     devices = [str(number) for number, each in enumerate(seen) if each.is_a(gpu)]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = [device for device in devices if device in visible.split(",")]

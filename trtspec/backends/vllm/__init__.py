@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
-from trtspec.backends.common.sources import plan_source_memory, share_of_all
+from trtspec.backends.common.sources import plan_source_memory, total_memory_limit
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.check import check
 from trtspec.backends.vllm.environment import probe_vllm
 from trtspec.backends.vllm.versions import releases
-from trtspec.backends.vllm.vocabulary import maps_vocabularies
+from trtspec.backends.vllm.vocabulary import supports_heterogeneous_vocab
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
@@ -46,11 +46,11 @@ def _serving() -> ServingHooks:
 BACKEND = Backend(
     summary="vLLM, behind Triton's vLLM backend",
     methods=_methods,
-    memory=partial(plan_source_memory, limit=share_of_all),
+    memory=partial(plan_source_memory, limit=total_memory_limit),
     plan=_plan,
     converts=False,
     stretches=frozenset({"linear", "dynamic"}),
-    maps_vocabularies=maps_vocabularies,
+    maps_vocabularies=supports_heterogeneous_vocab,
     knobs=frozenset({"schedule", "verify"}),
     package="vllm",
     versions=_versions,

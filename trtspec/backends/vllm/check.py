@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from trtspec.backends.common.sources import check_num_tokens, check_online, check_placement
 from trtspec.backends.context import PlanContext
-from trtspec.backends.vllm.draft_support import architecture_of, check_net
-from trtspec.backends.vllm.knobs import check_knobs
+from trtspec.backends.vllm.draft_support import check_drafter, source_architecture
+from trtspec.backends.vllm.knobs import check_features
 from trtspec.backends.vllm.medusa import check_medusa
 from trtspec.backends.vllm.versions import VllmRelease, cite, having, releases
-from trtspec.backends.vllm.vocabulary import check_vocabulary, maps_vocabularies
+from trtspec.backends.vllm.vocabulary import check_vocabulary, supports_heterogeneous_vocab
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
@@ -31,12 +31,12 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from _check_options(context, cite(release))
         yield from _check_mtp(context, release)
         yield from _check_parallel(context, release)
-        yield from check_net(context, release)
+        yield from check_drafter(context, release)
         yield from check_medusa(context, release)
-        yield from check_knobs(context, release)
+        yield from check_features(context, release)
         yield from check_vocabulary(context)
     yield from check_online(context, "vLLM", release.online)
-    yield from check_placement(context, maps_vocabularies=maps_vocabularies(release.version, method))
+    yield from check_placement(context, maps_vocabularies=supports_heterogeneous_vocab(release.version, method))
     yield from check_num_tokens(context)
     if not context.recipe.serving.streaming:
         message = "Triton's vLLM backend serves decoupled models only"
@@ -87,7 +87,7 @@ def _check_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnosti
 
 def _has_mtp_layers(release: VllmRelease, source: Source) -> bool:
     by_type = source.config.get("model_type") in release.mtp_models
-    return by_type or architecture_of(source) in release.mtp_architectures
+    return by_type or source_architecture(source) in release.mtp_architectures
 
 
 def _check_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -99,7 +99,7 @@ def _check_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diag
         source = cite(release, "v1/spec_decode/draft_model.py")
         yield Diagnostic("speculation.draft.parallel.tensor", "parallel", message, "remove it", source=source)
     relayed = release.pipeline_targets if speculation.method == "eagle3" else ()
-    if parallel.pipeline > 1 and architecture_of(context.sources["target"]) not in relayed:
+    if parallel.pipeline > 1 and source_architecture(context.sources["target"]) not in relayed:
         message = f"vLLM {release.version} does not support {speculation.method} with pipeline parallelism"
         hint = f"set parallel: {{tensor: {parallel.ranks}}}, or method: none"
         source = "vllm-project/vllm#49355, #57755 and pull 50514, which adds eagle3"

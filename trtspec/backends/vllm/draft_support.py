@@ -23,7 +23,7 @@ SPECULATORS = "transformers_utils/configs/speculators/algos.py"
 RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eagle3_aux_layers_from_config"
 
 
-def check_net(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+def check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield errors that prevent loading the drafter or drafting for this target."""
     method = release.methods[context.recipe.speculation.method]
     if method not in PREFIXES:
@@ -40,7 +40,7 @@ def check_net(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic
         yield from _check_target(context.sources["target"], method, release)
 
 
-def architecture_of(source: Source) -> str:
+def source_architecture(source: Source) -> str:
     """Return the first architecture in a config.json, or ""."""
     named = source.config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
@@ -55,7 +55,7 @@ def _check_speculators_type(kind: str, release: VllmRelease) -> Iterable[Diagnos
 
 
 def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    name = _class_name(architecture_of(net), method)
+    name = _class_name(source_architecture(net), method)
     if name not in release.heads:
         message = f"vLLM {release.version} lacks the class {name}, which this drafter requires"
         hint = having(lambda each: name in each.heads) or CONVERTS
@@ -106,7 +106,7 @@ def _layer_config(net: Source) -> Mapping[str, Any]:
 
 def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield an error if the target does not provide the hidden states that the drafter reads."""
-    architecture, text = architecture_of(target), target.config.get("text_config")
+    architecture, text = source_architecture(target), target.config.get("text_config")
     model_type = str((text if isinstance(text, Mapping) else target.config).get("model_type"))
     supported = sorted(release.eagle3_models)
     if supported and method == "eagle3" and not any(part in model_type for part in supported):

@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from trtspec.core.doctor_check import Probe
+from trtspec.core.doctor_check import DoctorCheck
 from trtspec.core.errors import DeployError
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -28,12 +28,12 @@ def find_vllm() -> Path:
     raise DeployError("vLLM is not installed", where=sys.executable, hint=HINT)
 
 
-def probe_vllm() -> list[Probe]:
+def probe_vllm() -> list[DoctorCheck]:
     """Return the check of vLLM for `doctor`; it fails only if TRTSPEC_VLLM is set and invalid."""
     try:
-        return [Probe("vllm", True, f"{_version(python := find_vllm())} ({python})")]
+        return [DoctorCheck("vllm", True, f"{_version(python := find_vllm())} ({python})")]
     except DeployError as error:
-        return [Probe("vllm", VARIABLE not in os.environ, f"{error.message}: {error.where}", error.hint)]
+        return [DoctorCheck("vllm", VARIABLE not in os.environ, f"{error.message}: {error.where}", error.hint)]
 
 
 def _named(path: Path) -> Path:

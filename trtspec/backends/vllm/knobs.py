@@ -16,7 +16,7 @@ LENGTHS = "num_speculative_tokens_per_batch_size"
 ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
 
 
-def check_knobs(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+def check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield the parts of `schedule` and `verify` that a release does not support."""
     speculation = context.recipe.speculation
     if speculation.schedule and LENGTHS not in release.fields:

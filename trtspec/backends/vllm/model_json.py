@@ -17,7 +17,7 @@ from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.methods.base import Options
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
-from trtspec.recipe.resolve import num_tokens_of
+from trtspec.recipe.resolve import resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
 
 LEAST_KV_BYTES = 256 << 20
@@ -34,7 +34,7 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
         "pipeline_parallel_size": target.parallel.pipeline,
         "max_num_seqs": engine.max_batch_size,
         "max_model_len": engine.max_seq_len,
-        "max_num_batched_tokens": num_tokens_of(engine, context.draft_shape.max_tokens),
+        "max_num_batched_tokens": resolve_max_num_tokens(engine, context.draft_shape.max_tokens),
         **_memory(context),
         **_revision(target, target_path),
         **_online(context, "target", target),

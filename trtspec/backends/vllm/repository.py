@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.serving import Nodes, ServingHooks, StandIn
+from trtspec.backends.serving import FallbackBackend, MultiNode, ServingHooks
 from trtspec.backends.steps.repository import EmitRepository
 from trtspec.backends.vllm.files import MODEL_JSON
 from trtspec.backends.vllm.standalone import alone
@@ -94,11 +94,11 @@ def answer_counts(repository: Path) -> None:
         path.write_text(render_config(config), encoding="utf-8")
 
 
-def _stand_in() -> StandIn:
+def _stand_in() -> FallbackBackend:
     from trtspec.backends.vllm.environment import find_vllm
 
     find_vllm()
-    return StandIn(Path(__file__).with_name("triton_backend"), answer_counts)
+    return FallbackBackend(Path(__file__).with_name("triton_backend"), answer_counts)
 
 
 def _images(version: str) -> tuple[str, ...]:
@@ -121,5 +121,5 @@ SERVING = ServingHooks(
     images=_images,
     requirements=_requirements,
     alone=alone,
-    nodes=Nodes(leader=f"{RAY} --head --port=6379", worker=f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'),
+    nodes=MultiNode(leader=f"{RAY} --head --port=6379", worker=f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'),
 )

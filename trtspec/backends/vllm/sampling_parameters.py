@@ -13,21 +13,21 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Limits, Request, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
 from trtspec.engine.generation.validation import check_request
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
 from trtspec.serving.triton.python_models.tensors import (
     Array,
     RequestTensors,
     Settings,
+    check_unsupported,
     read_sampling,
-    refuse_unsupported,
     respond_each,
 )
 
 ENGINE = "vLLM"
 MOST_SEED = 2**63 - 1  # vLLM keeps seeds as int64; vllm-project/vllm:vllm/v1/worker/gpu/sample/states.py@v0.32.0
-LIMITS = Limits(max_seq_len=1 << 31)  # vLLM enforces its own limit
+LIMITS = TokenLimits(max_seq_len=1 << 31)  # vLLM enforces its own limit
 
 
 class TritonPythonModel:
@@ -64,7 +64,7 @@ class TritonPythonModel:
     def check(self, inputs: RequestTensors) -> None:
         """Raise TrtspecError for unsupported features, and for errors that vLLM reports less clearly."""
         inputs.refuse_unknown(self.inputs, ENGINE)
-        refuse_unsupported(inputs, ENGINE)
+        check_unsupported(inputs, ENGINE)
         if inputs.texts("bad_words"):
             raise TrtspecError(f"bad_words is not supported by {ENGINE}")
         if inputs.scalar("return_generation_logits", False):
@@ -80,7 +80,7 @@ class TritonPythonModel:
     def parameters(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return vLLM's SamplingParams as JSON values."""
         sampling = SamplingOptions(**read_sampling(inputs, "runtime_"))
-        asked = Request((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
+        asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
         end_id = inputs.scalar("end_id")
         is_own = end_id is None or end_id in self.end_ids

@@ -25,8 +25,8 @@ import triton_python_backend_utils as pb_utils
 from trtspec.backends.vllm.environment import WORKER, find_vllm
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metrics import Metrics
-from trtspec.serving.triton.python_models.request_metrics import Text
+from trtspec.serving.triton.python_models.metrics import EngineMetrics
+from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
 
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -36,11 +36,11 @@ EXIT_S = 10.0
 ENDED = "vLLM ended: see the server's log"
 # one engine of one GPU runs in the worker itself: vLLM is then imported once instead of three times
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
-NOT_VLLMS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")  # they refer to this interpreter's libraries
+EXCLUDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")  # they refer to this interpreter's libraries
 
 
 @dataclass
-class Asked:
+class OpenRequest:
     """A running request: its response sender, the prompt to prepend, and whether tokens are counted.
 
     `tokens` is the number of received tokens, and `text` the request's metrics.
@@ -49,7 +49,7 @@ class Asked:
     sender: Any
     before: str
     counted: bool
-    text: Text
+    text: RequestMetrics
     tokens: int = 0
 
     def count(self, output: dict[str, Any]) -> None:
@@ -73,10 +73,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         version = Path(args["model_repository"]) / args["model_version"]
         self.counts = {output["name"] for output in json.loads(args["model_config"])["output"]}
-        self.asked: dict[str, Asked] = {}
+        self.asked: dict[str, OpenRequest] = {}
         self.number = 0
         self.running = 0  # requests in the batch of vLLM's scheduler; the others wait
-        self.metrics = Metrics(pb_utils, args, METRICS, self.occupancy)
+        self.metrics = EngineMetrics(pb_utils, args, METRICS, self.occupancy)
         self.ended = self.unloading = False
         self.lock = threading.Lock()  # guards commands, which two threads send, and the open requests
         self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -114,7 +114,7 @@ class TritonPythonModel:
         running = min(self.running, open_requests := len(self.asked))
         return running, open_requests - running
 
-    def submit(self, request: Any, sender: Any, text: Text) -> None:
+    def submit(self, request: Any, sender: Any, text: RequestMetrics) -> None:
         """Submit a request to vLLM."""
         stream, exclude = bool(_first(request, "stream", False)), _first(request, "exclude_input_in_output", None)
         before_text = not exclude if exclude is not None else not stream
@@ -128,7 +128,7 @@ class TritonPythonModel:
         with self.lock:
             if self.ended:
                 raise RuntimeError(ENDED)
-            self.asked[name] = Asked(sender, prompt if before_text else "", counted, text)
+            self.asked[name] = OpenRequest(sender, prompt if before_text else "", counted, text)
         text.handed_over()
         self.tell({"id": name, "prompt": prompt, "sampling": sampling, "stream": stream})
 
@@ -202,7 +202,7 @@ class TritonPythonModel:
 
 
 def _start_worker(model_json: Path) -> subprocess.Popen[str]:
-    passed = {name: value for name, value in os.environ.items() if name not in NOT_VLLMS}
+    passed = {name: value for name, value in os.environ.items() if name not in EXCLUDED_VARIABLES}
     return subprocess.Popen(
         [str(find_vllm()), str(WORKER), str(model_json)],
         stdin=subprocess.PIPE,
@@ -217,7 +217,7 @@ def _first(request: Any, name: str, default: Any) -> Any:
     return default if tensor is None else tensor.as_numpy().reshape(-1)[0]
 
 
-def _outputs(asked: Asked, output: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def _outputs(asked: OpenRequest, output: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     found = {"text_output": np.array([(asked.before + output["text"]).encode()], object)}
     if asked.counted:
         found["num_input_tokens"] = np.array([output["prompt_tokens"]], np.uint32)

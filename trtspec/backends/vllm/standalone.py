@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trtspec.backends.common.standalone import absolute, options
-from trtspec.backends.serving import Alone
+from trtspec.backends.common.standalone import options, with_absolute_paths
+from trtspec.backends.serving import StandaloneServer
 from trtspec.backends.vllm.files import MODEL_JSON
 
 
-def alone(repository: Path, artifact: str) -> Alone:
+def alone(repository: Path, artifact: str) -> StandaloneServer:
     """Return the command line of vLLM without Triton."""
     document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
-    document = absolute(document, MODEL_JSON.parts[0], artifact)
+    document = with_absolute_paths(document, MODEL_JSON.parts[0], artifact)
     model = document.pop("model")
     arguments = options(document)
-    return Alone(
+    return StandaloneServer(
         framework="vllm",
         serve=("vllm", "serve", model, *arguments),
         arguments=(f"--model={model}", *arguments),

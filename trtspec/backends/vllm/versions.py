@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.package_data import read_own
+from trtspec.core.package_data import load_package_yaml
 
 DATA = Path(__file__).with_name("versions.yaml")
 METHODS = {
@@ -75,7 +75,7 @@ FACTS = tuple(VllmRelease.__dataclass_fields__)[2:]
 
 def load() -> dict[str, dict[str, Any]]:
     """Return versions.yaml: containers by release, and for each fact its names by the releases that have them."""
-    document: dict[str, dict[str, Any]] = read_own(DATA)
+    document: dict[str, dict[str, Any]] = load_package_yaml(DATA)
     return document
 
 

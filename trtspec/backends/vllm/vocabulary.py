@@ -14,7 +14,7 @@ from trtspec.core.errors import TrtspecError
 FIELD = "use_heterogeneous_vocab"
 
 
-def maps_vocabularies(version: str, method: str) -> bool:
+def supports_heterogeneous_vocab(version: str, method: str) -> bool:
     """Return whether a release supports a draft model whose tokens differ from the target's."""
     return method == "draft_target" and FIELD in releases()[version].fields
 
@@ -42,7 +42,9 @@ def _has_other_tokens(context: PlanContext) -> bool:
 
 def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield a warning for a draft model with another vocabulary, which can draft only shared tokens."""
-    if maps_vocabularies(context.version, context.recipe.speculation.method) and has_other_vocabulary(context):
+    if supports_heterogeneous_vocab(context.version, context.recipe.speculation.method) and has_other_vocabulary(
+        context
+    ):
         message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
         ours, theirs = context.target_config, context.draft_config
         if ours and theirs and not _has_other_tokens(context):

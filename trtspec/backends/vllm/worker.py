@@ -21,7 +21,7 @@ from typing import IO, Any
 Say = Callable[[dict[str, Any]], None]
 
 
-class Worker:
+class VllmWorker:
     """One engine and its queued commands."""
 
     def __init__(self, arguments: dict[str, Any], commands: queue.SimpleQueue[dict[str, Any]], say: Say) -> None:
@@ -146,7 +146,7 @@ def serve(answers: IO[str]) -> None:
     import vllm
 
     with open(sys.argv[1], encoding="utf-8") as document:
-        worker = Worker(json.load(document), commands, say)
+        worker = VllmWorker(json.load(document), commands, say)
     say({"ready": vllm.__version__})
     worker.serve()
 

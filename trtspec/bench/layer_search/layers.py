@@ -16,13 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from trtspec.bench.layer_search.search import OnProgress, SkipLimits, draft_cost, ranked, search
-from trtspec.bench.layer_search.sublayers import Matcher, answered, load_for
-from trtspec.bench.profile.acceptance import Acceptance, count_steps
+from trtspec.bench.layer_search.search import OnProgress, SearchBudget, draft_cost, ranked, search
+from trtspec.bench.layer_search.sublayers import Matcher, generate_texts, load_target_for
+from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
 from trtspec.methods.layer_skips import Skip
 
 if TYPE_CHECKING:
-    from trtspec.engine.replay import Proposed
+    from trtspec.engine.replay import ReplayedDraft
 
 FORMAT_VERSION = 1
 LENS = range(1, 17)
@@ -38,7 +38,7 @@ class PrunedDraft:
     skip: Skip
     num_layers: int
     cost: float
-    by_len: dict[int, Acceptance]
+    by_len: dict[int, AcceptanceStats]
     tried: int
     seconds: float
 
@@ -53,7 +53,7 @@ class PrunedDraft:
         return [layer for layer in range(self.num_layers) if layer not in self.skip.layers]
 
     @property
-    def acceptance(self) -> Acceptance:
+    def acceptance(self) -> AcceptanceStats:
         """Return the acceptance at `draft_len`."""
         return self.by_len[self.draft_len]
 
@@ -90,7 +90,7 @@ def search_layers(
     *,
     samples: int,
     max_tokens: int,
-    limits: SkipLimits,
+    limits: SearchBudget,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
@@ -103,9 +103,9 @@ def search_layers(
     import torch
 
     started = clock()
-    texts = answered(root, prompts, samples, max_tokens, seed, on_progress)
+    texts = generate_texts(root, prompts, samples, max_tokens, seed, on_progress)
     with torch.inference_mode():
-        model, half = load_for(root, texts), len(texts) // 2
+        model, half = load_target_for(root, texts), len(texts) // 2
         seen, unseen = (Matcher(model, some, 0, alone=True) for some in (texts[:half], texts[half:]))
         tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
         most = max(len(candidate.skip.layers) for candidate in tried)
@@ -113,18 +113,19 @@ def search_layers(
         skip = ranked(fitting)[0].skip
         chains = [_chains(hits) for hits in unseen.hits(skip)]
     found = {
-        length: Acceptance(tuple(count_steps(places, length) for places in chains), ("",) * len(chains))
+        length: AcceptanceStats(tuple(count_steps(places, length) for places in chains), ("",) * len(chains))
         for length in LENS
     }
     cost = draft_cost(skip, model.config)
     return PrunedDraft(skip, model.config.num_layers, cost, found, len(tried), clock() - started)
 
 
-def _chains(hits: list[bool]) -> list[Proposed]:
+def _chains(hits: list[bool]) -> list[ReplayedDraft]:
     """Return the draft chain after each generated token except the last; it is correct until the first miss."""
-    from trtspec.engine.replay import Proposed
+    from trtspec.engine.replay import ReplayedDraft
 
     longest = max(LENS)
     return [
-        Proposed(longest, longest, sum(takewhile(bool, hits[place : place + longest]))) for place in range(1, len(hits))
+        ReplayedDraft(longest, longest, sum(takewhile(bool, hits[place : place + longest])))
+        for place in range(1, len(hits))
     ]

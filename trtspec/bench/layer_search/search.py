@@ -29,7 +29,7 @@ Unit = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class SkipLimits:
+class SearchBudget:
     """The search budget: the largest share of sublayers to skip, the number of sets to try, and the seconds.
 
     With `whole_layers`, a layer's attention and MLP are skipped together. With `layers_left`, whole layers are skipped
@@ -54,7 +54,7 @@ class SkipLimits:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SkipCandidate:
     """A set of skipped sublayers with its matchness and expected speed-up.
 
     `cost` is the share of the weights that a draft step reads, `draft_len` the length with the highest expected
@@ -78,11 +78,11 @@ class Candidate:
         }
 
 
-def rate(skip: Skip, matchness: float, config: ModelConfig) -> Candidate:
+def rate(skip: Skip, matchness: float, config: ModelConfig) -> SkipCandidate:
     """Return the candidate for a set with this matchness, at its best draft length."""
     cost = draft_cost(skip, config)
     draft_len = max(find_method("swift").draft_lens, key=lambda length: expected_speedup(matchness, length, cost))
-    return Candidate(skip, matchness, cost, draft_len, expected_speedup(matchness, draft_len, cost))
+    return SkipCandidate(skip, matchness, cost, draft_len, expected_speedup(matchness, draft_len, cost))
 
 
 def draft_cost(skip: Skip, config: ModelConfig) -> float:
@@ -94,7 +94,7 @@ def draft_cost(skip: Skip, config: ModelConfig) -> float:
     return 1 - (len(skip.attention) * attention + len(skip.mlp) * mlp) / whole
 
 
-def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
+def ranked(candidates: Sequence[SkipCandidate]) -> list[SkipCandidate]:
     """Return candidates by descending expected speed-up."""
     return sorted(candidates, key=lambda candidate: -candidate.speedup)
 
@@ -102,11 +102,11 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
 def search(
     config: ModelConfig,
     matchness: Callable[[Skip], float],
-    limits: SkipLimits,
+    limits: SearchBudget,
     chance: Random,
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
-) -> list[Candidate]:
+) -> list[SkipCandidate]:
     """Return the sets tried until a limit was reached or no new set was found near the best one.
 
     The first and the last layer are never skipped, as in SWIFT. Raises TrtspecError if that leaves nothing to skip.
@@ -120,7 +120,7 @@ def search(
         message = f"nothing can be skipped: there are {between}, and --max-skip allows {limits.max_skip:.0%} of them"
         raise TrtspecError(message, hint="raise --max-skip or use another method")
     end, repeats = clock() + limits.seconds, 0
-    scored: dict[frozenset[Unit], Candidate] = {}
+    scored: dict[frozenset[Unit], SkipCandidate] = {}
     for proposal in _proposals(units, most, scored, chance, fills=bool(limits.layers_left)):
         if proposal in scored:
             repeats += 1
@@ -142,7 +142,7 @@ def _units(num_layers: int, whole_layers: bool) -> list[Unit]:
 
 
 def _proposals(
-    units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], Candidate], chance: Random, *, fills: bool
+    units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], SkipCandidate], chance: Random, *, fills: bool
 ) -> Iterator[frozenset[Unit]]:
     """Yield each unit alone, then growing sets by descending matchness, then variations of the best set.
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact
-from trtspec.bench.layer_search.search import Candidate, OnProgress, SkipLimits, ranked, rate, search
+from trtspec.bench.layer_search.search import OnProgress, SearchBudget, SkipCandidate, ranked, rate, search
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.layer_skips import Skip
@@ -35,16 +35,16 @@ Text = tuple[Tokens, Tokens]  # prompt and response
 
 
 @dataclass(frozen=True)
-class Found:
+class SkipSearchResult:
     """The best sets in descending order, measured at `places` positions of texts that the search did not use."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[SkipCandidate, ...]
     places: int
     tried: int
     seconds: float
 
     @property
-    def best(self) -> Candidate:
+    def best(self) -> SkipCandidate:
         """Return the best set."""
         return self.candidates[0]
 
@@ -71,11 +71,11 @@ def search_artifact(
     *,
     samples: int,
     max_tokens: int,
-    limits: SkipLimits,
+    limits: SearchBudget,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> SkipSearchResult:
     """Search on the target's responses to `samples` of the artifact's prompts, drawn with `seed`.
 
     Raises TrtspecError if no sublayer can be skipped or there are too few responses.
@@ -83,17 +83,17 @@ def search_artifact(
     import torch
 
     started = clock()
-    texts = answered(root, None, samples, max_tokens, seed, on_progress)
+    texts = generate_texts(root, None, samples, max_tokens, seed, on_progress)
     with torch.inference_mode():
-        model, half = load_for(root, texts), len(texts) // 2
+        model, half = load_target_for(root, texts), len(texts) // 2
         seen, unseen = Matcher(model, texts[:half], 0), Matcher(model, texts[half:], half)
         tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
         best = [candidate.skip for candidate in ranked(tried)[:REPORTED]]
         measured = ranked([rate(skip, unseen.matchness(skip), model.config) for skip in best])
-    return Found(tuple(measured), unseen.places, len(tried), clock() - started)
+    return SkipSearchResult(tuple(measured), unseen.places, len(tried), clock() - started)
 
 
-def answered(
+def generate_texts(
     root: Path, prompts_file: Path | None, samples: int, max_tokens: int, seed: int, on_progress: OnProgress
 ) -> list[Text]:
     """Return the target's greedy responses to prompts of a file, by default the artifact's.
@@ -117,7 +117,7 @@ def answered(
     return found
 
 
-def load_for(root: Path, texts: Sequence[Text]) -> Decoder:
+def load_target_for(root: Path, texts: Sequence[Text]) -> Decoder:
     """Load the target with a cache for the texts, after the engine that generated them has been closed."""
     from trtspec.engine.device import choose_device, compute_dtype
     from trtspec.engine.model.decoder import Decoder

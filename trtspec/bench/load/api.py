@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.core.errors import DeployError
-from trtspec.core.registry import find
+from trtspec.core.registry import find_extension
 from trtspec.engine.prompts.prompt import Prompt
 
 PACKAGE, ATTRIBUTE = "trtspec.bench.load.endpoints", "API"
@@ -21,7 +21,7 @@ class BadAnswer(DeployError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SamplingParams:
     """Generation parameters; greedy if `temperature` is 0.
 
     With `exact_len`, each response has `max_tokens` tokens regardless of stop conditions.
@@ -34,7 +34,7 @@ class Wanted:
 
 
 @dataclass
-class Reply:
+class ParsedResponse:
     """The response received so far; counts are None if the server does not report them.
 
     `histogram[j]` is the number of steps that accepted exactly j draft tokens.
@@ -60,24 +60,24 @@ class Api:
     """
 
     path: str
-    body: Callable[[str, Prompt, Wanted], dict[str, Any]]
-    read: Callable[[Event, Reply], bool]
+    body: Callable[[str, Prompt, SamplingParams], dict[str, Any]]
+    read: Callable[[Event, ParsedResponse], bool]
     ends: bool
     without_drafts: Mapping[str, Any] = field(default_factory=lambda: {"num_draft_tokens": 0})
 
 
 def find_api(name: str) -> Api:
     """Return an API by name; raise TrtspecError with the known names for an unknown one."""
-    api: Api = find(PACKAGE, ATTRIBUTE, name, "API")
+    api: Api = find_extension(PACKAGE, ATTRIBUTE, name, "API")
     return api
 
 
-def counted(value: Any) -> int | None:
+def parse_count(value: Any) -> int | None:
     """Return a count reported by a server, or None if it is invalid."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
 
 
-def text_in(value: Any) -> str:
+def parse_text(value: Any) -> str:
     """Return a text sent by a server, "" for null; raise TypeError for other types."""
     if value is not None and not isinstance(value, str):
         raise TypeError("not a text")

@@ -13,7 +13,7 @@ THROUGHPUT, LATENCY = "output_tokens_per_s", "mean_e2e_ms"
 LARGER_IS_BETTER = {THROUGHPUT: True, LATENCY: False}
 
 
-class Load(ABC):
+class ArrivalProcess(ABC):
     """An arrival process; each kind is a frozen dataclass in a module of `arrivals/`, whose fields are its parameters.
 
     A closed loop saturates the server, so the arms are compared by tokens per second. An open loop sends requests at

@@ -11,7 +11,7 @@ from trtspec.bench.load.intervals import ratio_of_rounds
 from trtspec.bench.load.rounds import Round
 
 
-def speedup_by_kind(served: Sequence[Round], alone: Sequence[Round]) -> dict[str, dict[str, Any]]:
+def category_speedups(served: Sequence[Round], alone: Sequence[Round]) -> dict[str, dict[str, Any]]:
     """Return each category's ratio with its interval, "-" for prompts without one; empty for a single category.
 
     A round's ratio is the geometric mean of baseline TPOT / served TPOT over the requests that both arms completed.

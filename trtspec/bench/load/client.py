@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from trtspec.bench.load.api import Api, BadAnswer, Reply, Wanted
-from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.api import Api, BadAnswer, ParsedResponse, SamplingParams
+from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.load.sse import MAX_EVENT_BYTES, Events, document
 from trtspec.engine.prompts.prompt import Prompt
 
@@ -29,7 +29,7 @@ KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing 
 clock = time.perf_counter
 
 
-class Refused(BadAnswer):
+class RequestRejected(BadAnswer):
     """The server rejects the request, for example because the prompt is too long."""
 
 
@@ -47,7 +47,7 @@ class Endpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def request(self, prompt: Prompt, wanted: Wanted) -> bytes:
+    def request(self, prompt: Prompt, wanted: SamplingParams) -> bytes:
         """Return the request body for a prompt."""
         return json.dumps({**self.api.body(self.model, prompt, wanted), **self.extra}).encode()
 
@@ -58,30 +58,30 @@ class LoadClient:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def ask(self, endpoint: Endpoint, prompt: Prompt, body: bytes, began: float, due: float) -> Sample:
+    async def ask(self, endpoint: Endpoint, prompt: Prompt, body: bytes, began: float, due: float) -> RequestSample:
         """Send a request and read the complete stream; failures are recorded in the sample's error."""
-        reply, chunks, error, is_refused = Reply(), list[float](), "", False
+        reply, chunks, error, is_refused = ParsedResponse(), list[float](), "", False
         sent = clock()
         try:
             await self._read(endpoint, body, reply, chunks)
         except BadAnswer as bad:
-            error, is_refused = str(bad), isinstance(bad, Refused)
+            error, is_refused = str(bad), isinstance(bad, RequestRejected)
         except aiohttp.ClientError as failed:
             error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
         except asyncio.TimeoutError:
             error = f"no complete response within {self._session.timeout.total:g} s"
         except (OSError, ValueError) as failed:
             error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
-        sample = Sample(prompt.name, prompt.kind, due - began, sent - began, error=error, is_refused=is_refused)
+        sample = RequestSample(prompt.name, prompt.kind, due - began, sent - began, error=error, is_refused=is_refused)
         return sample if error else _answered(sample, reply, tuple(chunk - due for chunk in chunks))
 
-    async def _read(self, endpoint: Endpoint, body: bytes, reply: Reply, chunks: list[float]) -> None:
+    async def _read(self, endpoint: Endpoint, body: bytes, reply: ParsedResponse, chunks: list[float]) -> None:
         events, read = Events(), endpoint.api.read
         headers = {"Content-Type": "application/json", **endpoint.headers}
         url = endpoint.url + endpoint.api.path
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
-                kind = Refused if answer.status in REFUSALS else BadAnswer
+                kind = RequestRejected if answer.status in REFUSALS else BadAnswer
                 raise kind(f"the server returned {answer.status}: {await _error_text(answer)}")
             async for data in answer.content.iter_any():
                 now = clock()
@@ -117,7 +117,7 @@ async def load_client(timeout_s: float) -> AsyncIterator[LoadClient]:
         yield LoadClient(session)
 
 
-def _answered(sample: Sample, reply: Reply, chunks_s: tuple[float, ...]) -> Sample:
+def _answered(sample: RequestSample, reply: ParsedResponse, chunks_s: tuple[float, ...]) -> RequestSample:
     is_counted = reply.output_tokens is not None
     return replace(
         sample,
@@ -134,7 +134,7 @@ def _answered(sample: Sample, reply: Reply, chunks_s: tuple[float, ...]) -> Samp
     )
 
 
-def _brings_text(event: dict[str, Any], reply: Reply, read: Any) -> bool:
+def _brings_text(event: dict[str, Any], reply: ParsedResponse, read: Any) -> bool:
     try:
         return bool(read(event, reply))
     except (TypeError, AttributeError, KeyError, IndexError) as error:

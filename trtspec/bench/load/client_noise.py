@@ -28,7 +28,7 @@ def work_ms() -> float:
     return 1000 * (time.perf_counter() - started)
 
 
-def noise_of(samples_ms: Sequence[float]) -> dict[str, Any]:
+def summarize_noise(samples_ms: Sequence[float]) -> dict[str, Any]:
     """Return the median of such times, and as `spread` their interquartile range divided by the median."""
     median = statistics.median(samples_ms)
     low, _, high = statistics.quantiles(samples_ms, n=4) if len(samples_ms) > 1 else (median,) * 3

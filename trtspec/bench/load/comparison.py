@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtspec.bench.load.arrival import LARGER_IS_BETTER
-from trtspec.bench.load.intervals import Ratio, ratio_between
+from trtspec.bench.load.intervals import RatioInterval, ratio_between
 from trtspec.bench.load.rounds import MAX_FAILED
 from trtspec.bench.load.schema import SavedLoad, SavedPoint
 from trtspec.core.errors import TrtspecError
@@ -29,15 +29,15 @@ VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 
 @dataclass(frozen=True)
-class Compared:
+class LoadComparison:
     """One load in both documents: `ratio` is the speed of B relative to A, measured by `by`."""
 
     load: dict[str, Any]
     judged_by: str
     by: str
-    ratio: Ratio
-    served: Ratio
-    baseline: Ratio | None
+    ratio: RatioInterval
+    served: RatioInterval
+    baseline: RatioInterval | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON fields."""
@@ -53,14 +53,14 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Gate:
+class RatioGate:
     """A lower limit for ratios. It fails if an interval is below the limit, and is undecided if one includes it.
 
     It also fails if results are `unfit` for comparison, for the reasons given.
     """
 
     least: float
-    ratios: tuple[Ratio, ...]
+    ratios: tuple[RatioInterval, ...]
     unfit: tuple[str, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ class Gate:
         return {"min_ratio": self.least, "ok": self.ok, "is_decided": self.is_decided, "unfit": [*self.unfit]}
 
 
-def compare(a: SavedLoad, b: SavedLoad, *, absolutely: bool = False) -> list[Compared]:
+def compare(a: SavedLoad, b: SavedLoad, *, absolutely: bool = False) -> list[LoadComparison]:
     """Compare the loads that both documents have; raise TrtspecError if their workloads or methods differ.
 
     `absolutely` compares the served arms even if there are baselines.
@@ -115,18 +115,18 @@ def _differences(a: SavedLoad, b: SavedLoad, pairs: list[tuple[SavedPoint, Saved
             yield f"{failed:.0%} of the requests failed in {name}"
 
 
-def _compared(a: SavedPoint, b: SavedPoint, confidence: float, machines: float, absolutely: bool) -> Compared:
+def _compared(a: SavedPoint, b: SavedPoint, confidence: float, machines: float, absolutely: bool) -> LoadComparison:
     served = _between(a, b, SERVED, confidence)
     if served is None:
         raise TrtspecError("the two cannot be compared: they share no round with complete responses")
     ours, theirs = _shared(a.speedups(), b.speedups())
     if ours and not absolutely:
         ratio = ratio_between(ours, theirs, confidence)
-        return Compared(dict(b.load), b.judged_by, SPEEDUP, ratio, served, _between(a, b, BASELINE, confidence))
-    return Compared(dict(b.load), b.judged_by, SERVED, served.widened(machines), served, None)
+        return LoadComparison(dict(b.load), b.judged_by, SPEEDUP, ratio, served, _between(a, b, BASELINE, confidence))
+    return LoadComparison(dict(b.load), b.judged_by, SERVED, served.widened(machines), served, None)
 
 
-def _between(a: SavedPoint, b: SavedPoint, arm: str, confidence: float) -> Ratio | None:
+def _between(a: SavedPoint, b: SavedPoint, arm: str, confidence: float) -> RatioInterval | None:
     """Return the speed of an arm in B relative to A."""
     if arm not in a.arms or arm not in b.arms:
         return None

@@ -13,15 +13,15 @@ from typing import Any
 
 from trtspec import __version__
 from trtspec.bench.load.arrival import THROUGHPUT
-from trtspec.bench.load.by_category import speedup_by_kind
+from trtspec.bench.load.by_category import category_speedups
 from trtspec.bench.load.client import Endpoint
-from trtspec.bench.load.client_noise import noise_of
+from trtspec.bench.load.client_noise import summarize_noise
 from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.slo import Slo
-from trtspec.bench.load.summary import summary_of
-from trtspec.bench.load.sweep import BASELINE, SERVED, Point, Swept
-from trtspec.bench.load.warnings import remarks_on
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.summary import summarize_arm
+from trtspec.bench.load.sweep import BASELINE, SERVED, Point, SweepResult
+from trtspec.bench.load.warnings import collect_warnings
+from trtspec.bench.load.workload import LoadWorkload
 
 FORMAT_VERSION, KIND = 1, "load"
 OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
@@ -29,11 +29,13 @@ COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_
             "e2e_ms": "mean_e2e_ms"}  # fmt: skip
 
 
-def document_of(swept: Swept, workload: Workload, slo: Slo | None, driver: str = "trtspec") -> dict[str, Any]:
+def build_document(
+    swept: SweepResult, workload: LoadWorkload, slo: Slo | None, driver: str = "trtspec"
+) -> dict[str, Any]:
     """Return the complete document."""
     points = swept.points
     found = [_point(point, slo) for point in points]
-    noise = noise_of([each for point in points for each in point.work_ms])
+    noise = summarize_noise([each for point in points for each in point.work_ms])
     ended = [f"the sweep ended early: {swept.ended_by}"] if swept.ended_by else []
     return {
         "format_version": FORMAT_VERSION,
@@ -47,9 +49,9 @@ def document_of(swept: Swept, workload: Workload, slo: Slo | None, driver: str =
         "client": {"machine": platform.machine(), "processors": os.cpu_count(), "python": platform.python_version()},
         "noise": noise,
         "points": found,
-        "crossover": crossover_of(points),
+        "crossover": find_crossover(points),
         "ended_by": swept.ended_by or None,
-        "warnings": [*ended, *remarks_on(found, noise)],
+        "warnings": [*ended, *collect_warnings(found, noise)],
     }
 
 
@@ -58,7 +60,7 @@ def _arm(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
-    arms = {name: summary_of(rounds, point.counters[name], slo) for name, rounds in point.rounds.items()}
+    arms = {name: summarize_arm(rounds, point.counters[name], slo) for name, rounds in point.rounds.items()}
     speedup = point.speedup
     return {
         "load": point.load.as_dict(),
@@ -68,9 +70,9 @@ def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
         "unfit": point.unfit or None,
         "speedup": speedup.as_dict() if speedup else None,
         "speedups": [round(each, 4) for each in point.speedups()],
-        "outlier_rounds": outliers_of(point.speedups()),
+        "outlier_rounds": find_outliers(point.speedups()),
         "served_to_baseline": {} if point.unfit else _ratios(point),
-        "speedup_by_kind": {} if point.unfit or BASELINE not in point.rounds else speedup_by_kind(*_arms(point)),
+        "speedup_by_kind": {} if point.unfit or BASELINE not in point.rounds else category_speedups(*_arms(point)),
         "identical_texts": _identical(point),
     }
 
@@ -86,7 +88,7 @@ def _ratios(point: Point) -> dict[str, Any]:
     return {name: ratio_of_rounds(ratios).as_dict() for name, ratios in found.items() if ratios}
 
 
-def outliers_of(ratios: Sequence[float]) -> list[int]:
+def find_outliers(ratios: Sequence[float]) -> list[int]:
     """Return the rounds whose ratio is far from the others'; they are reported but not excluded."""
     logs = [math.log(each) for each in ratios]
     if len(logs) < 5:
@@ -116,7 +118,7 @@ def _arms(point: Point) -> tuple[Sequence[Round], Sequence[Round]]:
     return point.rounds[SERVED], point.rounds[BASELINE]
 
 
-def crossover_of(points: Sequence[Point]) -> dict[str, Any] | None:
+def find_crossover(points: Sequence[Point]) -> dict[str, Any] | None:
     """Return the first closed load at which speculation is slower, and whether its interval shows that."""
     for point in points:
         speedup = point.speedup

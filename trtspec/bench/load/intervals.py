@@ -20,7 +20,7 @@ POINTS = 20_001  # of the numerical integration; quantiles are accurate to five 
 
 
 @dataclass(frozen=True)
-class Ratio:
+class RatioInterval:
     """A ratio with its interval, which is 0 to infinity if there are too few rounds."""
 
     value: float
@@ -39,15 +39,15 @@ class Ratio:
         """Return 1 if the interval is above 1, -1 if it is below 1, else 0."""
         return (self.low > 1) - (self.high < 1)
 
-    def inverse(self) -> Ratio:
+    def inverse(self) -> RatioInterval:
         """Return the reciprocal ratio."""
         high = 1 / self.low if self.low else math.inf
-        return Ratio(1 / self.value, 1 / self.high, high, self.rounds, self.confidence)
+        return RatioInterval(1 / self.value, 1 / self.high, high, self.rounds, self.confidence)
 
-    def widened(self, factor: float) -> Ratio:
+    def widened(self, factor: float) -> RatioInterval:
         """Return a copy whose interval allows for a further factor in either direction."""
         factor = max(factor, 1 / factor)
-        return Ratio(self.value, self.low / factor, self.high * factor, self.rounds, self.confidence)
+        return RatioInterval(self.value, self.low / factor, self.high * factor, self.rounds, self.confidence)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON fields; unknown interval bounds are null."""
@@ -55,7 +55,7 @@ class Ratio:
         return {"ratio": round(self.value, 4), "low": low, "high": high, "rounds": self.rounds}
 
 
-def ratio_of_rounds(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+def ratio_of_rounds(ratios: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval:
     """Return the mean ratio of rounds; raise ValueError for an empty sequence or a ratio that is not positive."""
     logs = [math.log(each) for each in ratios]
     if not logs:
@@ -64,7 +64,7 @@ def ratio_of_rounds(ratios: Sequence[float], confidence: float = CONFIDENCE) -> 
     return _ratio(statistics.mean(logs), error, len(logs) - 1, len(logs), confidence)
 
 
-def ratio_between(before: Sequence[float], after: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+def ratio_between(before: Sequence[float], after: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval:
     """Return the ratio of the values `after` to `before`; both are positive with one value per round."""
     logs = [[math.log(each) for each in side] for side in (before, after)]
     shift = statistics.mean(logs[1]) - statistics.mean(logs[0])
@@ -77,12 +77,12 @@ def ratio_between(before: Sequence[float], after: Sequence[float], confidence: f
     return _ratio(shift, math.sqrt(sum(parts)), freedom, rounds, confidence)
 
 
-def _ratio(log: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:
+def _ratio(log: float, error: float, freedom: float, rounds: int, confidence: float) -> RatioInterval:
     if error == math.inf:
-        return Ratio(math.exp(log), 0.0, math.inf, rounds, confidence)
+        return RatioInterval(math.exp(log), 0.0, math.inf, rounds, confidence)
     reach = t_quantile((1 + confidence) / 2, freedom) * error
     ends = (math.exp(max(-700.0, log - reach)), math.exp(min(700.0, log + reach)))
-    return Ratio(math.exp(log), *ends, rounds, confidence)
+    return RatioInterval(math.exp(log), *ends, rounds, confidence)
 
 
 @lru_cache(64)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trtspec.bench.load.api import BadAnswer, Event, Reply, Wanted, counted
+from trtspec.bench.load.api import BadAnswer, Event, ParsedResponse, SamplingParams, parse_count
 
 MAX_HISTOGRAM = 1024
 
 
-def options(wanted: Wanted) -> dict[str, Any]:
+def options(wanted: SamplingParams) -> dict[str, Any]:
     """Return the parameters of a stream that ends with its usage.
 
     `ignore_eos` is an extension of vLLM and trtspec. Other servers reject it, so it is sent only for `exact_len`.
@@ -27,13 +27,13 @@ def options(wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def read(event: Event, reply: Reply, text_of: Callable[[Any], str]) -> bool:
+def read(event: Event, reply: ParsedResponse, text_of: Callable[[Any], str]) -> bool:
     """Process one event and return whether it contained text; raise BadAnswer for an error event."""
     if error := event.get("error"):
         raise BadAnswer(f"the server reported: {error.get('message') if isinstance(error, dict) else error}")
     if usage := event.get("usage"):
-        reply.prompt_tokens = counted(usage.get("prompt_tokens"))
-        reply.output_tokens = counted(usage.get("completion_tokens"))
+        reply.prompt_tokens = parse_count(usage.get("prompt_tokens"))
+        reply.output_tokens = parse_count(usage.get("completion_tokens"))
     if metrics := event.get("metrics"):
         _read_drafts(metrics.get("speculative_decoding") or {}, reply)
     choices = event.get("choices")
@@ -45,10 +45,10 @@ def read(event: Event, reply: Reply, text_of: Callable[[Any], str]) -> bool:
     return bool(text)
 
 
-def _read_drafts(drafts: Event, reply: Reply) -> None:
+def _read_drafts(drafts: Event, reply: ParsedResponse) -> None:
     """Read the counts of vLLM's `--per-request-spec-decode-metrics summary`; the trtspec gateway has the same names."""
-    reply.drafted = counted(drafts.get("num_draft_tokens"))
-    reply.accepted = counted(drafts.get("num_accepted_draft_tokens"))
-    reply.steps = counted(drafts.get("num_spec_steps"))
+    reply.drafted = parse_count(drafts.get("num_draft_tokens"))
+    reply.accepted = parse_count(drafts.get("num_accepted_draft_tokens"))
+    reply.steps = parse_count(drafts.get("num_spec_steps"))
     histogram = drafts.get("acceptance_histogram") or []
-    reply.histogram = tuple(counted(steps) or 0 for steps in histogram[:MAX_HISTOGRAM])
+    reply.histogram = tuple(parse_count(steps) or 0 for steps in histogram[:MAX_HISTOGRAM])

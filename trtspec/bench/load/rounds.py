@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trtspec.bench.load.api import Wanted
-from trtspec.bench.load.arrival import Load
+from trtspec.bench.load.api import SamplingParams
+from trtspec.bench.load.arrival import ArrivalProcess
 from trtspec.bench.load.client import Endpoint, LoadClient, clock
-from trtspec.bench.load.sample import MS, Sample
+from trtspec.bench.load.sample import MS, RequestSample
 from trtspec.bench.load.slo import Slo
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.workload import LoadWorkload
 from trtspec.engine.prompts.prompt import Prompt
 
 MAX_FAILED = 0.01  # share of requests; above it, the completed ones no longer represent the workload
@@ -28,12 +28,12 @@ class Round:
     It is None if another program sent them. `places` is the concurrency of a closed loop, None for an open loop.
     """
 
-    samples: Sequence[Sample]
+    samples: Sequence[RequestSample]
     client_cpu_s: float | None = None
     places: int | None = None
 
     @cached_property
-    def answered(self) -> list[Sample]:
+    def answered(self) -> list[RequestSample]:
         """Return the requests with a complete response."""
         return [sample for sample in self.samples if sample.ok]
 
@@ -48,7 +48,7 @@ class Round:
         return sum(sample.output_tokens for sample in self.answered)
 
     @cached_property
-    def full_s(self) -> float:
+    def steady_state_s(self) -> float:
         """Return the seconds at full concurrency: until the last request was sent in a closed loop, else all seconds.
 
         Also all seconds if no token arrived by then, for example because the first requests failed immediately.
@@ -59,12 +59,12 @@ class Round:
         return until if self._tokens_until(until) else self.seconds
 
     @cached_property
-    def full_tokens(self) -> float:
+    def steady_state_tokens(self) -> float:
         """Return the output tokens within `full_s`.
 
         After that, concurrency decreases, for longer the more the requests' durations differ.
         """
-        return self.output_tokens if self.full_s == self.seconds else self._tokens_until(self.full_s)
+        return self.output_tokens if self.steady_state_s == self.seconds else self._tokens_until(self.steady_state_s)
 
     def _tokens_until(self, seconds: float) -> float:
         return sum(sample.tokens_within(seconds - sample.due_s) for sample in self.answered)
@@ -72,7 +72,7 @@ class Round:
     @property
     def output_tokens_per_s(self) -> float:
         """Return the output tokens per second, in a closed loop at full concurrency."""
-        return self.full_tokens / self.full_s
+        return self.steady_state_tokens / self.steady_state_s
 
     @property
     def mean_e2e_ms(self) -> float:
@@ -119,11 +119,11 @@ class Round:
 
 
 # A driver: (client, endpoint, load, workload, round number, number of requests) to the measured round.
-AskRound = Callable[[LoadClient, Endpoint, Load, Workload, int, int], Awaitable[Round]]
+AskRound = Callable[[LoadClient, Endpoint, ArrivalProcess, LoadWorkload, int, int], Awaitable[Round]]
 
 
 async def run_round(
-    client: LoadClient, endpoint: Endpoint, load: Load, workload: Workload, number: int, requests: int
+    client: LoadClient, endpoint: Endpoint, load: ArrivalProcess, workload: LoadWorkload, number: int, requests: int
 ) -> Round:
     """Send the requests of a round."""
     prompts = workload.of_round(number, requests)
@@ -131,11 +131,16 @@ async def run_round(
 
 
 async def ask_all(
-    client: LoadClient, endpoint: Endpoint, load: Load, prompts: Sequence[Prompt], wanted: Wanted, seed: int = 0
+    client: LoadClient,
+    endpoint: Endpoint,
+    load: ArrivalProcess,
+    prompts: Sequence[Prompt],
+    wanted: SamplingParams,
+    seed: int = 0,
 ) -> Round:
     """Send prompts in order at the times of a load; all bodies are built before the first request."""
     bodies = [endpoint.request(prompt, wanted) for prompt in prompts]
-    samples: dict[int, Sample] = {}
+    samples: dict[int, RequestSample] = {}
     cpu, began = time.process_time(), clock()
 
     async def ask(place: int, due: float) -> None:

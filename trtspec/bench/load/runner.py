@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from trtspec.bench.load.arrival import Load
+from trtspec.bench.load.arrival import ArrivalProcess
 from trtspec.bench.load.client import Endpoint, LoadClient, load_client
 from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, ensure_answers, find_endpoint, target_alone
-from trtspec.bench.load.sweep import BASELINE, SERVED, Effort, OnProgress, Sweep, Swept
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.sweep import BASELINE, SERVED, OnProgress, StopRule, Sweep, SweepResult
+from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.errors import GateNotMet
-from trtspec.core.registry import find
+from trtspec.core.registry import find_extension
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
@@ -22,7 +22,7 @@ DRIVER = "trtspec"
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerAddress:
     """A server's address and API; if `model` is empty, the first model that it lists is used."""
 
     url: str
@@ -32,14 +32,14 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """The benchmark plan; without a `baseline`, the server runs the target alone if it supports that."""
 
-    served: Server
-    baseline: Server | None
-    workload: Workload
-    loads: Sequence[Load]
-    effort: Effort = field(default_factory=Effort)
+    served: ServerAddress
+    baseline: ServerAddress | None
+    workload: LoadWorkload
+    loads: Sequence[ArrivalProcess]
+    effort: StopRule = field(default_factory=StopRule)
     timeout_s: float = TIMEOUT_S
     driver: str = DRIVER
     tokenizer: Path | None = None  # used by some drivers
@@ -47,14 +47,16 @@ class Plan:
 
 
 def measure(
-    plan: Plan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
-) -> Swept:
+    plan: LoadPlan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
+) -> SweepResult:
     """Run the plan and return the results of each load; raise DeployError if a server does not respond."""
     return runner()(_measure(plan, samples, on_progress))
 
 
-async def _measure(plan: Plan, samples: TextIO | None, on_progress: OnProgress) -> Swept:
-    ask_round = find("trtspec.bench.load.drivers", "DRIVER", plan.driver, "driver")(plan.tokenizer, plan.timeout_s)
+async def _measure(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgress) -> SweepResult:
+    ask_round = find_extension("trtspec.bench.load.drivers", "DRIVER", plan.driver, "driver")(
+        plan.tokenizer, plan.timeout_s
+    )
     async with load_client(plan.timeout_s) as client:
         arms = await find_arms(client, plan.served, plan.baseline)
         if plan.is_judged and BASELINE not in arms:
@@ -63,14 +65,14 @@ async def _measure(plan: Plan, samples: TextIO | None, on_progress: OnProgress) 
         return await sweep.run(client)
 
 
-async def find_arms(client: LoadClient, served: Server, baseline: Server | None) -> dict[str, Endpoint]:
+async def find_arms(client: LoadClient, served: ServerAddress, baseline: ServerAddress | None) -> dict[str, Endpoint]:
     """Return the endpoints of the server and of the target alone, from `baseline` or the server itself."""
     arms = {SERVED: await find_arm(client, served)}
     alone = await find_arm(client, baseline) if baseline else await target_alone(client, arms[SERVED])
     return arms | ({BASELINE: alone} if alone else {})
 
 
-async def find_arm(client: LoadClient, server: Server) -> Endpoint:
+async def find_arm(client: LoadClient, server: ServerAddress) -> Endpoint:
     """Return the endpoint of a server; raise DeployError if a probe request fails."""
     endpoint = await find_endpoint(client, server.url, server.api, server.model, server.key_variable)
     await ensure_answers(client, endpoint)

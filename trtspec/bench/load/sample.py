@@ -21,7 +21,7 @@ MS = 1000.0
 
 
 @dataclass(frozen=True)
-class Sample:
+class RequestSample:
     """One request: `due_s` and `sent_s` are relative to the round's start, `chunks_s` to `due_s`.
 
     `output_tokens` is the server's count if `is_counted`, else the number of chunks. `error` is why the response is

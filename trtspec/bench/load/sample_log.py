@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from trtspec.bench.load.arrival import Load
+from trtspec.bench.load.arrival import ArrivalProcess
 from trtspec.bench.load.rounds import Round
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import unreadable
+from trtspec.core.files import describe_read_error
 
 
 @contextmanager
@@ -24,12 +24,14 @@ def samples_file(path: Path | None) -> Iterator[TextIO | None]:
     try:
         file = path.open("w", encoding="utf-8")
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path), hint="choose another file for --samples") from None
+        raise TrtspecError(
+            describe_read_error(error), where=str(path), hint="choose another file for --samples"
+        ) from None
     with file:
         yield file
 
 
-def write_samples(file: TextIO, load: Load, number: int, arm: str, done: Round) -> None:
+def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, done: Round) -> None:
     """Append a round."""
     for place, sample in enumerate(done.samples):
         where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from trtspec.bench.load.arrival import LARGER_IS_BETTER
-from trtspec.checkpoints.safe_json import parse_object, shown
-from trtspec.core.diagnostics import plain_words
+from trtspec.checkpoints.safe_json import parse_object, repr_short
+from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import read_bounded, unreadable
+from trtspec.core.files import describe_read_error, read_bounded
 
 MAX_BYTES, MAX_VALUES = 32 << 20, 2_000_000
 HINT = "save one with: trtspec bench NAME --concurrency 1,4 --json > FILE.json"
@@ -97,7 +97,7 @@ def read_saved(path: Path) -> SavedLoad:
     try:
         values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path), hint=HINT) from None
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=HINT) from None
     except ValueError as error:
         raise TrtspecError(str(error), where=str(path), hint=HINT) from None
     if values.get("kind") != "load":
@@ -106,5 +106,5 @@ def read_saved(path: Path) -> SavedLoad:
         return SavedLoad.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = shown(".".join(map(str, first["loc"])))
-        raise TrtspecError(f"{where}: {plain_words(first['msg'])}", where=str(path), hint=HINT) from None
+        where = repr_short(".".join(map(str, first["loc"])))
+        raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=HINT) from None

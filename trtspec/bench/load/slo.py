@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.bench.load.sample import MS, Sample
+from trtspec.bench.load.sample import MS, RequestSample
 from trtspec.core.errors import TrtspecError
 
 HINT = "examples: ttft=200ms,tpot=30ms or e2e=5s"
@@ -21,7 +21,7 @@ class Slo:
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
-    def holds(self, sample: Sample) -> bool:
+    def holds(self, sample: RequestSample) -> bool:
         """Return whether a request meets all limits; an incomplete one does not."""
         if not sample.ok:
             return False

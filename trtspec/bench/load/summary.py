@@ -11,14 +11,14 @@ from typing import Any
 
 from trtspec.bench.load.counters import Counters
 from trtspec.bench.load.rounds import Round, sent_late_ms
-from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.load.slo import Slo
 
 PERCENTILES = (50, 90, 95, 99)
 MOST_ERRORS = 5  # distinct errors to list
 
 
-def summary_of(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
+def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
     """Return an arm's JSON fields; percentiles cover all requests with a complete response."""
     samples = [sample for each in rounds for sample in each.answered]
     seconds = sum(each.seconds for each in rounds)
@@ -33,14 +33,16 @@ def summary_of(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> 
         "output_tokens": sum(sample.output_tokens for sample in samples),
         "tokens_are_counted": all(sample.is_counted for sample in samples),
         "requests_per_s": round(len(samples) / seconds, 4),
-        "output_tokens_per_s": round(sum(each.full_tokens for each in rounds) / sum(each.full_s for each in rounds), 3),
-        "request_tokens_per_s": spread_of([sample.tokens_per_s for sample in samples]),
-        "ttft_ms": spread_of([sample.ttft_ms for sample in samples]),
-        "tpot_ms": spread_of([sample.tpot_ms for sample in samples if sample.tpot_ms is not None]),
-        "itl_ms": spread_of([gap for sample in samples for gap in sample.itl_ms]),
-        "e2e_ms": spread_of([sample.e2e_ms for sample in samples]),
+        "output_tokens_per_s": round(
+            sum(each.steady_state_tokens for each in rounds) / sum(each.steady_state_s for each in rounds), 3
+        ),
+        "request_tokens_per_s": summarize_values([sample.tokens_per_s for sample in samples]),
+        "ttft_ms": summarize_values([sample.ttft_ms for sample in samples]),
+        "tpot_ms": summarize_values([sample.tpot_ms for sample in samples if sample.tpot_ms is not None]),
+        "itl_ms": summarize_values([gap for sample in samples for gap in sample.itl_ms]),
+        "e2e_ms": summarize_values([sample.e2e_ms for sample in samples]),
         "e2e_growth": round(statistics.geometric_mean(each.e2e_growth for each in rounds), 3),
-        "sent_late_ms": spread_of(sent_late_ms(rounds)),
+        "sent_late_ms": summarize_values(sent_late_ms(rounds)),
         "goodput_requests_per_s": None if kept is None else round(kept / seconds, 4),
         "goodput_share": None if kept is None else round(kept / (len(samples) + len(failed)), 4),
         **_drafts(samples, counters),
@@ -51,7 +53,7 @@ def summary_of(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> 
     }
 
 
-def spread_of(values: Sequence[float]) -> dict[str, float] | None:
+def summarize_values(values: Sequence[float]) -> dict[str, float] | None:
     """Return mean, percentiles (linear interpolation, as in numpy), minimum and maximum, or None if empty."""
     import numpy as np
 
@@ -63,7 +65,7 @@ def spread_of(values: Sequence[float]) -> dict[str, float] | None:
     return {name: round(value, 4) for name, value in {**found, "max": max(values)}.items()}
 
 
-def _drafts(samples: Sequence[Sample], counters: Counters) -> dict[str, Any]:
+def _drafts(samples: Sequence[RequestSample], counters: Counters) -> dict[str, Any]:
     """Return rates from per-response counts, else from counters; `drafts_told_by` is the source."""
     told = [sample for sample in samples if sample.drafted is not None and sample.accepted is not None]
     if not told:
@@ -75,7 +77,7 @@ def _drafts(samples: Sequence[Sample], counters: Counters) -> dict[str, Any]:
     return {**_rates(told), "acceptance_histogram": histogram, "drafts_told_by": "answers"}
 
 
-def _rates(samples: Sequence[Sample]) -> dict[str, Any]:
+def _rates(samples: Sequence[RequestSample]) -> dict[str, Any]:
     """Return rates over all drafted tokens, so long responses have more weight."""
     drafted, accepted = (sum(each or 0 for each in counts) for counts in
                          ([sample.drafted for sample in samples], [sample.accepted for sample in samples]))  # fmt: skip
@@ -86,7 +88,7 @@ def _rates(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def _by_kind(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
+def _by_kind(samples: Sequence[RequestSample]) -> dict[str, dict[str, Any]]:
     """Return metrics per category of prompts; empty for a single category."""
     kinds = defaultdict(list)
     for sample in samples:
@@ -94,12 +96,12 @@ def _by_kind(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
     if len(kinds) < 2:
         return {}
     return {
-        kind or "-": {"requests": len(found), "tpot_ms": spread_of(_tpots(found)), **_rates(found)}
+        kind or "-": {"requests": len(found), "tpot_ms": summarize_values(_tpots(found)), **_rates(found)}
         for kind, found in sorted(kinds.items())
     }
 
 
-def _tpots(samples: Iterable[Sample]) -> list[float]:
+def _tpots(samples: Iterable[RequestSample]) -> list[float]:
     return [sample.tpot_ms for sample in samples if sample.tpot_ms is not None]
 
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from trtspec.bench.load.arrival import LARGER_IS_BETTER, THROUGHPUT, Load
+from trtspec.bench.load.arrival import LARGER_IS_BETTER, THROUGHPUT, ArrivalProcess
 from trtspec.bench.load.client import Endpoint, LoadClient, clock
 from trtspec.bench.load.client_noise import work_ms
 from trtspec.bench.load.counters import Counters, read_counters
-from trtspec.bench.load.intervals import Ratio, ratio_of_rounds
+from trtspec.bench.load.intervals import RatioInterval, ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, AskRound, Round, run_round
 from trtspec.bench.load.sample_log import write_samples
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.errors import DeployError
 
 SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
@@ -26,7 +26,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Effort:
+class StopRule:
     """When to stop: after a minimum and maximum of rounds, or once the interval is narrow enough.
 
     `interval` is the target half-width of the speed-up's 95 % interval relative to the speed-up, or None to always run
@@ -47,7 +47,7 @@ class Effort:
 class Point:
     """One load: the rounds of each arm, the increase of its counters, and the noise measurements between rounds."""
 
-    load: Load
+    load: ArrivalProcess
     requests: int
     rounds: dict[str, list[Round]]
     counters: dict[str, Counters] = field(default_factory=dict)
@@ -83,14 +83,14 @@ class Point:
         return ratios if LARGER_IS_BETTER[self.load.judged_by] else [1 / ratio for ratio in ratios]
 
     @property
-    def speedup(self) -> Ratio | None:
+    def speedup(self) -> RatioInterval | None:
         """Return the speed-up from speculation, or None without a baseline."""
         ratios = self.speedups()
         return ratio_of_rounds(ratios) if ratios else None
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """The endpoints by arm and the results of each load; `ended_by` is the error that ended the sweep early."""
 
     arms: Mapping[str, Endpoint]
@@ -103,14 +103,14 @@ class Sweep:
     """Configuration of a sweep: endpoints by arm, workload, loads and stop rule."""
 
     arms: Mapping[str, Endpoint]
-    workload: Workload
-    loads: Sequence[Load]
-    effort: Effort
+    workload: LoadWorkload
+    loads: Sequence[ArrivalProcess]
+    effort: StopRule
     samples: TextIO | None = None
     on_progress: OnProgress = lambda what, done, total: None
     ask_round: AskRound = run_round
 
-    async def run(self, client: LoadClient) -> Swept:
+    async def run(self, client: LoadClient) -> SweepResult:
         """Measure the loads in order; raise DeployError if the first load fails completely.
 
         If a later load fails, the sweep ends with the completed loads.
@@ -122,13 +122,13 @@ class Sweep:
             except DeployError as error:
                 if not points:
                     raise
-                return Swept(self.arms, points, f"{load}: {error}")
+                return SweepResult(self.arms, points, f"{load}: {error}")
             speedup = points[-1].speedup
             if self.effort.until_crossover and speedup and speedup.shows < 0:
                 break
-        return Swept(self.arms, points)
+        return SweepResult(self.arms, points)
 
-    async def _measure(self, client: LoadClient, load: Load) -> Point:
+    async def _measure(self, client: LoadClient, load: ArrivalProcess) -> Point:
         point = Point(load, self.effort.requests or load.requests_a_round, {name: [] for name in self.arms})
         began = clock()
         for endpoint in self.arms.values():  # warm-up, not measured

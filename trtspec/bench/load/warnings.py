@@ -13,7 +13,7 @@ LATE_MS = 10.0
 GROWING = 1.5  # later half of a round's latencies / earlier half
 
 
-def remarks_on(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
+def collect_warnings(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
     """Return warnings about a document's points, one sentence each."""
     found = [f"{_name(point)}: {remark}" for point in points for remark in _point_warnings(point)]
     if noise["spread"] > NOISY:

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from trtspec.bench.load.api import Wanted
+from trtspec.bench.load.api import SamplingParams
 from trtspec.engine.prompts.prompt import Prompt
 
 
 @dataclass(frozen=True)
-class Workload:
+class LoadWorkload:
     """Prompts, generation parameters, the prompts' source, and the seed of their order and arrivals."""
 
     prompts: Sequence[Prompt]
-    wanted: Wanted
+    wanted: SamplingParams
     source: str
     seed: int = 0
 

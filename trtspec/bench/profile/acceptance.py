@@ -27,7 +27,7 @@ PERCENTILES = (2.5, 97.5)
 SUREST, LONGEST = 0.98, 256  # largest continuation probability; tokens considered after a fully accepted draft
 
 
-class Place(Protocol):
+class DraftOutcome(Protocol):
     """The draft at one position: its depth, its total tokens, and the length of its matching prefix."""
 
     @property
@@ -41,7 +41,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Counts:
+class StepCounts:
     """The counts of one text's steps, drafted tokens and accepted tokens.
 
     `reached[j]` and `drafted_at[j]` count the steps that accepted, and that drafted, a token at position j of the
@@ -64,12 +64,12 @@ class Counts:
         """Return the most tokens that could have been accepted: for a tree, one branch, if positions are known."""
         return sum(self.drafted_at) or self.drafted
 
-    def cut(self, draft_len: int) -> Counts:
+    def cut(self, draft_len: int) -> StepCounts:
         """Return the counts of the same steps with chain drafts truncated to `draft_len`."""
         reached, drafted_at = self.reached[:draft_len], self.drafted_at[:draft_len]
-        return Counts(self.steps, sum(drafted_at), sum(reached), reached, drafted_at)
+        return StepCounts(self.steps, sum(drafted_at), sum(reached), reached, drafted_at)
 
-    def redrafted(self, draft_len: int, goes_on: float) -> Counts:
+    def redrafted(self, draft_len: int, goes_on: float) -> StepCounts:
         """Estimate the counts with shorter drafts of a chain that depends only on the text.
 
         Tokens that a step accepted beyond the first `draft_len` and the target's own token are drafted and accepted
@@ -87,7 +87,7 @@ class Counts:
         steps = round(scale * drafting)
         growth = steps / max(1, self.drafted_at[0])  # also applies to steps near a text's end, which draft less
         drafted_at = (*map(max, right, (round(growth * each) for each in self.drafted_at)),)
-        return Counts(self.steps - self.drafted_at[0] + steps, sum(drafted_at), sum(right), right, drafted_at)
+        return StepCounts(self.steps - self.drafted_at[0] + steps, sum(drafted_at), sum(right), right, drafted_at)
 
     def _in_a_row(self, goes_on: float) -> Iterator[tuple[int, float]]:
         """Yield (length of a correct run plus the token after it, expected number of such runs in this text).
@@ -121,10 +121,10 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceStats:
     """Counts of texts at one draft length; `kinds` are the categories of their prompts."""
 
-    texts: tuple[Counts, ...]
+    texts: tuple[StepCounts, ...]
     kinds: tuple[str, ...]
 
     @cached_property
@@ -158,21 +158,21 @@ class Acceptance:
         )
         return [accepted / many if many else 0.0 for accepted, many in zip(reached, drafted, strict=True)]
 
-    def of_kind(self, kind: str) -> Acceptance:
+    def of_kind(self, kind: str) -> AcceptanceStats:
         """Return the acceptance for one category of prompts."""
         own = tuple(text for text, each in zip(self.texts, self.kinds, strict=True) if each == kind)
-        return Acceptance(own, (kind,) * len(own))
+        return AcceptanceStats(own, (kind,) * len(own))
 
-    def cut(self, draft_len: int) -> Acceptance:
+    def cut(self, draft_len: int) -> AcceptanceStats:
         """Return the acceptance of truncated drafts, assuming that it does not depend on where steps begin."""
-        return Acceptance(tuple(text.cut(draft_len) for text in self.texts), self.kinds)
+        return AcceptanceStats(tuple(text.cut(draft_len) for text in self.texts), self.kinds)
 
-    def redrafted(self, draft_len: int) -> Acceptance:
+    def redrafted(self, draft_len: int) -> AcceptanceStats:
         """Estimate the acceptance of shorter drafts if the draft depends only on the preceding text."""
         columns = zip(*((text.drafted_at[0], *text.reached) for text in self.texts), strict=True)
         *_, before, last = map(sum, columns)
         goes_on = min(SUREST, last / before) if before else 0.0
-        return Acceptance(tuple(text.redrafted(draft_len, goes_on) for text in self.texts), self.kinds)
+        return AcceptanceStats(tuple(text.redrafted(draft_len, goes_on) for text in self.texts), self.kinds)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON fields."""
@@ -185,7 +185,7 @@ class Acceptance:
         }
 
 
-def count_steps(places: Sequence[Place], draft_len: int) -> Counts:
+def count_steps(places: Sequence[DraftOutcome], draft_len: int) -> StepCounts:
     """Return the counts of one text with drafts of depth `draft_len` or less.
 
     `places` are the drafts after each token of the text except the last. All tokens of a tree count as drafted.
@@ -201,10 +201,10 @@ def count_steps(places: Sequence[Place], draft_len: int) -> Counts:
             reached[position] += position < matched
         drafted += depth if place.tokens == place.depth else place.tokens if depth else 0
         steps, accepted, at = steps + 1, accepted + matched, at + matched + 1
-    return Counts(steps, drafted, accepted, tuple(reached), tuple(drafted_at))
+    return StepCounts(steps, drafted, accepted, tuple(reached), tuple(drafted_at))
 
 
-def change_of(before: Sequence[Counts], after: Sequence[Counts]) -> Estimate:
+def acceptance_change(before: Sequence[StepCounts], after: Sequence[StepCounts]) -> Estimate:
     """Return the increase of the mean accepted length, with a bootstrap interval over paired texts."""
     import numpy as np
 
@@ -221,7 +221,7 @@ def change_of(before: Sequence[Counts], after: Sequence[Counts]) -> Estimate:
     return Estimate(float(grown(np.arange(len(before)))), float(low), float(high))
 
 
-def _estimate(texts: Sequence[Counts], mean: Callable[[Array, Array], Any]) -> Estimate:
+def _estimate(texts: Sequence[StepCounts], mean: Callable[[Array, Array], Any]) -> Estimate:
     """Return a mean over steps and accepted tokens [..., texts] with its interval; deterministic.
 
     For a single text, the interval ranges from no accepted token to all drafted tokens.

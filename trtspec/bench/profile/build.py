@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from trtspec.bench.profile.candidate import Candidate
-from trtspec.bench.profile.candidates import Wanted
-from trtspec.bench.profile.options import Asked, Screen
+from trtspec.bench.profile.candidate import ProfileCandidate
+from trtspec.bench.profile.candidates import CandidateSpec
+from trtspec.bench.profile.options import ProfileRequest, ProgressUI
 from trtspec.core.paths import cache_dir
 from trtspec.planning.init.recipe_text import relative_model
 from trtspec.planning.pipeline import open_store, plan_build, run_build
@@ -22,14 +22,14 @@ from trtspec.recipe.load import load_recipe
 
 
 @contextmanager
-def workplace(command: str) -> Iterator[Path]:
+def temporary_workspace(command: str) -> Iterator[Path]:
     """Create a temporary directory for artifacts next to the store, to which they hard-link."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{command}-", dir=cache_dir()) as folder:
         yield Path(folder)
 
 
-def build(asked: Asked, wanted: Wanted, engine: str, out: Path, screen: Screen) -> Candidate:
+def build(asked: ProfileRequest, wanted: CandidateSpec, engine: str, out: Path, screen: ProgressUI) -> ProfileCandidate:
     """Build the candidate's artifact in `out` and return the candidate."""
     section = wanted.section(asked.limits.max_draft_len)
     overrides = [*asked.overrides, f"engine.backend={engine}", f"speculation={json.dumps(section)}"]
@@ -38,14 +38,14 @@ def build(asked: Asked, wanted: Wanted, engine: str, out: Path, screen: Screen) 
         prepare_sources(loaded, bars.preparing)
         build = plan_build(loaded, on_read=bars.reading)
         run_build(build, out, open_store(), bars)
-    return candidate_of(asked, wanted, out)
+    return make_candidate(asked, wanted, out)
 
 
-def candidate_of(asked: Asked, wanted: Wanted, root: Path) -> Candidate:
+def make_candidate(asked: ProfileRequest, wanted: CandidateSpec, root: Path) -> ProfileCandidate:
     """Return the candidate for an artifact in `root`, with paths relative to the recipe."""
     source = wanted.source and _written(wanted.source, asked.recipe.absolute().parent)
     takes_draft_len = "draft_len" in wanted.section(asked.limits.max_draft_len)
-    return Candidate(wanted.method, source, wanted.options, takes_draft_len, root)
+    return ProfileCandidate(wanted.method, source, wanted.options, takes_draft_len, root)
 
 
 def _written(section: dict[str, Any], base: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Texts:
+class SampleTexts:
     """Prompts with at least two response tokens, the target's greedy responses, and the prompts' categories."""
 
     prompts: tuple[Tokens, ...]
@@ -31,7 +31,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ProfileCandidate:
     """A candidate: a method with options, the recipe's draft section (None without a draft), and the built artifact.
 
     `takes_draft_len` is whether the recipe sets the draft length, instead of the method's options. Options and

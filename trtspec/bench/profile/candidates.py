@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtspec.backends.base import Backend
-from trtspec.backends.choose import in_process
-from trtspec.bench.profile.options import Asked
+from trtspec.backends.choose import in_process_backend
+from trtspec.bench.profile.options import ProfileRequest
 from trtspec.checkpoints.resolve import find_source
 from trtspec.core.diagnostics import RecipeError
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import Method, find_method, methods
 from trtspec.planning.init.inputs import open_checkpoint
-from trtspec.planning.init.methods import ways
+from trtspec.planning.init.methods import propose_methods
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CandidateSpec:
     """A candidate to build: a method, the recipe's draft section, and options.
 
     `draft_len` is the recipe's draft length, None for the method's default.
@@ -57,41 +57,43 @@ class Wanted:
         return shape.max_tokens > shape.max_depth
 
 
-def own_of(loaded: LoadedRecipe) -> Wanted | None:
+def recipe_candidate(loaded: LoadedRecipe) -> CandidateSpec | None:
     """Return the recipe's own candidate, or None if its method is "none"."""
     own = loaded.recipe.speculation
     if own.method == "none":
         return None
-    return Wanted(own.method, _section(own.draft) if own.draft else None, own.options, own.draft_len)
+    return CandidateSpec(own.method, _section(own.draft) if own.draft else None, own.options, own.draft_len)
 
 
-def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> tuple[list[Wanted], dict[str, str]]:
+def find_candidates(
+    loaded: LoadedRecipe, asked: ProfileRequest, engine: Backend
+) -> tuple[list[CandidateSpec], dict[str, str]]:
     """Return the candidates, and the reasons why others are skipped, by name.
 
     Candidates are the recipe's speculation, the selected methods (by default those without a draft), and the given
     drafts. Raises TrtspecError for an unknown method.
     """
-    own, left_out = own_of(loaded), dict[str, str]()
+    own, left_out = recipe_candidate(loaded), dict[str, str]()
     found = [own] if own and (asked.methods is None or own.method in asked.methods) else []
     for name in asked.methods if asked.methods is not None else _draftless_methods(engine):
         if name in (own.method if own else "none", "none"):
             continue
         needs = find_method(name).drafts_with
         if needs == "nothing":
-            found.append(Wanted(name, None, {}))
+            found.append(CandidateSpec(name, None, {}))
         elif own and own.source:
-            found.append(Wanted(name, own.source, {}))
+            found.append(CandidateSpec(name, own.source, {}))
         else:
             left_out[name] = f"it requires a {needs}, which the recipe lacks; give one with --drafts"
     for written in asked.drafts or ():
         try:
             found.append(_draft_candidate(loaded, written))
         except TrtspecError as error:
-            left_out[written] = why_not(error)
+            left_out[written] = skip_reason(error)
     return found, left_out
 
 
-def why_not(error: TrtspecError) -> str:
+def skip_reason(error: TrtspecError) -> str:
     """Return the reason why a candidate is skipped, in one sentence."""
     return error.diagnostics[0].message if isinstance(error, RecipeError) else error.message
 
@@ -111,11 +113,11 @@ def _draftless_methods(engine: Backend) -> list[str]:
     return found
 
 
-def _draft_candidate(loaded: LoadedRecipe, written: str) -> Wanted:
+def _draft_candidate(loaded: LoadedRecipe, written: str) -> CandidateSpec:
     """Return the candidate for a draft with its recommended method."""
     draft, target = open_checkpoint(written), find_source(loaded.recipe.target)
-    way = ways(None, in_process()[0], target, draft.source, None)[0]
-    return Wanted(way.method, _section(draft.asked), way.suggestion.options, way.suggestion.draft_len or None)
+    way = propose_methods(None, in_process_backend()[0], target, draft.source, None)[0]
+    return CandidateSpec(way.method, _section(draft.asked), way.suggestion.options, way.suggestion.draft_len or None)
 
 
 def _section(draft: ModelSource) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from typing import Any
 from trtspec import __version__
 from trtspec.core.files import replace_file
 from trtspec.core.paths import cache_dir
-from trtspec.store.checksummed_json import load_sealed, seal
+from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
 
 SCHEMA = "trtspec.finished/1"
 
 
-class Finished:
+class ResultCache:
     """The completed parts of one command's work; `found` counts those from earlier runs."""
 
     def __init__(self, command: str) -> None:
@@ -36,13 +36,13 @@ class Finished:
         key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
         path = self._root / f"{key}.json"
         self._used.append(path)
-        if kept := load_sealed(SCHEMA, path):
+        if kept := load_checksummed(SCHEMA, path):
             self.found += 1
             part: dict[str, Any] = kept["part"]
         else:
             part = make()
             self._root.mkdir(parents=True, exist_ok=True)
-            replace_file(path, seal(SCHEMA, {"part": part}), mode=0o600)
+            replace_file(path, dump_checksummed(SCHEMA, {"part": part}), mode=0o600)
         return part
 
     def forget(self) -> None:

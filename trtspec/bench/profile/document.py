@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.bench.profile.acceptance import Acceptance
-from trtspec.bench.profile.measured import Case, Measured
-from trtspec.bench.profile.recommend import Recommendation, verdict
-from trtspec.bench.verdict import verdict_of
-from trtspec.bench.verification_report import Check
+from trtspec.bench.profile.acceptance import AcceptanceStats
+from trtspec.bench.profile.measured import CandidateMeasurements, Case
+from trtspec.bench.profile.recommend import Recommendation, candidate_verdict
+from trtspec.bench.verdict import derive_verdict
+from trtspec.bench.verification_report import VerificationCheck
 
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProfile:
     """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone).
 
     `failures` has one error per failed request.
@@ -59,19 +59,19 @@ class Profile:
     name: str
     kinds: Sequence[str]
     tokens: int
-    measured: Sequence[Measured]
+    measured: Sequence[CandidateMeasurements]
     left_out: dict[str, str]
     recommendation: Recommendation
-    parity: Check | None = None
+    parity: VerificationCheck | None = None
     too_long: int = 0
-    server: Server | None = None
+    server: ServerProfile | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document."""
         chosen = self.chosen
         return {
             "format_version": FORMAT_VERSION,
-            **verdict_of(self.recommendation.proposal).as_dict(),
+            **derive_verdict(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "prompts": len(self.kinds),
@@ -92,13 +92,13 @@ class Profile:
         return self.recommendation.proposal.own.name if self.recommendation.proposal.own else ""
 
     @property
-    def chosen(self) -> Acceptance | None:
+    def chosen(self) -> AcceptanceStats | None:
         """Return the acceptance of the recommended candidate."""
         found = next((each for each in self.measured if each.candidate is self.recommendation.candidate), None)
         return found.acceptance[self.recommendation.draft_len] if found else None
 
 
-def _method(measured: Measured, batch: int) -> dict[str, Any]:
+def _method(measured: CandidateMeasurements, batch: int) -> dict[str, Any]:
     candidate, best = measured.candidate, measured.best(batch)
     fewest = measured.batches[0]
     acceptance = measured.acceptance[best.draft_len]
@@ -110,7 +110,7 @@ def _method(measured: Measured, batch: int) -> dict[str, Any]:
         **acceptance.as_dict(),
         "by_position": [round(rate, 4) for rate in acceptance.by_position],
         "by_kind": [_kind(acceptance, kind) for kind in sorted(set(acceptance.kinds))],
-        "verdict": verdict(measured, batch),
+        "verdict": candidate_verdict(measured, batch),
         "best": [measured.best(each).as_dict() for each in measured.batches],
         "speedups": [each.as_dict() for each in measured.speedups],
         "step_seconds": [
@@ -127,7 +127,7 @@ def _method(measured: Measured, batch: int) -> dict[str, Any]:
     }
 
 
-def _kind(acceptance: Acceptance, kind: str) -> dict[str, Any]:
+def _kind(acceptance: AcceptanceStats, kind: str) -> dict[str, Any]:
     own = acceptance.of_kind(kind)
     by_position = [round(rate, 4) for rate in own.by_position]
     return {"kind": kind, "prompts": len(own.texts), **own.as_dict(), "by_position": by_position}

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtspec.bench.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
-from trtspec.bench.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.bench.profile.candidate import Candidate, OnProgress, Texts
-from trtspec.bench.profile.measured import TIMED_LENS, Case, Measured, least_seconds
-from trtspec.engine.generation.request import Result, Stats
+from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
+from trtspec.bench.profile.candidate import OnProgress, ProfileCandidate, SampleTexts
+from trtspec.bench.profile.measured import TIMED_LENS, CandidateMeasurements, Case, least_seconds
+from trtspec.engine.generation.request import EngineResult, Stats
 from trtspec.engine.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ STEPS, LEAST_S, ROUNDS = 8, 0.15, 5
 PREFILLS, PREFILL_TOKENS = 16, 8192
 
 
-def say(
+def generate_responses(
     artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int, on_progress: OnProgress
-) -> tuple[Texts, list[Result]]:
+) -> tuple[SampleTexts, list[EngineResult]]:
     """Generate the target's greedy responses to prompts; drafts do not affect them."""
-    rows, results, requests = artifact.engine.settings.max_batch_size, list[Result](), []
+    rows, results, requests = artifact.engine.settings.max_batch_size, list[EngineResult](), []
     for start in range(0, len(prompts), rows):
         asked = [artifact.request(prompt.text, max_tokens) for prompt in prompts[start : start + rows]]
         requests += asked
@@ -37,10 +37,12 @@ def say(
         if len(result.ids) > 1
     ]
     prompt_ids, said, kinds = zip(*told, strict=True) if told else ((), (), ())
-    return Texts(tuple(prompt_ids), tuple(said), tuple(kinds)), results
+    return SampleTexts(tuple(prompt_ids), tuple(said), tuple(kinds)), results
 
 
-def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progress: OnProgress) -> Measured:
+def measure(
+    candidate: ProfileCandidate, texts: SampleTexts, batches: Sequence[int], on_progress: OnProgress
+) -> CandidateMeasurements:
     """Measure a candidate on the target's responses."""
     from trtspec.engine.speculator import Speculator
     from trtspec.engine.step_times import prefill_seconds
@@ -59,12 +61,12 @@ def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progr
     seconds = _times(candidate, speculator, texts, batches, [*acceptance], on_progress)
     alone, drafting = prefill_seconds(speculator, texts.prompts[:PREFILLS], rounds=ROUNDS, max_tokens=PREFILL_TOKENS)
     prefills = {batch: (batch * alone, batch * drafting) for batch in batches}
-    return Measured(candidate, acceptance, seconds, prefills, texts.tokens / len(texts.said))
+    return CandidateMeasurements(candidate, acceptance, seconds, prefills, texts.tokens / len(texts.said))
 
 
 def replayed(
-    method: str, speculator: Speculator, texts: Texts, lens: Sequence[int], on_progress: OnProgress
-) -> dict[int, Acceptance]:
+    method: str, speculator: Speculator, texts: SampleTexts, lens: Sequence[int], on_progress: OnProgress
+) -> dict[int, AcceptanceStats]:
     """Return the acceptance on the target's responses by draft length; only for drafters that support replay."""
     from trtspec.engine.replay import replay
 
@@ -74,29 +76,30 @@ def replayed(
         places += replay(speculator, pairs[start : start + rows], PREFILL_TOKENS)
         on_progress(f"{method}: drafts", len(places), len(pairs))
     return {
-        draft_len: Acceptance(tuple(count_steps(each, draft_len) for each in places), texts.kinds) for draft_len in lens
+        draft_len: AcceptanceStats(tuple(count_steps(each, draft_len) for each in places), texts.kinds)
+        for draft_len in lens
     }
 
 
-def _counted(candidate: Candidate, texts: Texts, depth: int) -> Acceptance:
+def _counted(candidate: ProfileCandidate, texts: SampleTexts, depth: int) -> AcceptanceStats:
     """Return the engine's counts, for a drafter whose next draft depends on the previous outcome."""
     with open_artifact(candidate.root, candidate.manifest) as artifact:
         requests = [
-            artifact.request_of(prompt, len(said)) for prompt, said in zip(texts.prompts, texts.said, strict=True)
+            artifact.request_for_ids(prompt, len(said)) for prompt, said in zip(texts.prompts, texts.said, strict=True)
         ]
         counts = [_counts(result.stats, depth) for result in artifact.engine.generate(requests)]
-    return Acceptance(tuple(counts), texts.kinds)
+    return AcceptanceStats(tuple(counts), texts.kinds)
 
 
-def _counts(stats: Stats, depth: int) -> Counts:
+def _counts(stats: Stats, depth: int) -> StepCounts:
     reached = (*stats.accepted_by_position, *[0] * depth)[:depth]
-    return Counts(stats.steps, stats.drafted, stats.accepted, reached, (stats.draft_steps,) * depth)
+    return StepCounts(stats.steps, stats.drafted, stats.accepted, reached, (stats.draft_steps,) * depth)
 
 
 def _times(
-    candidate: Candidate,
+    candidate: ProfileCandidate,
     speculator: Speculator,
-    texts: Texts,
+    texts: SampleTexts,
     batches: Sequence[int],
     lens: Sequence[int],
     on_progress: OnProgress,

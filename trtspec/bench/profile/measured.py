@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from trtspec.bench.profile.acceptance import Acceptance, Estimate
-from trtspec.bench.profile.candidate import Candidate
+from trtspec.bench.profile.acceptance import AcceptanceStats, Estimate
+from trtspec.bench.profile.candidate import ProfileCandidate
 
 TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # other lengths are interpolated
 # Share of the fastest speed-up; predictions are not more precise (schedule.PAYS). For n-grams, 8 tokens were predicted
@@ -22,7 +22,7 @@ Case = tuple[int, int]  # (concurrency, draft_len); 0 for the target alone
 
 
 @dataclass(frozen=True)
-class Speedup:
+class ExpectedSpeedup:
     """The expected speed-up over the target alone at concurrency `batch` and a draft length."""
 
     batch: int
@@ -36,15 +36,15 @@ class Speedup:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CandidateMeasurements:
     """Acceptance by draft length, and seconds of a step by (concurrency, draft_len), 0 for the target alone.
 
     `prefills` are the total seconds of so many prefills, for the target alone and with the drafter; `answer_len` is the
     mean number of response tokens.
     """
 
-    candidate: Candidate
-    acceptance: dict[int, Acceptance]
+    candidate: ProfileCandidate
+    acceptance: dict[int, AcceptanceStats]
     seconds: dict[tuple[int, int], float]
     prefills: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     answer_len: float = math.inf
@@ -55,11 +55,11 @@ class Measured:
         return sorted({batch for batch, _ in self.seconds})
 
     @cached_property
-    def speedups(self) -> list[Speedup]:
+    def speedups(self) -> list[ExpectedSpeedup]:
         """Return the expected speed-up of every draft length at every concurrency."""
         return [self.speedup(batch, draft_len) for batch in self.batches for draft_len in self.acceptance]
 
-    def best(self, batch: int, lens: Iterable[int] | None = None) -> Speedup:
+    def best(self, batch: int, lens: Iterable[int] | None = None) -> ExpectedSpeedup:
         """Return the shortest draft length whose speed-up is within AS_GOOD of the fastest one.
 
         `lens` are the lengths to choose from, by default all measured ones.
@@ -68,7 +68,7 @@ class Measured:
         fastest = max(each.expected.value for each in found)
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
 
-    def speedup(self, batch: int, draft_len: int) -> Speedup:
+    def speedup(self, batch: int, draft_len: int) -> ExpectedSpeedup:
         """Return the expected speed-up from the time per token, including the prefills that block all requests."""
         tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
         prefill_alone, prefill_drafting = (self._prefill(batch, side) / steps for side in (0, 1))
@@ -77,7 +77,7 @@ class Measured:
         def times(step_tokens: float) -> float:
             return alone / (step / step_tokens + prefill_drafting)
 
-        return Speedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
+        return ExpectedSpeedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
 
     def idle(self, batch: int) -> float:
         """Return the speed-up with the drafter loaded but idle (it still prefills)."""

@@ -11,16 +11,16 @@ from typing import Any
 from trtspec import __version__
 from trtspec.bench.artifact import artifact_prompts
 from trtspec.bench.machine import describe_machine
-from trtspec.bench.profile.options import Asked
-from trtspec.bench.saved_documents import keep_of_target, prompts_sha256
-from trtspec.bench.target_fingerprint import planned_sha256, target_of
+from trtspec.bench.profile.options import ProfileRequest
+from trtspec.bench.saved_documents import prompts_sha256, save_target_document
+from trtspec.bench.target_fingerprint import describe_target, planned_target_sha256
 from trtspec.core.errors import TrtspecError
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.store.manifest import Manifest, load_manifest
 
 
-def about(kind: str, asked: Asked, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
+def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
     """Return the metadata fields; `root` is a measured artifact, or None if only a server address is known.
 
     `prompt_set` describes the full set from which prompts were drawn. `target` is None if unknown.
@@ -37,10 +37,10 @@ def about(kind: str, asked: Asked, loaded: LoadedRecipe, root: Path | None) -> d
     }
 
 
-def keep(document: Mapping[str, Any], name: str) -> None:
+def save_profile(document: Mapping[str, Any], name: str) -> None:
     """Save the document under its target, if known, for artifacts built from it later."""
     if target := document["target"]:
-        keep_of_target(target["sha256"], name, document)
+        save_target_document(target["sha256"], name, document)
 
 
 def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
@@ -48,9 +48,9 @@ def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
     try:
         build = plan_build(loaded)
     except TrtspecError:  # the recipe's engine is not available here
-        return target_of(measured)
+        return describe_target(measured)
     if not build.is_read:
-        return target_of(measured)
-    recipe = build.recipe.without_places()
+        return describe_target(measured)
+    recipe = build.recipe.without_directories()
     steps = ((step.name, step.key) for step in build.plan.steps)
-    return {"model": recipe.target.model, "sha256": planned_sha256(recipe, build.target_key, steps)}
+    return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}

@@ -13,11 +13,11 @@ from trtspec.bench.profile.candidate import OnProgress
 from trtspec.store.executor import Observer
 
 if TYPE_CHECKING:
-    from trtspec.bench.load.runner import Server
+    from trtspec.bench.load.runner import ServerAddress
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """Limits of the search; see the command's options."""
 
     samples: int
@@ -28,7 +28,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProfileRequest:
     """The command's options."""
 
     recipe: Path
@@ -36,23 +36,23 @@ class Asked:
     prompts: Path | None
     drafts: list[str] | None
     methods: list[str] | None
-    limits: Limits
+    limits: SearchLimits
 
 
 @dataclass(frozen=True)
-class Servers:
+class ServerSet:
     """The server to profile, one without speculation (None to switch drafting off), and its artifact.
 
     `root` is None if only an address is known; `others` serve the same target with other draft lengths.
     """
 
-    served: Server
-    baseline: Server | None
+    served: ServerAddress
+    baseline: ServerAddress | None
     root: Path | None
-    others: Sequence[Server] = ()
+    others: Sequence[ServerAddress] = ()
 
 
-class Bars(Observer, Protocol):
+class BuildProgress(Observer, Protocol):
     """Progress of a build, including its sources' downloads and digests."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
@@ -63,8 +63,8 @@ class Bars(Observer, Protocol):
 
 
 @dataclass(frozen=True)
-class Screen:
+class ProgressUI:
     """Progress displays for builds and counted work."""
 
-    building: Callable[[], AbstractContextManager[Bars]]
+    building: Callable[[], AbstractContextManager[BuildProgress]]
     counting: Callable[[], AbstractContextManager[OnProgress]]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtspec.bench.profile.candidate import Candidate
-from trtspec.bench.profile.measured import Measured, Speedup
-from trtspec.bench.profile.schedule import PAYS, Schedule, requests_at_once, schedule_of
-from trtspec.bench.verdict import Option, Proposal, Ratio
+from trtspec.bench.profile.candidate import ProfileCandidate
+from trtspec.bench.profile.measured import CandidateMeasurements, ExpectedSpeedup
+from trtspec.bench.profile.schedule import PAYS, Schedule, choose_schedule, describe_concurrency
+from trtspec.bench.verdict import DraftOption, Proposal, RelativeSpeed
 
 # Below these acceptance rates, a draft that does not pay is harmful, and one that pays is worth training.
 HARMFUL, TRAINABLE = 0.5, 0.6
@@ -24,7 +24,7 @@ class Recommendation:
     fits all. `proposal` is the input of the verdict.
     """
 
-    candidate: Candidate | None
+    candidate: ProfileCandidate | None
     batch: int
     draft_len: int
     speedup: float
@@ -62,7 +62,7 @@ class Recommendation:
         }
 
 
-def verdict(measured: Measured, batch: int) -> str:
+def candidate_verdict(measured: CandidateMeasurements, batch: int) -> str:
     """Return the verdict on a candidate: "pays", "train", "harmful" or "too slow".
 
     A candidate that pays is not harmful at any acceptance: deep trees draft many tokens at little cost.
@@ -74,13 +74,16 @@ def verdict(measured: Measured, batch: int) -> str:
     return "harmful" if rate < HARMFUL else "too slow"
 
 
-def recommend(found: Sequence[Measured], batch: int, own: Candidate | None = None) -> Recommendation:
+def recommend(
+    found: Sequence[CandidateMeasurements], batch: int, own: ProfileCandidate | None = None
+) -> Recommendation:
     """Return the candidate that is expected to be fastest at concurrency `batch` and not slower at others.
 
     `own` is the recipe's current candidate, if known.
     """
     plans = [
-        (each, schedule_of(each, batch)) for each in sorted(found, key=lambda each: -each.best(batch).expected.value)
+        (each, choose_schedule(each, batch))
+        for each in sorted(found, key=lambda each: -each.best(batch).expected.value)
     ]
     paying = [(each, plan, plan.at) for each, plan in plans if plan.at and plan.at.expected.low >= PAYS]
     tried = {each.candidate.name: _option(each, each.best(batch)) for each in reversed(found)}
@@ -100,15 +103,15 @@ def recommend(found: Sequence[Measured], batch: int, own: Candidate | None = Non
     return Recommendation(first.candidate, batch, max(lens), at.expected.value, schedule, why, proposal)
 
 
-def _option(measured: Measured, at: Speedup) -> Option:
-    return Option(measured.candidate.name, Ratio(at.expected.value, at.expected.low, at.expected.high))
+def _option(measured: CandidateMeasurements, at: ExpectedSpeedup) -> DraftOption:
+    return DraftOption(measured.candidate.name, RelativeSpeed(at.expected.value, at.expected.low, at.expected.high))
 
 
 def _load(batch: int) -> str:
     return "1 request" if batch == 1 else f"{batch} concurrent requests"
 
 
-def _why_alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
+def _why_alone(plans: Sequence[tuple[CandidateMeasurements, Schedule]], batch: int) -> str:
     """Return why the best candidate is not recommended."""
     if not plans:
         return "no candidate was measured"
@@ -121,20 +124,22 @@ def _why_alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
     return plan.why_not
 
 
-def _alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
+def _alone(plans: Sequence[tuple[CandidateMeasurements, Schedule]], batch: int) -> str:
     """Return why the target alone is recommended, based on the best plan."""
     if not plans:
         return "no candidate was measured"
     first, best = plans[0][0], plans[0][0].best(batch)
     said = f"the best candidate, {first.candidate.name}, is expected to be {best.expected} times as fast"
     why = _why_alone(plans, batch)
-    return f"{said} with {requests_at_once(batch)}, but {why}" if why else said
+    return f"{said} with {describe_concurrency(batch)}, but {why}" if why else said
 
 
-def _why(first: Measured, at: Speedup, others: Sequence[tuple[Measured, Schedule]]) -> str:
+def _why(
+    first: CandidateMeasurements, at: ExpectedSpeedup, others: Sequence[tuple[CandidateMeasurements, Schedule]]
+) -> str:
     acceptance = first.acceptance[at.draft_len]
-    why = f"{at.expected} times as fast as the target alone with {requests_at_once(at.batch)}, drafting {at.draft_len}"
-    why += f" tokens per step, of which {acceptance.depth_rate:.0%} are accepted"
+    why = f"{at.expected} times as fast as the target alone with {describe_concurrency(at.batch)}, drafting"
+    why += f" {at.draft_len} tokens per step, of which {acceptance.depth_rate:.0%} are accepted"
     if others:
         second, plan = others[0]
         why += f"; the next best is {second.candidate.name}, {second.best(at.batch).expected.value:.2f} times"

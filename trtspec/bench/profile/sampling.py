@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 
 from trtspec.bench.artifact import OpenArtifact, artifact_prompts
-from trtspec.bench.profile.candidate import Texts
-from trtspec.bench.profile.options import Asked, Limits
+from trtspec.bench.profile.candidate import SampleTexts
+from trtspec.bench.profile.options import ProfileRequest, SearchLimits
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.validation import check_request
 from trtspec.engine.prompts.prompt import Prompt
@@ -18,13 +18,13 @@ from trtspec.recipe.schema import Recipe
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def drawn(asked: Asked, root: Path | None) -> list[Prompt]:
+def sample_prompts(asked: ProfileRequest, root: Path | None) -> list[Prompt]:
     """Return a random sample of the given prompts, by default the artifact's."""
     prompts = artifact_prompts(root, asked.prompts)
     return Random(asked.limits.seed).sample(prompts, min(asked.limits.samples, len(prompts)))
 
 
-def fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
+def filter_fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
     """Return the prompts that fit the engine's limits with `max_tokens` new tokens; raise an error if none fit."""
     fit, engine, why = [], artifact.engine, None
     for prompt in prompts:
@@ -38,13 +38,13 @@ def fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) 
     return fit
 
 
-def batches_of(recipe: Recipe, limits: Limits) -> list[int]:
+def choose_batches(recipe: Recipe, limits: SearchLimits) -> list[int]:
     """Return the concurrencies to measure."""
     most = max(limits.concurrency, recipe.engine.max_batch_size)
     return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
 
 
-def check_said(texts: Texts) -> None:
+def require_outputs(texts: SampleTexts) -> None:
     """Raise TrtspecError if the target generated no response of two tokens or more."""
     if not texts.said:
         raise TrtspecError("the target generates fewer than two tokens for every prompt", hint="use other --prompts")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtspec.bench.profile.measured import Measured, Speedup
+from trtspec.bench.profile.measured import CandidateMeasurements, ExpectedSpeedup
 
 PAYS = 1.02  # minimum speed-up; less is within the noise of two equal runs
 LOSES = 1.0  # minimum speed-up of loads that draft only for the benefit of other loads
@@ -28,11 +28,11 @@ class Schedule:
     """
 
     pairs: tuple[tuple[int, int], ...] = ()
-    at: Speedup | None = None
+    at: ExpectedSpeedup | None = None
     why_not: str = ""
 
 
-def schedule_of(measured: Measured, batch: int) -> Schedule:
+def choose_schedule(measured: CandidateMeasurements, batch: int) -> Schedule:
     """Return a candidate's schedule, empty if it does not pay at concurrency `batch`."""
     if not measured.candidate.takes_draft_len:
         return _unchanging(measured, batch)
@@ -47,12 +47,12 @@ def schedule_of(measured: Measured, batch: int) -> Schedule:
     return Schedule(pairs, measured.speedup(batch, length))
 
 
-def requests_at_once(batch: int) -> str:
+def describe_concurrency(batch: int) -> str:
     """Return a readable label of a concurrency."""
     return "one request at a time" if batch == 1 else f"{batch} concurrent requests"
 
 
-def _unchanging(measured: Measured, batch: int) -> Schedule:
+def _unchanging(measured: CandidateMeasurements, batch: int) -> Schedule:
     """Return the schedule of a method whose options fix the draft length at every concurrency."""
     length = max(measured.acceptance)
     at, loads = measured.speedup(batch, length), [measured.speedup(load, length) for load in measured.batches]
@@ -63,13 +63,13 @@ def _unchanging(measured: Measured, batch: int) -> Schedule:
     return Schedule(((loads[-1].batch, length),), at)
 
 
-def _lost_below(measured: Measured, batch: int, length: int) -> Speedup | None:
+def _lost_below(measured: CandidateMeasurements, batch: int, length: int) -> ExpectedSpeedup | None:
     """Return the first concurrency below `batch` that is slower with draft lengths of `length` or more."""
     as_long = [each for each in measured.acceptance if each >= length]
     return _first_lost([_best_without_loss(measured, load, as_long) for load in _loads(measured) if load < batch])
 
 
-def _best_without_loss(measured: Measured, load: int, lens: Sequence[int]) -> Speedup:
+def _best_without_loss(measured: CandidateMeasurements, load: int, lens: Sequence[int]) -> ExpectedSpeedup:
     """Return the best length at a concurrency, or the fastest one if the best is slower than the target alone."""
     best = measured.best(load, lens)
     if best.expected.value >= LOSES:
@@ -77,7 +77,7 @@ def _best_without_loss(measured: Measured, load: int, lens: Sequence[int]) -> Sp
     return max((measured.speedup(load, length) for length in lens), key=lambda each: each.expected.value)
 
 
-def _pairs(measured: Measured, batch: int, lens: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _pairs(measured: CandidateMeasurements, batch: int, lens: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return the best draft length up to each concurrency; `lens` are the options at `batch`.
 
     The schedule ends where drafting is not clearly expected to pay; waiting until it is certain would lose most of the
@@ -107,25 +107,25 @@ def _pairs(measured: Measured, batch: int, lens: Sequence[int]) -> tuple[tuple[i
     return tuple(pairs)
 
 
-def _clearly(measured: Measured, load: int) -> float:
+def _clearly(measured: CandidateMeasurements, load: int) -> float:
     """Return the minimum expected speed-up for drafting at a concurrency for its own benefit."""
     return (PAYS if load == measured.batches[0] else GOES_ON) * measured.idle(load)
 
 
-def _loads(measured: Measured) -> list[int]:
+def _loads(measured: CandidateMeasurements) -> list[int]:
     """Return the measured concurrencies and the powers of two between them."""
     fewest, most = measured.batches[0], measured.batches[-1]
     between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
     return sorted({*measured.batches, *(each for each in between if each < most)})
 
 
-def _first_lost(loads: Sequence[Speedup]) -> Speedup | None:
+def _first_lost(loads: Sequence[ExpectedSpeedup]) -> ExpectedSpeedup | None:
     return next((each for each in loads if each.expected.value < LOSES), None)
 
 
-def _slow(lost: Speedup | None) -> str:
-    return f"with {requests_at_once(lost.batch)} it is {lost.expected.value:.2f} times as fast" if lost else ""
+def _slow(lost: ExpectedSpeedup | None) -> str:
+    return f"with {describe_concurrency(lost.batch)} it is {lost.expected.value:.2f} times as fast" if lost else ""
 
 
-def _unsure(measured: Measured, batch: int) -> str:
+def _unsure(measured: CandidateMeasurements, batch: int) -> str:
     return f"an expected speed-up below {_clearly(measured, batch):.2f} is uncertain"

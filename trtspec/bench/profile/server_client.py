@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 
-from trtspec.bench.load.api import Wanted
+from trtspec.bench.load.api import SamplingParams
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.client import Endpoint, LoadClient, load_client
 from trtspec.bench.load.intervals import ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, Round, ask_all
-from trtspec.bench.load.runner import TIMEOUT_S, Server, find_arm, find_arms
-from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.runner import TIMEOUT_S, ServerAddress, find_arm, find_arms
+from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.load.sweep import BASELINE, SERVED
 from trtspec.bench.profile.candidate import OnProgress
 from trtspec.bench.profile.measured import TIMED_LENS, Case
-from trtspec.bench.profile.options import Limits, Servers
+from trtspec.bench.profile.options import SearchLimits, ServerSet
 from trtspec.bench.profile.stream_times import StreamTimes, stream_times
 from trtspec.core.errors import DeployError
 from trtspec.engine.prompts.prompt import Prompt
@@ -30,11 +30,11 @@ TELLS = "start vLLM with --per-request-spec-decode-metrics summary; trtspec serv
 STREAMS = "serving.streaming: true"
 FEWER = "check its log, or profile fewer concurrent requests with --set engine.max_batch_size=N"
 
-Answer = tuple[Prompt, Sample]
+Answer = tuple[Prompt, RequestSample]
 
 
 @dataclass(frozen=True)
-class Heard:
+class ServerMeasurements:
     """Measurements of a server that drafts `own_len` tokens by default: responses by draft length, and stream times.
 
     `is_chain` is whether it drafts at most one token per position. Times are by concurrency and draft length. `refused`
@@ -51,7 +51,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Asking:
+class ServerProfiler:
     """The measurement plan: prompts, limits and concurrencies.
 
     `depth` is the recipe's draft depth, for servers that do not report it. `failures` collects errors during
@@ -59,13 +59,13 @@ class Asking:
     """
 
     prompts: Sequence[Prompt]
-    limits: Limits
+    limits: SearchLimits
     batches: Sequence[int]
     depth: int
     on_progress: OnProgress
     failures: list[str] = field(default_factory=list)
 
-    async def ask(self, servers: Servers) -> Heard:
+    async def ask(self, servers: ServerSet) -> ServerMeasurements:
         """Run all measurements; raise DeployError if the server cannot be profiled."""
         async with load_client(TIMEOUT_S) as client:
             arms = await find_arms(client, servers.served, servers.baseline)
@@ -86,10 +86,10 @@ class Asking:
                     raise DeployError(f"it drafts {length} tokens, the same as another server", where=endpoint.url)
                 endpoints[length], answers[length] = endpoint, answers_of_it
             times = await self._times(client, endpoints, prompts)
-        return Heard(served, own_len, is_chain, answers, times, refused, self.failures)
+        return ServerMeasurements(served, own_len, is_chain, answers, times, refused, self.failures)
 
     async def _other(
-        self, client: LoadClient, server: Server, prompts: Sequence[Prompt]
+        self, client: LoadClient, server: ServerAddress, prompts: Sequence[Prompt]
     ) -> tuple[int, Endpoint, list[Answer]]:
         """Return another server's draft length, endpoint and responses."""
         endpoint = await find_arm(client, server)
@@ -104,7 +104,7 @@ class Asking:
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> tuple[Round, list[str]]:
         """Send prompts at a concurrency; also return the errors of failed requests, which are recorded."""
-        done = await ask_all(client, endpoint, Closed(batch), prompts, Wanted(self.limits.max_tokens))
+        done = await ask_all(client, endpoint, Closed(batch), prompts, SamplingParams(self.limits.max_tokens))
         failures = [sample.error for sample in done.samples if not sample.ok and not sample.is_refused]
         self.failures.extend(failures)
         return done, failures
@@ -134,13 +134,13 @@ class Asking:
 
     async def _rounds(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt], batch: int
-    ) -> dict[int, list[list[Sample]]]:
+    ) -> dict[int, list[list[RequestSample]]]:
         """Return rounds of each length, until they compare precisely enough.
 
         Every second round runs the lengths in reverse. A round sends the same prompts for each length and continues in
         the prompt list after the previous round, because step times and acceptance depend on the text.
         """
-        rounds: dict[int, list[list[Sample]]] = {length: [] for length in sorted(endpoints)}
+        rounds: dict[int, list[list[RequestSample]]] = {length: [] for length in sorted(endpoints)}
         for number in range(MOST_ROUNDS):
             asked = _round_prompts(number, prompts, batch)
             for length in sorted(endpoints, reverse=bool(number % 2)):
@@ -156,7 +156,7 @@ class Asking:
 
     async def _round(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
-    ) -> list[Sample]:
+    ) -> list[RequestSample]:
         """Return the complete responses of a closed loop, except the last ones, which end at a lower concurrency.
 
         Empty if requests failed, because the concurrency was then too low.
@@ -181,17 +181,17 @@ def _round_prompts(number: int, prompts: Sequence[Prompt], batch: int) -> list[P
     return list(islice(cycle(prompts), begin, begin + asked))
 
 
-def _is_precise(alone: Sequence[Sequence[Sample]], timed: Sequence[Sequence[Sample]]) -> bool:
+def _is_precise(alone: Sequence[Sequence[RequestSample]], timed: Sequence[Sequence[RequestSample]]) -> bool:
     """Return whether a length's speed-up is precise enough; true if no round is usable."""
     ratios = [_token_ms(theirs) / _token_ms(ours) for theirs, ours in zip(alone, timed, strict=True) if theirs and ours]
     return not ratios or ratio_of_rounds(ratios).half_width <= MAX_REL_CI
 
 
-def _token_ms(samples: Sequence[Sample]) -> float:
+def _token_ms(samples: Sequence[RequestSample]) -> float:
     return sum(sample.e2e_ms for sample in samples) / sum(sample.output_tokens for sample in samples)
 
 
-def _is_usable(sample: Sample) -> bool:
+def _is_usable(sample: RequestSample) -> bool:
     return sample.ok and sample.output_tokens > 1
 
 

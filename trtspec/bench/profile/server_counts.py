@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.bench.load.sample import Sample
-from trtspec.bench.profile.acceptance import Counts
+from trtspec.bench.load.sample import RequestSample
+from trtspec.bench.profile.acceptance import StepCounts
 
 
-def counts_of(sample: Sample, draft_len: int) -> Counts:
+def counts_from_sample(sample: RequestSample, draft_len: int) -> StepCounts:
     """Return a text's counts for a requested draft length.
 
     A histogram covers the steps that verified a draft; every other step yields one token, and the prefill yields the
@@ -19,10 +19,10 @@ def counts_of(sample: Sample, draft_len: int) -> Counts:
     drafting = sum(sample.histogram)
     steps = max(1, drafting, sample.output_tokens - 1 - accepted)
     if not sample.histogram:
-        return Counts(steps, drafted, accepted)
+        return StepCounts(steps, drafted, accepted)
     reached = tuple(sum(sample.histogram[place:]) for place in range(1, draft_len + 1))
     missing = _missing(max(0, drafting * draft_len - drafted), [drafting - seen for seen in reached])
-    return Counts(steps, drafted, accepted, reached, tuple(drafting - few for few in missing))
+    return StepCounts(steps, drafted, accepted, reached, tuple(drafting - few for few in missing))
 
 
 def _missing(tokens: int, rejected: Sequence[int]) -> list[int]:

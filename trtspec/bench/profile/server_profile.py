@@ -12,47 +12,49 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trtspec.bench.load.runner import runner
-from trtspec.bench.profile.acceptance import Acceptance
-from trtspec.bench.profile.build import candidate_of
-from trtspec.bench.profile.candidate import Candidate
-from trtspec.bench.profile.candidates import Wanted, own_of
-from trtspec.bench.profile.document import Profile, Server
-from trtspec.bench.profile.measured import Measured, least_seconds
-from trtspec.bench.profile.metadata import about
-from trtspec.bench.profile.options import Asked, Screen, Servers
+from trtspec.bench.profile.acceptance import AcceptanceStats
+from trtspec.bench.profile.build import make_candidate
+from trtspec.bench.profile.candidate import ProfileCandidate
+from trtspec.bench.profile.candidates import CandidateSpec, recipe_candidate
+from trtspec.bench.profile.document import Profile, ServerProfile
+from trtspec.bench.profile.measured import CandidateMeasurements, least_seconds
+from trtspec.bench.profile.metadata import document_metadata
+from trtspec.bench.profile.options import ProfileRequest, ProgressUI, ServerSet
 from trtspec.bench.profile.recommend import recommend
-from trtspec.bench.profile.sampling import batches_of, drawn
-from trtspec.bench.profile.server_client import Answer, Asking, Heard
-from trtspec.bench.profile.server_counts import counts_of
+from trtspec.bench.profile.sampling import choose_batches, sample_prompts
+from trtspec.bench.profile.server_client import Answer, ServerMeasurements, ServerProfiler
+from trtspec.bench.profile.server_counts import counts_from_sample
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_recipe
 
 
-def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
+def run(asked: ProfileRequest, servers: ServerSet, screen: ProgressUI) -> Profile:
     """Profile a server with the recipe's speculation; raise TrtspecError if it does not report enough."""
     loaded, limits = load_recipe(asked.recipe, asked.overrides), asked.limits
-    own = own_of(loaded)
+    own = recipe_candidate(loaded)
     if own is None:
         raise TrtspecError("the recipe's method is none, so its server does not speculate", where=str(asked.recipe))
-    prompts, batches = drawn(asked, servers.root), batches_of(loaded.recipe, limits)
+    prompts, batches = sample_prompts(asked, servers.root), choose_batches(loaded.recipe, limits)
     depth = _depth(own, loaded.recipe.speculation.draft_len)
     with screen.counting() as on_progress:
-        heard = runner()(Asking(prompts, limits, batches, depth, on_progress).ask(servers))
-    measured = measured_of(candidate_of(asked, own, Path()), heard, limits.max_draft_len)
+        heard = runner()(ServerProfiler(prompts, limits, batches, depth, on_progress).ask(servers))
+    measured = to_measurements(make_candidate(asked, own, Path()), heard, limits.max_draft_len)
     answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency, measured.candidate)
     kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
-    head = about("profile", asked, loaded, servers.root)
+    head = document_metadata("profile", asked, loaded, servers.root)
     return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))
 
 
-def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measured:
+def to_measurements(
+    candidate: ProfileCandidate, heard: ServerMeasurements, max_draft_len: int
+) -> CandidateMeasurements:
     """Return a server's measurements in the form of a measured candidate."""
     batches = sorted({batch for batch, _ in heard.times})
     seconds = least_seconds({case: [each.step_s] for case, each in heard.times.items()})
     waits = {case: each.first_s for case, each in heard.times.items()}
     answers = heard.answers[heard.own_len]
-    return Measured(
+    return CandidateMeasurements(
         candidate,
         _acceptance(heard, max_draft_len, follows_text=find_method(candidate.method).follows_text),
         seconds,
@@ -61,31 +63,31 @@ def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measu
     )
 
 
-def _acceptance(heard: Heard, max_draft_len: int, *, follows_text: bool) -> dict[int, Acceptance]:
+def _acceptance(heard: ServerMeasurements, max_draft_len: int, *, follows_text: bool) -> dict[int, AcceptanceStats]:
     """Return the acceptance of each length: measured, else derived from the next longer drafts."""
     own = {length: _answers_acceptance(answers, length) for length, answers in heard.answers.items()}
     tells = heard.is_chain and any(text.reached for text in own[heard.own_len].texts)
     lens = {*own, *range(1, min(heard.own_len, max_draft_len) + 1)} if tells else {*own}
-    shorter = Acceptance.redrafted if follows_text else Acceptance.cut
+    shorter = AcceptanceStats.redrafted if follows_text else AcceptanceStats.cut
     return {length: own.get(length) or shorter(own[min(each for each in own if each > length)], length)
             for length in sorted(lens)}  # fmt: skip
 
 
-def _answers_acceptance(answers: Sequence[Answer], draft_len: int) -> Acceptance:
-    counts = tuple(counts_of(sample, draft_len) for _, sample in answers)
-    return Acceptance(counts, tuple(prompt.kind for prompt, _ in answers))
+def _answers_acceptance(answers: Sequence[Answer], draft_len: int) -> AcceptanceStats:
+    counts = tuple(counts_from_sample(sample, draft_len) for _, sample in answers)
+    return AcceptanceStats(counts, tuple(prompt.kind for prompt, _ in answers))
 
 
 def _tokens(answers: Sequence[Answer]) -> int:
     return sum(sample.output_tokens for _, sample in answers)
 
 
-def _server(heard: Heard) -> Server:
+def _server(heard: ServerMeasurements) -> ServerProfile:
     speeds = {case: each.tokens_per_s for case, each in heard.times.items()}
     endpoint = heard.endpoint
-    return Server(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
+    return ServerProfile(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
 
 
-def _depth(own: Wanted, draft_len: int | None) -> int:
+def _depth(own: CandidateSpec, draft_len: int | None) -> int:
     method = find_method(own.method)
     return method.draft_shape(method.parse(own.options), draft_len or 0).max_depth

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtspec.bench.load.sample import MS, Sample
-from trtspec.bench.profile.server_counts import counts_of
+from trtspec.bench.load.sample import MS, RequestSample
+from trtspec.bench.profile.server_counts import counts_from_sample
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class StreamTimes:
     tokens_per_s: float
 
 
-def stream_times(samples: Sequence[Sample], batch: int, draft_len: int) -> StreamTimes:
+def stream_times(samples: Sequence[RequestSample], batch: int, draft_len: int) -> StreamTimes:
     """Return the times of responses of two tokens or more that ran at concurrency `batch` throughout.
 
     The step time is the time per token after the first, multiplied by the tokens per step.
     """
-    counts = [counts_of(sample, draft_len) for sample in samples]
+    counts = [counts_from_sample(sample, draft_len) for sample in samples]
     streamed_s = sum(sample.e2e_ms - sample.ttft_ms for sample in samples) / MS
     token_s = streamed_s / sum(sample.output_tokens - 1 for sample in samples)
     step_tokens = 1 + sum(each.accepted for each in counts) / sum(each.steps for each in counts)

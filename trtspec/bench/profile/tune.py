@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.choose import in_process
+from trtspec.backends.choose import in_process_backend
 from trtspec.bench.artifact import open_artifact
-from trtspec.bench.profile.build import build, workplace
-from trtspec.bench.profile.candidate import Candidate, OnProgress, Texts
-from trtspec.bench.profile.candidates import own_of
-from trtspec.bench.profile.checkpointing import Finished
-from trtspec.bench.profile.engine_profiler import measure, say
-from trtspec.bench.profile.measured import Measured
-from trtspec.bench.profile.metadata import about
-from trtspec.bench.profile.options import Asked, Screen
+from trtspec.bench.profile.build import build, temporary_workspace
+from trtspec.bench.profile.candidate import OnProgress, ProfileCandidate, SampleTexts
+from trtspec.bench.profile.candidates import recipe_candidate
+from trtspec.bench.profile.checkpointing import ResultCache
+from trtspec.bench.profile.engine_profiler import generate_responses, measure
+from trtspec.bench.profile.measured import CandidateMeasurements
+from trtspec.bench.profile.metadata import document_metadata
+from trtspec.bench.profile.options import ProfileRequest, ProgressUI
 from trtspec.bench.profile.recommend import recommend
-from trtspec.bench.profile.sampling import batches_of, check_said, drawn, fitting
+from trtspec.bench.profile.sampling import choose_batches, filter_fitting, require_outputs, sample_prompts
 from trtspec.bench.profile.serialization import dump_measured, dump_texts, read_measured, read_texts
 from trtspec.bench.profile.successive_halving import halve, rung_sizes
 from trtspec.bench.profile.tuning import Tuning
@@ -43,19 +43,19 @@ TREE_DEPTHS = (
 )  # for methods with a configurable tree depth; chains try every length
 
 
-def run(asked: Asked, screen: Screen) -> Tuning:
+def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
     """Measure the recipe's method with every variant of its options; an interrupted run resumes from its checkpoints.
 
     Raises TrtspecError if the recipe does not speculate or its draft cannot be built.
     """
     loaded = load_recipe(asked.recipe, asked.overrides)
-    own = own_of(loaded)
+    own = recipe_candidate(loaded)
     if own is None:
         raise TrtspecError("nothing to tune: the recipe's method is none", hint="find a method with trtspec profile")
-    finished = Finished("tune")
-    with workplace("tune") as folder:
+    finished = ResultCache("tune")
+    with temporary_workspace("tune") as folder:
         deepest = replace(own, draft_len=asked.limits.max_draft_len)  # the maximum, also for trees
-        candidate = build(asked, deepest, in_process()[0], folder / "own", screen)
+        candidate = build(asked, deepest, in_process_backend()[0], folder / "own", screen)
         with screen.counting() as on_progress:
             work = _Work(candidate, _texts(asked, candidate, finished, on_progress), finished, on_progress)
             tuning = _halved(work, loaded, asked)
@@ -67,29 +67,33 @@ def run(asked: Asked, screen: Screen) -> Tuning:
 class _Work:
     """The inputs shared by all arms."""
 
-    own: Candidate
-    texts: Texts
-    finished: Finished
+    own: ProfileCandidate
+    texts: SampleTexts
+    finished: ResultCache
     on_progress: OnProgress
 
-    def measure(self, arm: Candidate, size: int, batches: Sequence[int]) -> Measured:
+    def measure(self, arm: ProfileCandidate, size: int, batches: Sequence[int]) -> CandidateMeasurements:
         """Return an arm's measurements on the first `size` texts."""
-        texts = Texts(self.texts.prompts[:size], self.texts.said[:size], self.texts.kinds[:size])
+        texts = SampleTexts(self.texts.prompts[:size], self.texts.said[:size], self.texts.kinds[:size])
         depends_on = [_keys(arm.root), arm.options, arm.draft_len, dump_texts(texts), list(batches)]
         part = self.finished.get(depends_on, lambda: dump_measured(measure(arm, texts, batches, self.on_progress)))
         return read_measured(arm, part)
 
 
-def _texts(asked: Asked, candidate: Candidate, finished: Finished, on_progress: OnProgress) -> Texts:
-    prompts, most = drawn(asked, candidate.root), asked.limits.max_tokens
+def _texts(
+    asked: ProfileRequest, candidate: ProfileCandidate, finished: ResultCache, on_progress: OnProgress
+) -> SampleTexts:
+    prompts, most = sample_prompts(asked, candidate.root), asked.limits.max_tokens
 
     def generate_all() -> dict[str, Any]:
         with open_artifact(candidate.root) as artifact:
-            return dump_texts(say(artifact, fitting(artifact, prompts, most), most, on_progress)[0])
+            return dump_texts(
+                generate_responses(artifact, filter_fitting(artifact, prompts, most), most, on_progress)[0]
+            )
 
     depends_on = [_keys(candidate.root), [(each.text, each.kind) for each in prompts], most]
     texts = read_texts(finished.get(depends_on, generate_all))
-    check_said(texts)
+    require_outputs(texts)
     return texts
 
 
@@ -97,13 +101,13 @@ def _keys(root: Path) -> list[str]:
     return [step.key for step in load_manifest(root).steps]
 
 
-def _halved(work: _Work, loaded: LoadedRecipe, asked: Asked) -> Tuning:
-    limits, left_out, found = asked.limits, dict[str, str](), dict[tuple[str, int], Measured]()
+def _halved(work: _Work, loaded: LoadedRecipe, asked: ProfileRequest) -> Tuning:
+    limits, left_out, found = asked.limits, dict[str, str](), dict[tuple[str, int], CandidateMeasurements]()
     arms = list(_arms(work.own, loaded.recipe.speculation.draft_len, limits.max_draft_len))
     sizes = rung_sizes(len(work.texts.said), len(arms))
 
-    def score(arm: Candidate, size: int) -> float:
-        batches = batches_of(loaded.recipe, limits) if size == sizes[-1] else [limits.concurrency]
+    def score(arm: ProfileCandidate, size: int) -> float:
+        batches = choose_batches(loaded.recipe, limits) if size == sizes[-1] else [limits.concurrency]
         try:
             measured = found[arm.settings, size] = work.measure(arm, size, batches)
         except TrtspecError as error:
@@ -118,11 +122,11 @@ def _halved(work: _Work, loaded: LoadedRecipe, asked: Asked) -> Tuning:
     last = [found[arm.settings, sizes[-1]] for arm, value in rungs[-1].scores if value]
     if not last:
         raise TrtspecError("; ".join(left_out.values()))
-    best, head = recommend(last, limits.concurrency), about("tune", asked, loaded, work.own.root)
+    best, head = recommend(last, limits.concurrency), document_metadata("tune", asked, loaded, work.own.root)
     return Tuning(head, loaded.recipe.name, work.own.method, work.texts, rungs, found, left_out, best)
 
 
-def _arms(own: Candidate, own_len: int | None, max_draft_len: int) -> Iterator[Candidate]:
+def _arms(own: ProfileCandidate, own_len: int | None, max_draft_len: int) -> Iterator[ProfileCandidate]:
     """Yield the recipe's own setting first, then its variants: trees at each depth, chains at the maximum length."""
     method, seen = find_method(own.method), set[tuple[str, int]]()
     for options in (own.options, *_variants(method, own.options)):

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.bench.profile.candidate import Candidate, Texts
-from trtspec.bench.profile.measured import Measured, Speedup
+from trtspec.bench.profile.candidate import ProfileCandidate, SampleTexts
+from trtspec.bench.profile.measured import CandidateMeasurements, ExpectedSpeedup
 from trtspec.bench.profile.recommend import Recommendation
 from trtspec.bench.profile.successive_halving import Rung
-from trtspec.bench.verdict import verdict_of
+from trtspec.bench.verdict import derive_verdict
 
 FORMAT_VERSION = 1
 
@@ -26,9 +26,9 @@ class Tuning:
     about: Mapping[str, Any]
     name: str
     method: str
-    texts: Texts
-    rungs: Sequence[Rung[Candidate]]
-    measured: Mapping[tuple[str, int], Measured]
+    texts: SampleTexts
+    rungs: Sequence[Rung[ProfileCandidate]]
+    measured: Mapping[tuple[str, int], CandidateMeasurements]
     left_out: dict[str, str]
     recommendation: Recommendation
 
@@ -37,7 +37,7 @@ class Tuning:
         """Return the name of the recipe's own candidate."""
         return self.rungs[0].scores[0][0].name if self.rungs and self.rungs[0].scores else self.method
 
-    def best_of(self, arm: Candidate, rung: Rung[Candidate]) -> Speedup | None:
+    def best_in_round(self, arm: ProfileCandidate, rung: Rung[ProfileCandidate]) -> ExpectedSpeedup | None:
         """Return an arm's expected speed-up in a round, or None if it could not be measured."""
         found = self.measured.get((arm.settings, rung.texts))
         return found.best(self.recommendation.batch) if found else None
@@ -46,7 +46,7 @@ class Tuning:
         """Return the document."""
         return {
             "format_version": FORMAT_VERSION,
-            **verdict_of(self.recommendation.proposal).as_dict(),
+            **derive_verdict(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "method": self.method,
@@ -57,11 +57,11 @@ class Tuning:
             "recommendation": self.recommendation.as_dict(),
         }
 
-    def _rung(self, rung: Rung[Candidate]) -> dict[str, Any]:
+    def _rung(self, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
         arms = [self._arm(arm, rung) | {"kept": place < rung.kept} for place, (arm, _) in enumerate(rung.scores)]
         return {"prompts": rung.texts, "tried": arms}
 
-    def _arm(self, arm: Candidate, rung: Rung[Candidate]) -> dict[str, Any]:
-        best = self.best_of(arm, rung)
+    def _arm(self, arm: ProfileCandidate, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
+        best = self.best_in_round(arm, rung)
         told = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
         return {"options": arm.options, **told}

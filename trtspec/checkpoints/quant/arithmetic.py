@@ -13,7 +13,7 @@ from trtspec.checkpoints.quant.selftest import run_self_test
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.autoload import host_library
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.quantize import CompiledArithmetic, fastest_of
+from trtspec.kernels.quantize import CompiledArithmetic, fastest_instructions
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def choose_arithmetic(nbytes: int) -> Arithmetic:
 def _tested(library: KernelLibrary) -> CompiledArithmetic | None:
     """Return a library's arithmetic if it passes the self-test on this machine, which takes 10 ms."""
     if all(check.ok for check in run_self_test(library)):
-        return CompiledArithmetic(library, fastest_of(library))
+        return CompiledArithmetic(library, fastest_instructions(library))
     message = "%s failed its self-test on this machine; converting weights with numpy, which is slower"
     log.warning(message, library.path)
     return None

@@ -14,7 +14,7 @@ from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.rules import Rule, Stage, layer_tensor
 from trtspec.checkpoints.safetensors import FileLayout, lay_out
 from trtspec.checkpoints.scales import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
-from trtspec.checkpoints.sharding import ParallelMapping, Sharded, shard
+from trtspec.checkpoints.sharding import ParallelMapping, ShardedTarget, shard
 from trtspec.checkpoints.trtllm import DTYPES, QKV, TrtllmQuantization, render_config
 
 
@@ -24,7 +24,7 @@ class TargetTensor:
 
     rule: Rule
     dtype: str
-    sharded: Sharded
+    sharded: ShardedTarget
 
 
 @dataclass

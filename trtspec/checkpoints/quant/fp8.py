@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtspec.checkpoints.arithmetic import Arithmetic, divide, scales_of
+from trtspec.checkpoints.arithmetic import Arithmetic, compute_scales, divide
 from trtspec.checkpoints.cast import Bits, e4m3_values, to_e4m3, to_floats
-from trtspec.checkpoints.encode import Census
+from trtspec.checkpoints.encode import ValueStats
 from trtspec.checkpoints.safetensors import TensorInfo
-from trtspec.checkpoints.stream import Transfer, Worker
+from trtspec.checkpoints.stream import Transfer, TransferWorker
 
 
 @dataclass(frozen=True)
-class Slot:
+class ScaleSlot:
     """The position of one float32 value: the offset in a rank's file."""
 
     rank: int
@@ -28,23 +28,23 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Group:
+class ScaleGroup:
     """Tensors that share a scale, and the positions of the scale."""
 
     transfers: tuple[Transfer, ...]
-    scales: tuple[Slot, ...]
+    scales: tuple[ScaleSlot, ...]
 
 
 @dataclass(frozen=True)
 class QuantizeTensors:
     """Quantizes each group to float8_e4m3 with one scale: one pass for amax, one for writing."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ScaleGroup, ...]
     arithmetic: Arithmetic
 
-    def run(self, worker: Worker) -> None:
+    def run(self, worker: TransferWorker) -> None:
         for group in self.groups:
-            scale = scale_of(max(self._amax(worker, transfer.source) for transfer in group.transfers))
+            scale = compute_scale(max(self._amax(worker, transfer.source) for transfer in group.transfers))
             for slot in group.scales:  # first: they are stored between the weights, and the file is hashed as it grows
                 worker.put(slot.rank, slot.offset, np.array([scale], np.float32))
             for transfer in group.transfers:
@@ -52,9 +52,9 @@ class QuantizeTensors:
                 for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                     worker.write(transfer.destinations, first, quantize(bits))
 
-    def _amax(self, worker: Worker, source: TensorInfo) -> np.float32:
+    def _amax(self, worker: TransferWorker, source: TensorInfo) -> np.float32:
         """Return the largest finite magnitude of a tensor; report values that are not finite as flaws."""
-        census = Census(source, self.arithmetic)
+        census = ValueStats(source, self.arithmetic)
         for _, bits in worker.chunks(source, last=False):
             census.add(bits)
         census.report(worker.flaws)
@@ -69,10 +69,10 @@ class QuantizeRows:
     scales: tuple[Transfer, ...]
     arithmetic: Arithmetic
 
-    def run(self, worker: Worker) -> None:
+    def run(self, worker: TransferWorker) -> None:
         """Quantize in one pass: a chunk consists of whole rows."""
         for transfer, scales in zip(self.transfers, self.scales, strict=True):
-            census = Census(transfer.source, self.arithmetic)
+            census = ValueStats(transfer.source, self.arithmetic)
             all_scales = np.empty((transfer.num_rows, 1), np.float32)
             for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                 encoded, by_row, counts = self.arithmetic.quantize_rows(bits, transfer.source.dtype)
@@ -83,10 +83,10 @@ class QuantizeRows:
             census.report(worker.flaws)
 
 
-def scale_of(largest: np.float32) -> np.float32:
-    return np.float32(scales_of(np.asarray(largest)))
+def compute_scale(largest: np.float32) -> np.float32:
+    return np.float32(compute_scales(np.asarray(largest)))
 
 
-def requantized(scale: np.float32, merged: np.float32) -> Bits:
+def requantization_table(scale: np.float32, merged: np.float32) -> Bits:
     """Return the nearest pattern at scale `merged` for each of the 256 e4m3 patterns at `scale`."""
     return to_e4m3(divide(e4m3_values() * scale, merged))

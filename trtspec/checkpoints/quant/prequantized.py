@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.quant.quant_config import HINT, QuantConfig, read_quant_config
 from trtspec.checkpoints.quant.scheme import Scheme, scheme_problems
-from trtspec.checkpoints.rules import QUANTIZED, Quantized, Rule, rows_of
+from trtspec.checkpoints.rules import QUANTIZED, Quantized, Rule, select_rows
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import QKV
@@ -45,7 +45,7 @@ class Prequantized:
 
     def row_scales(self, rule: Rule) -> tuple[TensorInfo, ...]:
         """Return the row scales of each of a rule's source tensors."""
-        return tuple(rows_of(source, self.weight_scale(source.name)) for source in rule.sources)
+        return tuple(select_rows(source, self.weight_scale(source.name)) for source in rule.sources)
 
     def input_scale(self, weight: str) -> TensorInfo:
         """Return the scale tensor of a weight's input."""
@@ -150,7 +150,7 @@ def read_prequantized(source: Source) -> Prequantized | None:
     return Prequantized(source, declared, weights)
 
 
-def scheme_of(existing: Prequantized | None, wanted: Scheme, config: ModelConfig, rules: list[Rule]) -> Scheme:
+def resolve_scheme(existing: Prequantized | None, wanted: Scheme, config: ModelConfig, rules: list[Rule]) -> Scheme:
     """Return the scheme of the converted model: the recipe's `wanted` scheme, or the scheme of a quantized source.
 
     Raises CheckpointError if the two conflict.

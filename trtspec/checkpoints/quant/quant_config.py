@@ -15,14 +15,14 @@ from typing import Any
 from trtspec.checkpoints.model_config import ConfigReader
 from trtspec.checkpoints.quant.scheme import ALGORITHMS
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import written
+from trtspec.core.diagnostics import quote_value
 from trtspec.core.errors import CheckpointError
 
 HINT = "convert the original model and set `weights: fp8` in the recipe to quantize it"
-TAKEN = "only FP8 with one scale per tensor or one per row is supported"
+SUPPORTED = "only FP8 with one scale per tensor or one per row is supported"
 SCHEMES = {algorithm: weights for weights, algorithm in ALGORITHMS.items()}
 BLOCKS = "it has one scale per block of a weight"
-MEASURED_LATER = "its activations are scaled at run time"
+DYNAMIC_ACTIVATIONS = "its activations are scaled at run time"
 SEVERAL = "its modules have different formats"
 # Reasons why a format is not supported; the first pattern found in its name counts.
 REASONS = (
@@ -113,7 +113,7 @@ def _refuse(reader: ConfigReader, name: str, reason: str | None = None) -> Check
     if reason is None:
         found = (why for pattern, why in REASONS if re.search(pattern, name.upper()))
         reason = next(found, "an unknown format")
-    return reader.refuse(f"quantized with {name}: {reason}; {TAKEN}", HINT)
+    return reader.refuse(f"quantized with {name}: {reason}; {SUPPORTED}", HINT)
 
 
 def _modelopt(reader: ConfigReader) -> QuantConfig:
@@ -159,14 +159,18 @@ def _group(reader: ConfigReader) -> str:
 def _why_unserved(by: str, dynamic: bool) -> str:
     if by not in ("tensor", "channel"):
         return BLOCKS
-    return MEASURED_LATER if dynamic else "no engine supports row scales for weights with one scale for all activations"
+    return (
+        DYNAMIC_ACTIVATIONS
+        if dynamic
+        else "no engine supports row scales for weights with one scale for all activations"
+    )
 
 
 def _plain_fp8(reader: ConfigReader) -> QuantConfig:
     if reader.values.get("weight_block_size"):
         raise _refuse(reader, "fp8", BLOCKS)
     if reader.get("activation_scheme", str, "dynamic") != "static":
-        raise _refuse(reader, "fp8", MEASURED_LATER)
+        raise _refuse(reader, "fp8", DYNAMIC_ACTIVATIONS)
     return QuantConfig("AutoFP8", "fp8", _cache(reader, reader.values.get("kv_cache_scheme")))
 
 
@@ -180,6 +184,6 @@ def _cache(reader: ConfigReader, declared: Any) -> str:
         is_fp8 = all(declared.get(key, value) == value for key, value in expected.items())
     if not is_fp8:
         raise reader.refuse(
-            f"has a KV cache in {written(declared)}; only FP8 with one scale per layer is supported", HINT
+            f"has a KV cache in {quote_value(declared)}; only FP8 with one scale per layer is supported", HINT
         )
     return "fp8"

@@ -11,23 +11,23 @@ import numpy as np
 
 from trtspec.checkpoints.arithmetic import Arithmetic, NumpyArithmetic
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_of
-from trtspec.kernels.selftest import Check
+from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_instructions
+from trtspec.kernels.selftest import SelfTestCheck
 
 SCALE = np.float32(0.0123)
 
 
-def run_self_test(library: KernelLibrary) -> Iterator[Check]:
+def run_self_test(library: KernelLibrary) -> Iterator[SelfTestCheck]:
     """Yield a check for each instruction set and format."""
     bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1)
-    for each, dtype in product(range(Instructions.PORTABLE, fastest_of(library) + 1), ("BF16", "F16")):
+    for each, dtype in product(range(Instructions.PORTABLE, fastest_instructions(library) + 1), ("BF16", "F16")):
         compiled = CompiledArithmetic(library, Instructions(each))
         expected = _results(NumpyArithmetic(), bits, dtype)
         differing = [
             name for name, found in _results(compiled, bits, dtype).items() if not _equal(found, expected[name])
         ]
         name = f"quantize, {compiled.instructions.name.lower()}, every pattern of {dtype}"
-        yield Check(name, not differing, "; ".join(f"{one} differs" for one in differing))
+        yield SelfTestCheck(name, not differing, "; ".join(f"{one} differs" for one in differing))
 
 
 def _results(arithmetic: Arithmetic, bits: Any, dtype: str) -> dict[str, tuple[Any, ...]]:

@@ -13,12 +13,12 @@ from trtspec.checkpoints.encode import Cast, Copy
 from trtspec.checkpoints.quant.activations import Activations
 from trtspec.checkpoints.quant.arithmetic import choose_arithmetic
 from trtspec.checkpoints.quant.conversion import Conversion, TargetTensor
-from trtspec.checkpoints.quant.fp8 import Group, QuantizeRows, QuantizeTensors, Slot, scale_of
-from trtspec.checkpoints.quant.passthrough import Largest, TakeRows, TakeScales, TakeTensors
+from trtspec.checkpoints.quant.fp8 import QuantizeRows, QuantizeTensors, ScaleGroup, ScaleSlot, compute_scale
+from trtspec.checkpoints.quant.passthrough import CopyRows, CopyScales, CopyTensors, MergedScale
 from trtspec.checkpoints.quant.prequantized import Prequantized
 from trtspec.checkpoints.rules import INTEGERS, Matched, Rule
 from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
-from trtspec.checkpoints.stream import Destination, Encoding, Task, Transfer, Worker
+from trtspec.checkpoints.stream import Destination, Encoding, Task, Transfer, TransferWorker
 from trtspec.core.errors import CheckpointError
 
 # NVIDIA's exporter never scales a cache up: values below 448 are stored unscaled
@@ -26,12 +26,12 @@ LEAST_CACHE_SCALE = 1.0
 
 
 @dataclass(frozen=True)
-class Constants:
+class ConstantScales:
     """Scales of activations and of the KV cache, which are known in advance."""
 
-    values: tuple[tuple[Slot, np.float32], ...]
+    values: tuple[tuple[ScaleSlot, np.float32], ...]
 
-    def run(self, worker: Worker) -> None:
+    def run(self, worker: TransferWorker) -> None:
         for slot, value in self.values:
             worker.put(slot.rank, slot.offset, np.array([value], np.float32))
 
@@ -49,10 +49,10 @@ def plan_tasks(
     """
     arithmetic = choose_arithmetic(sum(tensor.nbytes for sources in matched.sources.values() for tensor in sources))
     if existing:
-        taken = TakeScales(tuple(_taken_scales(plan, layouts, matched, existing)))
+        taken = CopyScales(tuple(_taken_scales(plan, layouts, matched, existing)))
         scales = _task("scales", taken, taken.sources.values())
     else:
-        scales = Task("scales", Constants(tuple(_constants(plan, layouts, activations))), 0)
+        scales = Task("scales", ConstantScales(tuple(_constants(plan, layouts, activations))), 0)
     casts = _cast_tasks(plan, layouts, matched, arithmetic)
     return [*casts, *_fp8_tasks(plan, layouts, matched, arithmetic, existing), scales]
 
@@ -122,46 +122,48 @@ def _row_task(
 ) -> Task:
     if existing is None:
         return _task(name, QuantizeRows(transfers, scales, arithmetic), _sources(transfers))
-    return _task(name, TakeRows(transfers, scales), _sources(transfers + scales))
+    return _task(name, CopyRows(transfers, scales), _sources(transfers + scales))
 
 
-def _tensor_task(name: str, groups: tuple[Group, ...], arithmetic: Arithmetic, existing: Prequantized | None) -> Task:
+def _tensor_task(
+    name: str, groups: tuple[ScaleGroup, ...], arithmetic: Arithmetic, existing: Prequantized | None
+) -> Task:
     sources = _sources(transfer for group in groups for transfer in group.transfers)
     if existing is None:
         return _task(name, QuantizeTensors(groups, arithmetic), sources)
     scales = {source.name: existing.weight_scale(source.name) for source in sources}
-    return _task(name, TakeTensors(groups, scales), [*sources, *scales.values()])
+    return _task(name, CopyTensors(groups, scales), [*sources, *scales.values()])
 
 
 def _groups(
     plan: Conversion, layouts: list[FileLayout], matched: Matched, target: TargetTensor, transfers: tuple[Transfer, ...]
-) -> tuple[Group, ...]:
+) -> tuple[ScaleGroup, ...]:
     """Return the tensors that share a scale: an expert's, a fused MLP's fc and gate, or all of a target."""
     scale = plan.scale_of(target, "weights_scaling_factor")
     if experts := target.rule.experts:
         size = len(transfers) // experts
         return tuple(
-            Group(transfers[number * size : (number + 1) * size], _slots(scale, layouts, number))
+            ScaleGroup(transfers[number * size : (number + 1) * size], _slots(scale, layouts, number))
             for number in range(experts)
         )
     slots = _slots(scale, layouts)
     if twin := plan.fused_with(target):
         transfers += _transfers(twin, matched.sources[twin.rule.name], layouts)
         slots += _slots(plan.scale_of(twin, "weights_scaling_factor"), layouts)
-    return (Group(transfers, slots),)
+    return (ScaleGroup(transfers, slots),)
 
 
 def _constants(
     plan: Conversion, layouts: list[FileLayout], activations: Activations
-) -> Iterable[tuple[Slot, np.float32]]:
+) -> Iterable[tuple[ScaleSlot, np.float32]]:
     for target in plan.targets.values():
         rule = target.rule
         if rule.target.endswith(".activation_scaling_factor"):
-            value = scale_of(np.float32(_measured(activations.inputs, rule.module)))
+            value = compute_scale(np.float32(_measured(activations.inputs, rule.module)))
         elif cached := _cached(rule):
             tables = {"k": activations.keys, "v": activations.values}
             largest = max(_measured(tables[kind], rule.module) for kind in cached)
-            value = max(scale_of(np.float32(largest)), np.float32(LEAST_CACHE_SCALE))
+            value = max(compute_scale(np.float32(largest)), np.float32(LEAST_CACHE_SCALE))
         else:
             continue
         for slot in _slots(target, layouts):
@@ -170,19 +172,19 @@ def _constants(
 
 def _taken_scales(
     plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Prequantized
-) -> Iterable[Largest]:
+) -> Iterable[MergedScale]:
     for target in plan.targets.values():
         rule, slots = target.rule, _slots(target, layouts)
         if rule.target.endswith(".activation_scaling_factor"):
             weight = plan.targets[f"{rule.module}.weight"]
             fused = [weight, twin] if (twin := plan.fused_with(weight)) else [weight]
             sources = [source for one in fused for source in matched.sources[one.rule.name]]
-            yield Largest(tuple(existing.input_scale(source.name) for source in sources), slots)
+            yield MergedScale(tuple(existing.input_scale(source.name) for source in sources), slots)
         elif cached := _cached(rule):
             _, keys, values = matched.sources[f"{rule.module}.qkv.weight"]
             projections = {"k": keys, "v": values}
             scales = tuple(existing.cache_scale(projections[kind].name, kind) for kind in cached)
-            yield Largest(scales, slots, LEAST_CACHE_SCALE)
+            yield MergedScale(scales, slots, LEAST_CACHE_SCALE)
 
 
 def _cached(rule: Rule) -> str:
@@ -220,8 +222,10 @@ def _transfers(
     )
 
 
-def _slots(target: TargetTensor, layouts: list[FileLayout], number: int = 0) -> tuple[Slot, ...]:
-    return tuple(Slot(rank, layouts[rank].offsets[target.sharded.name] + 4 * number) for rank in target.sharded.ranks)
+def _slots(target: TargetTensor, layouts: list[FileLayout], number: int = 0) -> tuple[ScaleSlot, ...]:
+    return tuple(
+        ScaleSlot(rank, layouts[rank].offsets[target.sharded.name] + 4 * number) for rank in target.sharded.ranks
+    )
 
 
 def _sources(transfers: Iterable[Transfer]) -> list[TensorInfo]:

@@ -21,7 +21,7 @@ MOST_DOUBLINGS = 30
 
 
 @dataclass(frozen=True)
-class Look:
+class HealthSample:
     """One health sample of a server.
 
     Attributes:
@@ -47,7 +47,7 @@ class Look:
 
 
 @dataclass
-class Waiting:
+class PendingProbe:
     """The time since which probe requests, sent one after another, are unanswered, or None after an answer.
 
     A queue-full reply counts as progress only if the server's counters moved since the previous one.
@@ -75,7 +75,7 @@ class Waiting:
 
 
 @dataclass
-class Judge:
+class FailureDetector:
     """Detects failures from consecutive health samples; tolerates processes stopped for less than `stopped_s`."""
 
     stopped_s: float = STOPPED_S
@@ -84,7 +84,7 @@ class Judge:
     _looks: int = 0
     _computing: int = 0
 
-    def fault(self, look: Look) -> str:
+    def fault(self, look: HealthSample) -> str:
         """Return a description of the failure; "" if none is detected."""
         self._note(look)
         if look.ended is not None:
@@ -97,14 +97,14 @@ class Judge:
             return f"a request for one token failed {look.refusals} times: {look.said}"
         return self._silence(look)
 
-    def _note(self, look: Look) -> None:
+    def _note(self, look: HealthSample) -> None:
         self._stopped_since = {name: self._stopped_since.get(name, look.time) for name in look.stopped}
         if look.waits_since != self._waits_since:
             self._waits_since, self._looks, self._computing = look.waits_since, 0, 0
         self._looks += 1
         self._computing += look.computes
 
-    def _silence(self, look: Look) -> str:
+    def _silence(self, look: HealthSample) -> str:
         """Return a description of a hang. A busy server, whose threads are running or runnable, gets BUSY_S."""
         if look.waits_since is None:
             return ""
@@ -117,13 +117,13 @@ class Judge:
         )
 
 
-def leaves_target(fault: str) -> bool:
+def is_draft_failure(fault: str) -> bool:
     """Return whether only the drafter's process failed; the target then continues all texts."""
     return fault in (DIED.format(DRAFT), STOPPED.format(DRAFT))
 
 
 @dataclass
-class Restarts:
+class RestartPolicy:
     """Restart policy: immediately, then with exponential back-off up to `longest_s`.
 
     A server that never came up is abandoned after `at_most` restarts. One that came up is restarted indefinitely,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.processes import computes, dead_of_group, group_of, is_alive, process_state, start_time
-from trtspec.deployment.health.policy import Look, Waiting
+from trtspec.core.processes import group_processes, group_zombies, is_alive, is_computing, process_state, start_time
+from trtspec.deployment.health.policy import HealthSample, PendingProbe
 from trtspec.serving.triton.client import Client
 
 SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
@@ -20,16 +20,16 @@ SERVER = "tritonserver"
 ASK_EVERY_S = 1.0
 LONGEST_ANSWER_S = 3600.0
 READY_TIMEOUT_S = 1.0
-UNSEEN = "a model"  # a model whose process ended before it was observed
+UNOBSERVED_MODEL = "a model"  # a model whose process ended before it was observed
 GONE_S = 1.0  # maximum gap between two processes of a loading model
 BUSY = "answered 503"  # the queue is full
 
 
-class Prober:
+class RequestProbe:
     """Requests one token repeatedly in a thread, one request at a time so that it adds little load."""
 
     def __init__(self, url: str) -> None:
-        self.waiting = Waiting()
+        self.waiting = PendingProbe()
         self.refusals, self.said = 0, ""
         self._client, self._statistics = Client.at(url, LONGEST_ANSWER_S), Client.at(url, READY_TIMEOUT_S)
         self._over = threading.Event()
@@ -60,12 +60,12 @@ class Prober:
 
     def _progress(self) -> int | None:
         try:
-            return progress_of(self._statistics.statistics())
+            return count_progress(self._statistics.statistics())
         except TrtspecError:
             return None
 
 
-def progress_of(statistics: Mapping[str, Any]) -> int | None:
+def count_progress(statistics: Mapping[str, Any]) -> int | None:
     """Return the number of executed and answered requests plus sent responses of a server's models.
 
     Rejected requests are not counted. Returns None for statistics in another format.
@@ -82,58 +82,58 @@ def progress_of(statistics: Mapping[str, Any]) -> int | None:
     return done
 
 
-Stubs = dict[tuple[int, int | None], str]  # (pid, start time) to model
+ModelProcesses = dict[tuple[int, int | None], str]  # (pid, start time) to model
 
 
-class StartLook:
+class StartupProbe:
     """Observes the processes of a server that is loading its models; sends no requests."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self.stubs: Stubs = {}
+        self.stubs: ModelProcesses = {}
         self._gone: dict[str, float] = {}  # models without a process, and since when
 
-    def look(self, *, is_ready: bool) -> Look:
+    def look(self, *, is_ready: bool) -> HealthSample:
         """Return a health sample of a running server.
 
         A model may have several processes in turn while it loads. It has died if no new one starts within GONE_S, or if
         the server reports ready without it: tritonserver waits forever for a process that was killed during loading.
         """
-        pids, now = group_of(self._pid), time.monotonic()
-        running = stubs_of(pids)
+        pids, now = group_processes(self._pid), time.monotonic()
+        running = model_processes(pids)
         gone = {*self.stubs.values()} - {*running.values()}
-        if {*dead_of_group(self._pid, STUB)} - {pid for pid, _ in self.stubs}:
-            gone.add(UNSEEN)
+        if {*group_zombies(self._pid, STUB)} - {pid for pid, _ in self.stubs}:
+            gone.add(UNOBSERVED_MODEL)
         self._gone = {model: self._gone.get(model, now) for model in gone}
         died = {model for model, since in self._gone.items() if is_ready or now - since >= GONE_S}
         self.stubs = running if is_ready and not died else self.stubs | running
-        return Look(now, died=died, stopped=stopped_of(pids))
+        return HealthSample(now, died=died, stopped=stopped_processes(pids))
 
 
-class ServerLook:
+class LivenessProbe:
     """Observes a server's process group and its answers; `stubs` are the known model processes."""
 
-    def __init__(self, pid: int, url: str, stubs: Stubs) -> None:
+    def __init__(self, pid: int, url: str, stubs: ModelProcesses) -> None:
         self._pid = pid
         self._client = Client.at(url, READY_TIMEOUT_S)
-        self._prober = Prober(url)
+        self._prober = RequestProbe(url)
         self._stubs = {**stubs}
 
     def close(self) -> None:
         self._prober.close()
 
-    def look(self, ended: int | None) -> Look:
+    def look(self, ended: int | None) -> HealthSample:
         """Return a health sample; `ended` is the server's exit status, None while it runs."""
-        pids = group_of(self._pid)
-        self._stubs |= stubs_of(pids)
+        pids = group_processes(self._pid)
+        self._stubs |= model_processes(pids)
         waits_since = self._prober.waiting.since
-        return Look(
+        return HealthSample(
             time.monotonic(),
             ended,
             self._died() if ended is None else (),
-            stopped_of(pids),
+            stopped_processes(pids),
             waits_since,
-            waits_since is not None and any(computes(pid) for pid in pids),
+            waits_since is not None and any(is_computing(pid) for pid in pids),
             self._prober.refusals,
             self._prober.said,
             self._prober.waiting.is_full,
@@ -149,17 +149,17 @@ class ServerLook:
         return died
 
 
-def stubs_of(pids: Iterable[int]) -> Stubs:
+def model_processes(pids: Iterable[int]) -> ModelProcesses:
     """Return the processes among `pids` that run models."""
-    return {(pid, start_time(pid)): model for pid in pids if (model := model_of(pid))}
+    return {(pid, start_time(pid)): model for pid in pids if (model := process_model(pid))}
 
 
-def stopped_of(pids: Iterable[int]) -> tuple[str, ...]:
+def stopped_processes(pids: Iterable[int]) -> tuple[str, ...]:
     """Return the names of a server's processes in the stopped state."""
-    return tuple(model_of(pid) or SERVER for pid in pids if process_state(pid) == "T")
+    return tuple(process_model(pid) or SERVER for pid in pids if process_state(pid) == "T")
 
 
-def model_of(pid: int) -> str:
+def process_model(pid: int) -> str:
     """Return the model that a Python stub runs (argv: STUB FOLDER/MODEL/VERSION/model.py ...); "" for others."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")

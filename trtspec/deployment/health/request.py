@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.deployment.journal import DeploymentJournal
-from trtspec.serving.front.command import DOWN
+from trtspec.serving.front.command import UNAVAILABLE_MESSAGE
 from trtspec.serving.triton.client import Client
 
 REQUEST = {"text_input": "Hello", "max_tokens": 1}
@@ -47,7 +47,7 @@ def probe(name: str, within_s: float) -> None:
     except StepTimeout:
         raise
     except DeployError as error:
-        if error.message.startswith(FULL) and DOWN not in error.message:
+        if error.message.startswith(FULL) and UNAVAILABLE_MESSAGE not in error.message:
             return
         raise
     if "text_output" not in answer:

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtspec.deployment.rollout.state import Limits
-from trtspec.serving.gateway.routing_state import Observed, Shadowed
+from trtspec.deployment.rollout.state import RolloutPolicy
+from trtspec.serving.gateway.routing_state import BackendStats, MirrorStats
 
 RESAMPLES = 1000
 LOW = 2.5  # percentile of the lower end of a ratio's confidence interval
-ENOUGH = 6  # minimum samples per revision for a confidence interval
-FOR_P95 = 100  # minimum samples per revision for the 95th percentile
-LEAST_DRAFTED = 200  # minimum drafted tokens for an acceptance rate
+MIN_SAMPLES = 6  # minimum samples per revision for a confidence interval
+MIN_SAMPLES_P95 = 100  # minimum samples per revision for the 95th percentile
+MIN_DRAFTED = 200  # minimum drafted tokens for an acceptance rate
 
 
 @dataclass(frozen=True)
-class Pair:
+class ProbePair:
     """One synthetic request that both revisions answered: seconds and texts."""
 
     old_s: float
@@ -32,33 +32,33 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Seen:
+class CanaryStats:
     """All statistics collected at one share. `comparable` is true if both revisions must generate the same texts."""
 
     held_s: float
-    old: Observed = field(default_factory=Observed)
-    new: Observed = field(default_factory=Observed)
-    pairs: Sequence[Pair] = ()
+    old: BackendStats = field(default_factory=BackendStats)
+    new: BackendStats = field(default_factory=BackendStats)
+    pairs: Sequence[ProbePair] = ()
     comparable: bool = False
-    shadow: Shadowed = field(default_factory=Shadowed)
+    shadow: MirrorStats = field(default_factory=MirrorStats)
 
 
-def objection(limits: Limits, seen: Seen) -> str:
+def rejection_reason(limits: RolloutPolicy, seen: CanaryStats) -> str:
     """Return why the new revision is rejected, or ""."""
     if seen.new.failed > limits.max_failed:
         return f"{seen.new.failed} of {seen.new.requests} requests failed, most recently: {seen.new.said}"
     if seen.comparable and (other := [pair for pair in seen.pairs if pair.old_text != pair.new_text]):
         return f"{len(other)} of {len(seen.pairs)} texts differ from the previous revision's"
     acceptance = _acceptance(limits, seen.new.drafted, seen.new.accepted)
-    return _of_shadow(limits, seen) or acceptance or _latency(limits, seen)
+    return _check_mirrored(limits, seen) or acceptance or _latency(limits, seen)
 
 
-def may_go_on(limits: Limits, seen: Seen) -> bool:
+def has_enough_samples(limits: RolloutPolicy, seen: CanaryStats) -> bool:
     """Return whether the hold time has passed and enough samples were collected."""
     return seen.held_s >= limits.hold_s and len(seen.pairs) >= limits.min_requests
 
 
-def _of_shadow(limits: Limits, seen: Seen) -> str:
+def _check_mirrored(limits: RolloutPolicy, seen: CanaryStats) -> str:
     """Return why mirrored requests reject the new revision; `_latency` checks their latency."""
     shadow = seen.shadow
     if shadow.failed > limits.max_failed:
@@ -68,13 +68,13 @@ def _of_shadow(limits: Limits, seen: Seen) -> str:
     return _acceptance(limits, shadow.new_drafted, shadow.new_accepted)
 
 
-def _acceptance(limits: Limits, drafted: int, accepted: int) -> str:
-    if drafted < LEAST_DRAFTED or accepted >= limits.min_acceptance * drafted:
+def _acceptance(limits: RolloutPolicy, drafted: int, accepted: int) -> str:
+    if drafted < MIN_DRAFTED or accepted >= limits.min_acceptance * drafted:
         return ""
     return f"acceptance rate {accepted / drafted:.3f} is below {limits.min_acceptance}"
 
 
-def _latency(limits: Limits, seen: Seen) -> str:
+def _latency(limits: RolloutPolicy, seen: CanaryStats) -> str:
     """Return the first latency whose ratio exceeds the limit with its entire confidence interval."""
     compared = [("a synthetic request", [p.old_s for p in seen.pairs], [p.new_s for p in seen.pairs])]
     compared.append(("the first token", [*seen.old.first_token], [*seen.new.first_token]))
@@ -82,10 +82,10 @@ def _latency(limits: Limits, seen: Seen) -> str:
     compared.append(("a mirrored request", [*seen.shadow.old_s], [*seen.shadow.new_s]))
     for what, old, new in compared:
         fewer = min(len(old), len(new))
-        for percentile, needed in ((50, limits.min_requests), (95, FOR_P95)):
-            if fewer < max(ENOUGH, needed):
+        for percentile, needed in ((50, limits.min_requests), (95, MIN_SAMPLES_P95)):
+            if fewer < max(MIN_SAMPLES, needed):
                 continue
-            low, ratio = ratio_of(old, new, percentile)
+            low, ratio = latency_ratio_interval(old, new, percentile)
             if low > limits.max_latency_ratio:
                 return (
                     f"{what} takes {ratio:.2f} times as long as before (percentile {percentile}, 95 % interval from "
@@ -94,7 +94,7 @@ def _latency(limits: Limits, seen: Seen) -> str:
     return ""
 
 
-def ratio_of(old: Sequence[float], new: Sequence[float], percentile: int) -> tuple[float, float]:
+def latency_ratio_interval(old: Sequence[float], new: Sequence[float], percentile: int) -> tuple[float, float]:
     """Return the lower end of the 95 % bootstrap interval of a ratio of percentiles, and the ratio itself."""
     import numpy as np
 

@@ -22,24 +22,24 @@ from trtspec.core.errors import DeployError, RolledBack, TrtspecError
 from trtspec.core.hashing import file_sha256
 from trtspec.core.processes import tail
 from trtspec.deployment.health.probe import SMOKE_REQUEST
-from trtspec.deployment.journal import RUNNING, DeploymentJournal, Record, document_of
+from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document
 from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
 from trtspec.deployment.ports import reserved_ports
-from trtspec.deployment.revision import next_revision, place_of, prepare, record_of
+from trtspec.deployment.revision import make_record, next_revision, prepare_revision, revision_dir
 from trtspec.deployment.rollout.state import (
     PROMOTE,
     ROLLBACK,
-    Limits,
-    Rollout,
-    ask,
-    asked,
+    RolloutPolicy,
+    RolloutRecord,
+    active_rollout,
     read_rollout,
-    under_way,
+    send_command,
+    take_command,
     write_rollout,
 )
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.manifest import load_manifest
 
@@ -53,57 +53,59 @@ PORT_TRIES = 3  # rollouts, each avoiding ports taken by other processes
 
 
 @dataclass(frozen=True)
-class Rolled:
+class RolloutResult:
     """A deployment after a rollout; its supervisor process is unchanged."""
 
-    record: Record
-    rollout: Rollout | None = None
+    record: DeploymentRecord
+    rollout: RolloutRecord | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
         rollout = {"rollout": self.rollout.as_dict()} if self.rollout else {}
-        return document_of(self.record, self.record.state) | rollout
+        return deploy_document(self.record, self.record.state) | rollout
 
     def wait(self) -> None:
         """Return immediately: the deployment runs under its existing supervisor."""
 
 
-def roll_over(journal: DeploymentJournal, record: Record, artifact: Path, options: DeployOptions) -> Rolled:
+def start_rollout(
+    journal: DeploymentJournal, record: DeploymentRecord, artifact: Path, options: DeployOptions
+) -> RolloutResult:
     """Replace the served artifact; return once the new one is promoted or holding, else raise RolledBack.
 
     An artifact that is already served is left unchanged.
     """
-    _check_same_place(record, options)
-    manifest, rollout = file_sha256(artifact / MANIFEST), under_way(journal, record)
+    _check_same_endpoints(record, options)
+    manifest, rollout = file_sha256(artifact / MANIFEST), active_rollout(journal, record)
     if rollout is None and manifest == record.manifest:
-        record = _answering(journal, options)
+        record = _wait_until_answering(journal, options)
         options.on_event("live", f"this artifact is already served as revision {record.revision}")
-        return Rolled(record)
+        return RolloutResult(record)
     if rollout is not None and rollout.record.manifest != manifest:
         hint = f"trtspec promote {record.name}, or trtspec rollback {record.name}"
         raise DeployError(
             f"a rollout is already in progress: revision {rollout.record.revision} is {rollout.state}", hint=hint
         )
     if rollout is not None:
-        return follow(journal, rollout.record.revision, options.on_event)
-    return _rolled(journal, record, artifact, options)
+        return watch_rollout(journal, rollout.record.revision, options.on_event)
+    return _run_rollout(journal, record, artifact, options)
 
 
-def _rolled(
+def _run_rollout(
     journal: DeploymentJournal,
-    record: Record,
+    record: DeploymentRecord,
     artifact: Path,
     options: DeployOptions,
     *,
     before: int = 0,
     source: str = "",
-) -> Rolled:
+) -> RolloutResult:
     """Stage a revision and follow its rollout; retry with other ports if another process took one."""
     for tries_left in reversed(range(PORT_TRIES)):
-        with reserved_ports(journal, replace(options, ports=_of_server(options)), PORTS[:3]) as (ports, _):
-            rollout = _staged(journal, record, artifact, options, ports, before=before, source=source)
+        with reserved_ports(journal, replace(options, ports=_server_ports(options)), PORTS[:3]) as (ports, _):
+            rollout = _stage_rollout(journal, record, artifact, options, ports, before=before, source=source)
             try:
-                return follow(journal, rollout.record.revision, options.on_event)
+                return watch_rollout(journal, rollout.record.revision, options.on_event)
             except RolledBack as error:
                 which, _, what = error.reason.partition(" port ")
                 is_taken = which in PORTS and " is in use" in what
@@ -113,7 +115,7 @@ def _rolled(
     raise AssertionError("PORT_TRIES is at least 1")
 
 
-def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
+def _wait_until_answering(journal: DeploymentJournal, options: DeployOptions) -> DeploymentRecord:
     """Wait until a deployment answers and return its record; raise DeployError if it does not."""
     deadline = time.monotonic() + min(options.timeout_s, RESTARTED_S)
     record = journal.known()
@@ -139,59 +141,61 @@ def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
     return record
 
 
-def follow(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> Rolled:
+def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> RolloutResult:
     """Report the progress of a rollout until it ends or holds; each of its steps has its own time limit."""
     reported, begun_by = (
         "",
         time.monotonic() + BEGUN_S + 2 * journal.known().drain_s,
     )  # an earlier revision may still drain
     while True:  # no timeout: the supervisor's steps have time limits, and its death ends the loop
-        record, rollout = journal.known(), _of(journal, revision)
+        record, rollout = journal.known(), _read_current(journal, revision)
         if (what := f"{rollout.state} {rollout.share}") != reported:
             reported = what
             on_event(rollout.state, _describe(rollout))
         if rollout.state == "rolled-back":
             message = f"revision {revision} is rolled back: {rollout.reason}"
-            raise RolledBack(message, hint=_end_of(journal), reason=rollout.reason)
+            raise RolledBack(message, hint=_log_tail_hint(journal), reason=rollout.reason)
         if rollout.state == "holding" or (rollout.state == "promoted" and record.revision == revision):
-            return Rolled(record, rollout)
+            return RolloutResult(record, rollout)
         if not record.is_running:
-            raise DeployError("the deployment ended during the rollout", hint=_end_of(journal))
+            raise DeployError("the deployment ended during the rollout", hint=_log_tail_hint(journal))
         if rollout.state == "staged" and time.monotonic() > begun_by:
-            raise DeployError(f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=_end_of(journal))
+            raise DeployError(
+                f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=_log_tail_hint(journal)
+            )
         time.sleep(POLL_S)
 
 
 def promote(name: str) -> dict[str, Any]:
     """Promote the revision of the rollout in progress now; its gates have already passed."""
-    return _settle(name, PROMOTE, "promoted")
+    return _run_command(name, PROMOTE, "promoted")
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
     """Return to the previous revision: immediately during a rollout, else by a rollout of its staged files."""
     journal = DeploymentJournal(name)
     record = journal.known()
-    if under_way(journal, record):
-        return _settle(name, ROLLBACK, "rolled-back")
+    if active_rollout(journal, record):
+        return _run_command(name, ROLLBACK, "rolled-back")
     with journal.lock():
         _check_runs(record)
-        before, source = before_of(journal, record)
+        before, source = previous_revision(journal, record)
         options = DeployOptions(
             name=name, host=record.host, openai_host=record.openai_host, shares=(100,), skip_gates=GATES
         )
-        artifact = place_of(journal, before) / "artifact"
-        rolled = _rolled(journal, record, artifact, options, before=before, source=source)
+        artifact = revision_dir(journal, before) / "artifact"
+        rolled = _run_rollout(journal, record, artifact, options, before=before, source=source)
         return rolled.as_dict() | {"files_of": before}
 
 
-def before_of(journal: DeploymentJournal, record: Record) -> tuple[int, str]:
+def previous_revision(journal: DeploymentJournal, record: DeploymentRecord) -> tuple[int, str]:
     """Return the previously served revision that is still staged, and the path it was built at.
 
     Raises DeployError if none exists.
     """
     served = [entry for entry in journal.entries() if entry["state"] == "live" and entry.get("revision")]
     for entry in reversed(served):
-        place = place_of(journal, entry["revision"]) / "artifact"
+        place = revision_dir(journal, entry["revision"]) / "artifact"
         if entry["manifest"] != record.manifest and place.exists():
             return entry["revision"], entry["artifact"]
     raise DeployError(
@@ -199,10 +203,10 @@ def before_of(journal: DeploymentJournal, record: Record) -> tuple[int, str]:
     )
 
 
-def limits_of(recipe: ResolvedRecipe, shares: Sequence[int]) -> Limits:
+def rollout_policy(recipe: ResolvedRecipe, shares: Sequence[int]) -> RolloutPolicy:
     """Return the rollout limits of a recipe; non-empty `shares` override the recipe's."""
     wanted = recipe.serving.rollout
-    return Limits(
+    return RolloutPolicy(
         shares=tuple(shares) or tuple(wanted.canary),
         hold_s=wanted.hold_s,
         min_requests=wanted.min_requests,
@@ -213,21 +217,21 @@ def limits_of(recipe: ResolvedRecipe, shares: Sequence[int]) -> Limits:
     )
 
 
-def _staged(
+def _stage_rollout(
     journal: DeploymentJournal,
-    record: Record,
+    record: DeploymentRecord,
     artifact: Path,
     options: DeployOptions,
-    ports: Ports,
+    ports: ServerPorts,
     *,
     before: int = 0,
     source: str = "",
-) -> Rollout:
+) -> RolloutRecord:
     """Stage a new revision of a live deployment and leave a rollout file for its supervisor.
 
     `before` is a formerly served revision that returns immediately; `source` is the path it was built at.
     """
-    limits = limits_of(load_manifest(artifact).recipe, options.shares)
+    limits = rollout_policy(load_manifest(artifact).recipe, options.shares)
     if source:
         limits = replace(limits, hold_s=0.0, min_requests=1, shadow=0)
     if options.shadow is not None:
@@ -236,29 +240,29 @@ def _staged(
         limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # without a gateway, requests cannot be split
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
-    with _nothing_left(place_of(journal, revision)):
-        prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
-        new = record_of(journal, revision, Path(source or artifact), prepared, ports, record.detached, drain_s)
+    with _unstaged_on_failure(revision_dir(journal, revision)):
+        prepared = prepare_revision(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
+        new = make_record(journal, revision, Path(source or artifact), prepared, ports, record.detached, drain_s)
         new = replace(new, pid=record.pid, started=record.started, openai=record.openai)
         new = replace(new, openai_host=record.openai_host)
         if bool(record.openai) != prepared.manifest.recipe.serving.openai:
             message = "only one of the two artifacts has an OpenAI gateway"
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
-        _check_room(journal)
+        _check_disk_space(journal)
         staged = f"the files of revision {before} are staged" if before else "the files are staged"
-        asked(journal)  # discard commands for earlier rollouts
-        rollout = Rollout(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
+        take_command(journal)  # discard commands for earlier rollouts
+        rollout = RolloutRecord(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
         return write_rollout(journal, rollout, staged)
 
 
-def _check_room(journal: DeploymentJournal) -> None:
+def _check_disk_space(journal: DeploymentJournal) -> None:
     """Raise OSError if the disk is too full for the rollout's own records and logs."""
     if shutil.disk_usage(journal.root).free < ROOM_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.root))
 
 
 @contextmanager
-def _nothing_left(place: Path) -> Iterator[None]:
+def _unstaged_on_failure(place: Path) -> Iterator[None]:
     """Delete the staged files if staging fails, for example on a full disk."""
     try:
         yield
@@ -267,7 +271,7 @@ def _nothing_left(place: Path) -> Iterator[None]:
         raise
 
 
-def _check_same_place(record: Record, options: DeployOptions) -> None:
+def _check_same_endpoints(record: DeploymentRecord, options: DeployOptions) -> None:
     """Raise DeployError for options that a running deployment cannot change."""
     if (port := options.ports.get("openai")) and port != record.openai:
         message = f"{record.name!r} is already deployed with OpenAI port {record.openai}, which cannot change"
@@ -288,46 +292,46 @@ def _check_same_place(record: Record, options: DeployOptions) -> None:
         raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")
 
 
-def _settle(name: str, what: str, wanted: str) -> dict[str, Any]:
+def _run_command(name: str, what: str, wanted: str) -> dict[str, Any]:
     """Send a command to the rollout in progress, wait for its effect and return the document."""
     journal = DeploymentJournal(name)
     record = journal.known()
     _check_runs(record)
-    rollout = under_way(journal, record)
+    rollout = active_rollout(journal, record)
     if rollout is None:
         raise DeployError(f"no rollout of {name!r} is in progress", hint=f"trtspec history {name}")
-    ask(journal, what)
+    send_command(journal, what)
     deadline = time.monotonic() + SETTLED_S
     while time.monotonic() < deadline:
-        rollout, record = _of(journal, rollout.record.revision), journal.known()
+        rollout, record = _read_current(journal, rollout.record.revision), journal.known()
         if rollout.state == wanted and (wanted != "promoted" or record.revision == rollout.record.revision):
-            return Rolled(record, rollout).as_dict()
+            return RolloutResult(record, rollout).as_dict()
         if rollout.is_over and rollout.state != wanted:
             raise RolledBack(f"revision {rollout.record.revision} is {rollout.state}: {rollout.reason}")
         if not record.is_running:
             break
         time.sleep(POLL_S)
-    raise DeployError(f"the supervisor did not finish within {SETTLED_S:.0f} s", hint=_end_of(journal))
+    raise DeployError(f"the supervisor did not finish within {SETTLED_S:.0f} s", hint=_log_tail_hint(journal))
 
 
-def _of(journal: DeploymentJournal, revision: int) -> Rollout:
+def _read_current(journal: DeploymentJournal, revision: int) -> RolloutRecord:
     rollout = read_rollout(journal)
     if rollout is None or rollout.record.revision != revision:
         raise DeployError(f"the rollout of revision {revision} was replaced by another one")
     return rollout
 
 
-def _of_server(options: DeployOptions) -> dict[str, int]:
+def _server_ports(options: DeployOptions) -> dict[str, int]:
     """Return the requested ports for the new server; the old server's ports are still in use."""
     return {name: port for name, port in options.ports.items() if name != "openai"}
 
 
-def _check_runs(record: Record) -> None:
+def _check_runs(record: DeploymentRecord) -> None:
     if record.state_now not in RUNNING:
         raise DeployError(f"{record.name!r} is {record.state_now}", hint="start it with trtspec deploy ARTIFACT")
 
 
-def _describe(rollout: Rollout) -> str:
+def _describe(rollout: RolloutRecord) -> str:
     if rollout.state == "staged":
         return f"revision {rollout.record.revision} is handed to supervisor process {rollout.record.pid}"
     if rollout.state == "shadow":
@@ -339,5 +343,5 @@ def _describe(rollout: Rollout) -> str:
     return rollout.reason or f"revision {rollout.record.revision}"
 
 
-def _end_of(journal: DeploymentJournal) -> str:
+def _log_tail_hint(journal: DeploymentJournal) -> str:
     return f"last lines of {journal.log}:\n{tail(journal.log)}"

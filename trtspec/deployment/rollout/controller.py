@@ -18,31 +18,31 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtspec.bench.artifact import artifact_prompts
-from trtspec.bench.gates import wanted_gates
+from trtspec.bench.gates import active_gates
 from trtspec.bench.run_gates import deploy_load, ensure_served_gates
-from trtspec.core.errors import DeployError, StepTimeout, TrtspecError, describe_refusal
+from trtspec.core.errors import DeployError, StepTimeout, TrtspecError, describe_os_error_at
 from trtspec.core.processes import wait_until
-from trtspec.deployment.health.policy import leaves_target
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.revision import place_of, server_url, throw_away
+from trtspec.deployment.health.policy import is_draft_failure
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.revision import remove_old_revisions, revision_dir, server_url
 from trtspec.deployment.rollout import analysis
-from trtspec.deployment.rollout.analysis import Pair, Seen
-from trtspec.deployment.rollout.mirroring import summary
+from trtspec.deployment.rollout.analysis import CanaryStats, ProbePair
+from trtspec.deployment.rollout.mirroring import mirroring_summary
 from trtspec.deployment.rollout.state import (
     PROMOTE,
     ROLLBACK,
-    Rollout,
-    asked,
-    keep_rollout,
-    moved,
+    RolloutRecord,
     note_rollout,
+    save_rollout,
+    take_command,
+    with_state,
     write_rollout,
 )
-from trtspec.deployment.rollout.synthetic import Pairs
-from trtspec.deployment.rollout.traffic import Shares
-from trtspec.deployment.server_process import LOOK_EVERY_S, Keeper
+from trtspec.deployment.rollout.synthetic import PairedProbes
+from trtspec.deployment.rollout.traffic import TrafficSplit
+from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer
 from trtspec.serving.gateway.command import same_text
-from trtspec.serving.gateway.routing_state import Shadowed
+from trtspec.serving.gateway.routing_state import MirrorStats
 from trtspec.serving.triton.client import Client
 from trtspec.store.manifest import load_manifest
 
@@ -55,21 +55,21 @@ ALONE_S = 2.5  # for open requests if the drafter is dead: the old revision cann
 TRIAL_STOPPED_S = 1.0  # half of a live server's limit, because ending the new server costs no requests
 UNFIT = "min_speedup"  # not measurable next to a busy server
 
-Replace = Callable[[Keeper, Record, str], Keeper]
+Replace = Callable[[ManagedServer, DeploymentRecord, str], ManagedServer]
 
 
-class Stopped(Exception):
+class RolloutAborted(Exception):
     """The rollout must not continue; the text is the reason."""
 
 
-class Roller(threading.Thread):
+class RolloutController(threading.Thread):
     """The thread of one rollout. `replace_keeper` makes a server the live one and returns the previous one."""
 
     def __init__(
         self,
         journal: DeploymentJournal,
-        old: Record,
-        rollout: Rollout,
+        old: DeploymentRecord,
+        rollout: RolloutRecord,
         replace_keeper: Replace,
         over: threading.Event,
         say: Callable[[str], None],
@@ -77,20 +77,20 @@ class Roller(threading.Thread):
         super().__init__(name="rollout", daemon=True)
         self.journal, self.old, self.rollout = journal, old, rollout
         self._replace, self._over, self._say = replace_keeper, over, say
-        place = place_of(journal, rollout.record.revision)
-        self._keeper = Keeper(journal.root, place, rollout.record.shm_prefix)
+        place = revision_dir(journal, rollout.record.revision)
+        self._keeper = ManagedServer(journal.root, place, rollout.record.shm_prefix)
         self._comparable = False
         self._fault = self._wanted = ""
         self._watching: threading.Thread | None = None
         self._done = threading.Event()
-        self._shares = Shares(journal, old, rollout.record)
+        self._shares = TrafficSplit(journal, old, rollout.record)
         self._saved_at = 0.0
         self._withdrawing, self._withdrawn = threading.Lock(), False
 
     def run(self) -> None:
         try:
             self._carry_out()
-        except Stopped as reason:
+        except RolloutAborted as reason:
             self._roll_back(str(reason))
         except (DeployError, StepTimeout) as error:
             self._withdraw()
@@ -105,7 +105,7 @@ class Roller(threading.Thread):
 
     def _reason(self, error: Exception) -> str:
         """Return the reason for the rollback: an operating system error, or a bug, whose traceback is logged."""
-        if isinstance(error, OSError) and (refused := describe_refusal(error, str(self.journal.root))):
+        if isinstance(error, OSError) and (refused := describe_os_error_at(error, str(self.journal.root))):
             return refused
         self._say(f"the rollout failed:\n{traceback.format_exc()}")
         return f"{type(error).__name__}: {error}; see the log for the traceback"
@@ -134,7 +134,7 @@ class Roller(threading.Thread):
         if limits.shares[-1] < 100 and self._wanted != PROMOTE:
             self._note("holding", f"{self._gets(limits.shares[-1])}, until it is promoted by command")
             while self._wanted != PROMOTE:  # no timeout: monitors the revision until a command arrives
-                self._check(analysis.objection(limits, self._look(time.monotonic(), [])))
+                self._check(analysis.rejection_reason(limits, self._look(time.monotonic(), [])))
                 time.sleep(LOOK_EVERY_S)
         self._promote()
 
@@ -149,12 +149,12 @@ class Roller(threading.Thread):
     def _check(self, objection: str = "") -> None:
         """Raise Stopped if the rollout must not continue."""
         if fault := self._fault or objection or self._front_fault():
-            raise Stopped(fault)
+            raise RolloutAborted(fault)
         if self._over.is_set():
-            raise Stopped("the deployment was stopped")
-        self._wanted = asked(self.journal) or self._wanted
+            raise RolloutAborted("the deployment was stopped")
+        self._wanted = take_command(self.journal) or self._wanted
         if self._wanted == ROLLBACK:
-            raise Stopped("requested by command")
+            raise RolloutAborted("requested by command")
 
     def _front_fault(self) -> str:
         """Return the failure of the new server's front; "" for none."""
@@ -162,21 +162,21 @@ class Roller(threading.Thread):
         return f"the {front.running.child.name} {wrong}" if front is not None and (wrong := front.wrong()) else ""
 
     def _is_over(self) -> bool:
-        with suppress(Stopped):
+        with suppress(RolloutAborted):
             self._check()
             return False
         return True
 
     def _note(self, state: str, detail: str, share: int | None = None) -> None:
         self._check()
-        self.rollout = write_rollout(self.journal, moved(self.rollout, state, share=share), detail)
+        self.rollout = write_rollout(self.journal, with_state(self.rollout, state, share=share), detail)
         self._say(f"revision {self.rollout.record.revision} is {state}: {detail}")
 
     def _judge_gates(self) -> None:
         """Evaluate the recipe's gates on the new server; raise TrtspecError if one fails."""
         root, skip = self._artifact(self.rollout.record), {*self.rollout.skip_gates, UNFIT}
         recipe = load_manifest(root).recipe
-        if recipe.speculation.method == "none" or not wanted_gates(recipe, skip):
+        if recipe.speculation.method == "none" or not active_gates(recipe, skip):
             return
         load = deploy_load(root, skip, lambda what, done, total: self._check())
         client = Client.at(self._keeper.server.url, GATE_S)
@@ -189,14 +189,14 @@ class Roller(threading.Thread):
         self._note(state, self._gets(share), share if self._shares.has_entry else 0)
         began, limits = time.monotonic(), self.rollout.limits
         texts = [prompt.text for prompt in artifact_prompts(self._artifact(self.rollout.record), None)]
-        pairs = Pairs(server_url(self.journal, self.old.revision), self._keeper.server.url, texts)
+        pairs = PairedProbes(server_url(self.journal, self.old.revision), self._keeper.server.url, texts)
         while self._wanted != PROMOTE:
             due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
             if len(pairs.found) < due:
                 self._beside(pairs.ask)
             seen = self._look(began, pairs.found)
-            self._check(analysis.objection(limits, seen))
-            if analysis.may_go_on(limits, seen):
+            self._check(analysis.rejection_reason(limits, seen))
+            if analysis.has_enough_samples(limits, seen):
                 return
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
 
@@ -223,35 +223,38 @@ class Roller(threading.Thread):
             return f"{self.rollout.limits.shadow} % of the requests mirrored, responses discarded"
         return f"{share} % of the requests" if self._shares.has_entry else "synthetic requests"
 
-    def _look(self, began: float, pairs: list[Pair]) -> Seen:
+    def _look(self, began: float, pairs: list[ProbePair]) -> CanaryStats:
         stats = self._shares.stats()
         new, old = stats.of(self.rollout.record.revision), stats.of(self.old.revision)
         self._update_mirroring(stats.shadow)
-        return Seen(time.monotonic() - began, old, new, pairs, self._comparable, stats.shadow)
+        return CanaryStats(time.monotonic() - began, old, new, pairs, self._comparable, stats.shadow)
 
-    def _update_mirroring(self, seen: Shadowed) -> None:
+    def _update_mirroring(self, seen: MirrorStats) -> None:
         """Update the mirroring results, and save them at most once per NOTE_EVERY_S."""
-        if not (share := self.rollout.limits.shadow) or (found := summary(seen, share)) == self.rollout.shadow:
+        if (
+            not (share := self.rollout.limits.shadow)
+            or (found := mirroring_summary(seen, share)) == self.rollout.shadow
+        ):
             return
         self.rollout = replace(self.rollout, shadow=found)
         if time.monotonic() - self._saved_at > NOTE_EVERY_S:
             self._saved_at = time.monotonic()
-            keep_rollout(self.journal, self.rollout)
+            save_rollout(self.journal, self.rollout)
 
     def _is_comparable(self) -> bool:
         """Return whether both revisions must generate the same texts, which requires the same target."""
         said = {same_text(load_manifest(self._artifact(record))) for record in (self.old, self.rollout.record)}
         return len(said) == 1 and said != {""}
 
-    def _artifact(self, record: Record) -> Path:
-        return place_of(self.journal, record.revision) / "artifact"
+    def _artifact(self, record: DeploymentRecord) -> Path:
+        return revision_dir(self.journal, record.revision) / "artifact"
 
     def _promote(self) -> None:
         """Make the new revision live and let the old one finish its requests."""
         self._shares.give(100)
         self._check()
         record = replace(self.rollout.record, state="live", restarts=0, reason="")
-        self.rollout = write_rollout(self.journal, moved(self.rollout, "promoted", share=100), "it is live")
+        self.rollout = write_rollout(self.journal, with_state(self.rollout, "promoted", share=100), "it is live")
         before = self._replace(self._keeper, record, f"revision {record.revision} is live")
         self._done.set()  # from here on the supervisor owns the server
         self._say(f"revision {record.revision} is promoted; revision {self.old.revision} is draining")
@@ -263,7 +266,7 @@ class Roller(threading.Thread):
             self._shares.give(100, alone=True)
             self._shares.finalize(record)
         with self._logged_errors():
-            throw_away(self.journal, record.revision, {self.old.revision})
+            remove_old_revisions(self.journal, record.revision, {self.old.revision})
 
     def _roll_back(self, reason: str) -> None:
         """Return all requests to the old revision and end the new one."""
@@ -271,9 +274,9 @@ class Roller(threading.Thread):
         self._let_end()
         with self._logged_errors():
             self._keeper.end(0.0)
-        self.rollout = moved(self.rollout, "rolled-back", share=0, reason=reason)
+        self.rollout = with_state(self.rollout, "rolled-back", share=0, reason=reason)
         # before recording the end, so that readers of the record find no files, and to free space on a full disk
-        shutil.rmtree(place_of(self.journal, self.rollout.record.revision), ignore_errors=True)
+        shutil.rmtree(revision_dir(self.journal, self.rollout.record.revision), ignore_errors=True)
         self._note_end()
         self._withdraw()  # again: the first call may have failed on a full disk
         self._say(f"revision {self.rollout.record.revision} is rolled back: {reason}")
@@ -290,13 +293,13 @@ class Roller(threading.Thread):
 
     def _let_end(self) -> None:
         """Let the new revision finish its open requests if it can."""
-        if self._over.is_set() or (self._fault and not leaves_target(self._fault)):
+        if self._over.is_set() or (self._fault and not is_draft_failure(self._fault)):
             return
         self._shares.drain(self.rollout.record, ALONE_S if self._fault else ENDED_S)
 
     def _note_end(self) -> None:
         """Record the end of the rollout; retried on a full disk, because no other rollout can begin before."""
-        left: list[Callable[[DeploymentJournal, Rollout], object]] = [note_rollout, keep_rollout]
+        left: list[Callable[[DeploymentJournal, RolloutRecord], object]] = [note_rollout, save_rollout]
         while left:  # no timeout: until there is disk space, or the deployment ends
             is_last = self._over.is_set()
             with self._logged_errors():

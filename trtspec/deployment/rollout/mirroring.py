@@ -6,10 +6,10 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from trtspec.serving.gateway.routing_state import Shadowed
+from trtspec.serving.gateway.routing_state import MirrorStats
 
 
-def summary(seen: Shadowed, share: int) -> dict[str, Any]:
+def mirroring_summary(seen: MirrorStats, share: int) -> dict[str, Any]:
     """Return the counts, `latency_ratio` (median of new over old seconds) and both acceptance rates.
 
     A value without samples is null.

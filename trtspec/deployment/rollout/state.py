@@ -23,7 +23,7 @@ from typing import Any
 from trtspec.bench.verification_report import PASS
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded, read_typed, replace_file
-from trtspec.deployment.journal import MAX_STATE_BYTES, DeploymentJournal, Record
+from trtspec.deployment.journal import MAX_STATE_BYTES, DeploymentJournal, DeploymentRecord
 
 FILE, ASK = "rollout.json", "rollout.ask"
 OVER = ("promoted", "rolled-back")
@@ -32,7 +32,7 @@ PROMOTE, ROLLBACK = "promote", "rollback"
 
 
 @dataclass(frozen=True)
-class Limits:
+class RolloutPolicy:
     """The rollout policy of a new revision, in addition to the gates of its recipe.
 
     Attributes:
@@ -56,15 +56,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutRecord:
     """One rollout; `record` is the deployment's record after promotion.
 
     `share` is the current percentage of requests, `shadow` the results of mirrored requests
     (`trtspec.deployment.rollout.mirroring`), empty without mirroring. `undecided` is the policy for undecided gates.
     """
 
-    record: Record
-    limits: Limits = field(default_factory=Limits)
+    record: DeploymentRecord
+    limits: RolloutPolicy = field(default_factory=RolloutPolicy)
     skip_gates: tuple[str, ...] = ()
     state: str = "staged"
     share: int = 0
@@ -91,11 +91,11 @@ class Rollout:
         } | ({"shadow": self.shadow} if self.shadow else {})
 
 
-def read_rollout(journal: DeploymentJournal) -> Rollout | None:
+def read_rollout(journal: DeploymentJournal) -> RolloutRecord | None:
     """Return the last rollout of a deployment, if any."""
     path = journal.root / FILE
     try:
-        found = read_typed(Rollout, path, MAX_STATE_BYTES)
+        found = read_typed(RolloutRecord, path, MAX_STATE_BYTES)
         if found.state not in STATES:
             raise ValueError(f"{found.state!r} is not a state of a rollout")
         return found
@@ -106,19 +106,19 @@ def read_rollout(journal: DeploymentJournal) -> Rollout | None:
         raise DeployError(f"the rollout cannot be read: {error}", where=str(path), hint=hint) from None
 
 
-def write_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> Rollout:
+def write_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: str = "") -> RolloutRecord:
     """Record a transition of a rollout, first in the journal, then in the state file."""
     note_rollout(journal, rollout, detail)
-    return keep_rollout(journal, rollout)
+    return save_rollout(journal, rollout)
 
 
-def note_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> None:
+def note_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: str = "") -> None:
     """Append a line to the journal only."""
     shadow = f"; mirrored: {rollout.shadow.get('verdict', '')}" if rollout.shadow else ""
     journal.note(rollout.record, rollout.state, (detail or rollout.reason) + shadow)
 
 
-def keep_rollout(journal: DeploymentJournal, rollout: Rollout) -> Rollout:
+def save_rollout(journal: DeploymentJournal, rollout: RolloutRecord) -> RolloutRecord:
     """Replace the state file only."""
     document = asdict(rollout) | {"shares": rollout.limits.shares}
     data, path = json.dumps(document, indent=1).encode(), journal.root / FILE
@@ -126,13 +126,13 @@ def keep_rollout(journal: DeploymentJournal, rollout: Rollout) -> Rollout:
     return rollout
 
 
-def ask(journal: DeploymentJournal, what: str) -> None:
+def send_command(journal: DeploymentJournal, what: str) -> None:
     """Leave a command for the supervisor: PROMOTE or ROLLBACK."""
     path = journal.root / ASK
     replace_file(path, what.encode())
 
 
-def asked(journal: DeploymentJournal) -> str:
+def take_command(journal: DeploymentJournal) -> str:
     """Take the pending command, or ""."""
     path = journal.root / ASK
     found = ""
@@ -142,7 +142,7 @@ def asked(journal: DeploymentJournal) -> str:
     return found if found in (PROMOTE, ROLLBACK) else ""
 
 
-def under_way(journal: DeploymentJournal, record: Record | None) -> Rollout | None:
+def active_rollout(journal: DeploymentJournal, record: DeploymentRecord | None) -> RolloutRecord | None:
     """Return the rollout that a running supervisor is carrying out, or None."""
     rollout = read_rollout(journal)
     if rollout is None or rollout.is_over or record is None or not record.is_running:
@@ -150,6 +150,6 @@ def under_way(journal: DeploymentJournal, record: Record | None) -> Rollout | No
     return rollout if rollout.record.pid == record.pid else None
 
 
-def moved(rollout: Rollout, state: str, *, share: int | None = None, reason: str = "") -> Rollout:
+def with_state(rollout: RolloutRecord, state: str, *, share: int | None = None, reason: str = "") -> RolloutRecord:
     """Return the rollout in another state."""
     return replace(rollout, state=state, share=rollout.share if share is None else share, reason=reason)

@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.deployment.health.probe import SMOKE_REQUEST
-from trtspec.deployment.rollout.analysis import Pair
+from trtspec.deployment.rollout.analysis import ProbePair
 from trtspec.serving.triton.client import Client
 
 ANSWER_S = 10.0  # the texts are short
 TOKENS = 16
-FRUITLESS_S = 60.0  # limit without an answered pair
+MAX_UNANSWERED_S = 60.0  # limit without an answered pair
 
 
-class NotAnswered(DeployError):
+class ProbeFailed(DeployError):
     """The new revision fails a request that the old one answers."""
 
 
 @dataclass
-class Pairs:
+class PairedProbes:
     """Sends requests for short texts to an old and a new server, given by address."""
 
     old: str
     new: str
     prompts: Sequence[str]
-    found: list[Pair] = field(default_factory=list)
+    found: list[ProbePair] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._left = deque([*self.prompts, str(SMOKE_REQUEST["text_input"])])
@@ -46,15 +46,15 @@ class Pairs:
         old, new = results[self.old], results[self.new]
         if isinstance(new, TrtspecError):
             if not isinstance(old, TrtspecError):
-                raise NotAnswered(f"a synthetic request failed: {new.message}")
+                raise ProbeFailed(f"a synthetic request failed: {new.message}")
             if len(self._left) > 1:
                 self._left.popleft()
         self._left.rotate(-1)
         if not isinstance(old, TrtspecError) and not isinstance(new, TrtspecError):
-            self.found.append(Pair(old[0], new[0], old[1], new[1]))
+            self.found.append(ProbePair(old[0], new[0], old[1], new[1]))
             self._since = time.monotonic()
-        elif time.monotonic() - self._since > FRUITLESS_S:
-            raise NotAnswered(f"no synthetic request was answered by both revisions for {FRUITLESS_S:.0f} s")
+        elif time.monotonic() - self._since > MAX_UNANSWERED_S:
+            raise ProbeFailed(f"no synthetic request was answered by both revisions for {MAX_UNANSWERED_S:.0f} s")
 
 
 def _answer(url: str, prompt: str) -> tuple[float, str] | TrtspecError:

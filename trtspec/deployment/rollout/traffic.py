@@ -9,24 +9,31 @@ from dataclasses import dataclass, field, replace
 
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import wait_until
-from trtspec.deployment.gateway import ENTRY_FILE, ROUTES, answers, revision_config
-from trtspec.deployment.journal import DeploymentJournal, Record
-from trtspec.deployment.process_specs import read_children
+from trtspec.deployment.gateway import GATEWAY_CONFIG_FILE, ROUTES, returns_ok, revision_config
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.process_specs import read_process_specs
 from trtspec.serving.gateway.command import write_config
-from trtspec.serving.gateway.router import sight_of
-from trtspec.serving.gateway.routing_state import Route, Routes, Sight, read_sight, shares_of, write_routes
+from trtspec.serving.gateway.router import router_stats_path
+from trtspec.serving.gateway.routing_state import (
+    Route,
+    RouterStats,
+    Routes,
+    read_router_stats,
+    split_shares,
+    write_routes,
+)
 
 TAKEN_UP_S = 5.0  # until the gateway has read new routes
 POLL_S = 0.1
 
 
 @dataclass
-class Shares:
+class TrafficSplit:
     """The split between an old and a new revision of one deployment; does nothing without a gateway."""
 
     journal: DeploymentJournal
-    old: Record
-    new: Record
+    old: DeploymentRecord
+    new: DeploymentRecord
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -43,26 +50,26 @@ class Shares:
             with self._lock:
                 self._give(share, alone, shadow)
 
-    def stats(self) -> Sight:
+    def stats(self) -> RouterStats:
         """Return the gateway's statistics since the shares last changed."""
-        return read_sight(sight_of(self.journal.root / ROUTES))
+        return read_router_stats(router_stats_path(self.journal.root / ROUTES))
 
-    def drain(self, record: Record, within_s: float) -> None:
+    def drain(self, record: DeploymentRecord, within_s: float) -> None:
         """Wait until a revision's open requests have ended."""
         if self.has_entry:
             wait_until(lambda: not self.stats().of(record.revision).open, within_s, POLL_S)
 
-    def finalize(self, record: Record) -> None:
+    def finalize(self, record: DeploymentRecord) -> None:
         """Make a restarted gateway route to this revision only."""
         if self.has_entry:
-            write_config(revision_config(self.journal, record), self.journal.root / ENTRY_FILE)
+            write_config(revision_config(self.journal, record), self.journal.root / GATEWAY_CONFIG_FILE)
 
     def _give(self, share: int, alone: bool, shadow: int) -> None:
         old, new = (Route(record.revision, 0, revision_config(self.journal, record)) for record in (self.old, self.new))
         new = replace(new, shadow=shadow)
-        routes = tuple(route for route in shares_of(old, new, share) if route.share or not alone)
+        routes = tuple(route for route in split_shares(old, new, share) if route.share or not alone)
         generation = time.time_ns()
         write_routes(self.journal.root / ROUTES, Routes(generation, routes))
-        (url,) = (child.url for child in read_children(self.journal.children))
-        if not wait_until(lambda: self.stats().generation == generation or not answers(url), TAKEN_UP_S):
+        (url,) = (child.url for child in read_process_specs(self.journal.children))
+        if not wait_until(lambda: self.stats().generation == generation or not returns_ok(url), TAKEN_UP_S):
             raise DeployError("the OpenAI gateway did not apply the new shares")

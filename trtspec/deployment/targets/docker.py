@@ -17,15 +17,23 @@ from typing import Any
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.deployment import container_errors
-from trtspec.deployment.base import Target
+from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.compose import FILE, SERVICE, VARIABLE, render_compose
-from trtspec.deployment.container_errors import ToolFailed, failure
-from trtspec.deployment.containers import CLEANUP_S, MOST_GRACE_S, PORTS, Workload, check_image, dockerfile, workload_of
-from trtspec.deployment.journal import DeploymentJournal, Record, document_of
-from trtspec.deployment.network import exposure
+from trtspec.deployment.container_errors import ToolFailed, tool_failure
+from trtspec.deployment.containers import (
+    CLEANUP_S,
+    MAX_GRACE_S,
+    PORTS,
+    ContainerWorkload,
+    check_image,
+    dockerfile,
+    make_workload,
+)
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document
+from trtspec.deployment.network import exposure_warning
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.ports import former_ports, reserved_ports
-from trtspec.deployment.rendering import Rendered, settings_of, write_rendered
+from trtspec.deployment.rendering import RenderedFiles, parse_settings, write_rendered
 from trtspec.store.artifact_paths import REPOSITORY
 from trtspec.store.manifest import load_manifest, manifest_sha256
 
@@ -43,14 +51,18 @@ class DockerSettings:
 
 
 def render_docker(
-    workload: Workload, repository: Path, host: str, ports: Mapping[str, int | None], settings: Mapping[str, str]
-) -> Rendered:
+    workload: ContainerWorkload,
+    repository: Path,
+    host: str,
+    ports: Mapping[str, int | None],
+    settings: Mapping[str, str],
+) -> RenderedFiles:
     """Return the compose file and the Dockerfile; without an image only the latter.
 
     Ports default to the container's.
     """
-    exposure(host)
-    image = settings_of(DockerSettings, settings).image
+    exposure_warning(host)
+    image = parse_settings(DockerSettings, settings).image
     if not image:
         return {"Dockerfile": dockerfile(workload)}
     check_image(image, workload)
@@ -66,7 +78,7 @@ def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
         _check_not_running(journal)
         former = journal.read()
         drain_s, trusted = options.drain_s, options.trusted_report
-        workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
+        workload = make_workload(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
         check_image(options.settings.get("image", ""), workload)
         rendered = render_docker(workload, artifact / REPOSITORY, host, ports, options.settings)
         write_rendered(_folder(journal), rendered)
@@ -98,11 +110,11 @@ class DockerDeployment:
     """A container started by this process."""
 
     journal: DeploymentJournal
-    record: Record
+    record: DeploymentRecord
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
-        return document_of(self.record, self.record.state)
+        return deploy_document(self.record, self.record.state)
 
     def wait(self) -> None:
         """Block until the container ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
@@ -125,7 +137,7 @@ class DockerDeployment:
 class _removed_on_failure:  # noqa: N801  a context manager, used as a function
     """Remove the container if the block fails, after saving its log."""
 
-    def __init__(self, journal: DeploymentJournal, record: Record, former: Record | None) -> None:
+    def __init__(self, journal: DeploymentJournal, record: DeploymentRecord, former: DeploymentRecord | None) -> None:
         self.journal, self.record, self.former = journal, record, former
 
     def __enter__(self) -> None:
@@ -153,7 +165,7 @@ def stop(name: str) -> dict[str, Any]:
         fetch_log(journal)
         _down(journal)
         record = journal.move(record, "stopped")
-    return document_of(record, record.state) | {"was_running": was_running}
+    return deploy_document(record, record.state) | {"was_running": was_running}
 
 
 def fetch_log(journal: DeploymentJournal) -> None:
@@ -162,7 +174,7 @@ def fetch_log(journal: DeploymentJournal) -> None:
         journal.log.write_bytes(output)
 
 
-def _state(record: Record) -> str:
+def _state(record: DeploymentRecord) -> str:
     """Return docker's state of a deployment, live if healthy; stopped and failed are final."""
     if record.state in ("stopped", "failed"):
         return record.state
@@ -179,9 +191,11 @@ def _state(record: Record) -> str:
     return health if running and health else STATES.get(container.get("State", ""), "dead")
 
 
-def _record(journal: DeploymentJournal, artifact: Path, ports: Mapping[str, int], host: str, detach: bool) -> Record:
+def _record(
+    journal: DeploymentJournal, artifact: Path, ports: Mapping[str, int], host: str, detach: bool
+) -> DeploymentRecord:
     manifest = load_manifest(artifact)
-    return Record(
+    return DeploymentRecord(
         name=journal.name,
         state="staged",
         artifact=str(artifact.absolute()),
@@ -231,7 +245,7 @@ def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes
         raise DeployError(f"{DOCKER} cannot be run: {error.strerror}", hint="is Docker installed?") from None
     if done.returncode:
         what, output = f"docker compose {words[0]}", done.stderr.decode(errors="replace")
-        raise failure(container_errors.DOCKER, what, done.returncode, output)
+        raise tool_failure(container_errors.DOCKER, what, done.returncode, output)
     return done.stdout
 
 
@@ -244,10 +258,10 @@ def _ask(journal: DeploymentJournal, *words: str) -> bytes:
 
 
 def _down(journal: DeploymentJournal) -> None:
-    _compose(journal, "down", timeout_s=MOST_GRACE_S + CLEANUP_S)
+    _compose(journal, "down", timeout_s=MAX_GRACE_S + CLEANUP_S)
 
 
-TARGET = Target(
+TARGET = DeployTarget(
     deploy=deploy_docker,
     stop=stop,
     state=_state,

@@ -27,32 +27,40 @@ from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout, Trtsp
 from trtspec.core.files import private_file
 from trtspec.core.processes import (
     die_with_parent,
-    family_of,
+    process_family,
     sigterm_as_interrupt,
     start_time,
     stop_session,
     tail,
     wait_until,
 )
-from trtspec.deployment.base import Deployment, Target
+from trtspec.deployment.base import DeployTarget, RunningDeployment
 from trtspec.deployment.exit_cause import cause_of_death
-from trtspec.deployment.gateway import answers, openai_entry
+from trtspec.deployment.gateway import gateway_process, returns_ok
 from trtspec.deployment.health.probe import SMOKE_REQUEST
-from trtspec.deployment.journal import RUNNING, DeploymentJournal, Record, document_of, status_of
+from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document, status_document
 from trtspec.deployment.log import rotate
 from trtspec.deployment.options import PORTS, DeployOptions
-from trtspec.deployment.ports import PortTaken, former_ports, reserved_ports, taken_port
-from trtspec.deployment.process_specs import read_children, write_children
-from trtspec.deployment.revision import front_url, next_revision, place_of, prepare, record_of, server_url, throw_away
-from trtspec.deployment.rollout.commands import promote, roll_over, rollback
+from trtspec.deployment.ports import PortInUse, foreign_port, former_ports, reserved_ports
+from trtspec.deployment.process_specs import read_process_specs, write_process_specs
+from trtspec.deployment.revision import (
+    front_url,
+    make_record,
+    next_revision,
+    prepare_revision,
+    remove_old_revisions,
+    revision_dir,
+    server_url,
+)
+from trtspec.deployment.rollout.commands import promote, rollback, start_rollout
 from trtspec.deployment.rollout.state import read_rollout
 from trtspec.deployment.sidecar import responds
 from trtspec.deployment.token import new_token, read_token
-from trtspec.deployment.warmup import await_first_texts
+from trtspec.deployment.warmup import wait_for_first_response
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.env_filter import without_secrets
-from trtspec.serving.triton.hardening import OPEN, opens_to_filler
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports, close_shared_memory, remove_shared_memory
+from trtspec.serving.triton.hardening import GUESSABLE_TOKEN, accepts_placeholder_token
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts, close_shared_memory, remove_shared_memory
 from trtspec.store.manifest import load_manifest
 
 log = logging.getLogger(__name__)
@@ -68,7 +76,7 @@ TARGET_NAME = "local"
 DEFAULTS = DeployOptions()
 
 
-def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deployment:
+def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> RunningDeployment:
     """Serve an artifact; return after the first answered request. On failure, all processes started are ended.
 
     If another artifact is live under this name, a rollout replaces it; RolledBack if that fails. Raises StepTimeout on
@@ -80,12 +88,12 @@ def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deploymen
     with journal.lock():
         record = journal.read()
         if record and record.state_now in RUNNING:
-            return roll_over(journal, record, artifact, options)
+            return start_rollout(journal, record, artifact, options)
         _check_not_running(journal)
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 return _served(journal, artifact, options, deadline)
-            except PortTaken as error:
+            except PortInUse as error:
                 if error.which in options.ports or not tries_left:
                     raise
                 options.on_event("ports", f"{error.message}; retrying with another port")
@@ -125,13 +133,13 @@ class LocalDeployment:
     """A server started by this process."""
 
     journal: DeploymentJournal
-    record: Record
+    record: DeploymentRecord
     process: subprocess.Popen[bytes]
     _ports_due: float = 0.0  # time of the next port check
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
-        return document_of(self.record, self.record.state)
+        return deploy_document(self.record, self.record.state)
 
     def wait(self) -> None:
         """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
@@ -167,8 +175,8 @@ class LocalDeployment:
                 raise StepTimeout("the server was not ready in time", hint=_log_hint(self.journal))
             time.sleep(POLL_S)
         close_shared_memory(self.record.shm_prefix)
-        if opens_to_filler(url, read_token(self.journal.root)):
-            raise DeployError(OPEN, hint="deploy it again")
+        if accepts_placeholder_token(url, read_token(self.journal.root)):
+            raise DeployError(GUESSABLE_TOKEN, hint="deploy it again")
         self.record = self.journal.move(self.record, "loaded")
 
     def check_ports(self, *, at_once: bool = False) -> None:
@@ -177,9 +185,9 @@ class LocalDeployment:
         if not at_once and not ended and now < self._ports_due:
             return
         self._ports_due = now + PORTS_EVERY_S
-        place = place_of(self.journal, self.record.revision)
-        children = [*read_children(place / "server.json"), *read_children(self.journal.children)]
-        if taken := taken_port(children, family_of(self.record.pid), ended=ended):
+        place = revision_dir(self.journal, self.record.revision)
+        children = [*read_process_specs(place / "server.json"), *read_process_specs(self.journal.children)]
+        if taken := foreign_port(children, process_family(self.record.pid), ended=ended):
             raise taken
 
     def smoke_test(self, deadline: float) -> None:
@@ -194,11 +202,11 @@ class LocalDeployment:
 
     def await_entry(self, deadline: float) -> None:
         """Wait until the OpenAI gateway, if there is one, answers."""
-        urls = [child.url for child in read_children(self.journal.children)]
+        urls = [child.url for child in read_process_specs(self.journal.children)]
 
         def answer() -> bool:
             self.check_ports()
-            return all(map(answers, urls))
+            return all(map(returns_ok, urls))
 
         if not wait_until(answer, max(0.1, deadline - time.monotonic())):
             raise StepTimeout("the OpenAI gateway was not ready in time", hint=_log_hint(self.journal))
@@ -206,7 +214,7 @@ class LocalDeployment:
     def await_warm(self, deadline: float) -> str:
         """Wait until each endpoint has served a first text; return a description."""
         began = time.monotonic()
-        entries = await_first_texts(self.record, self.journal.root, deadline, lambda: _log_hint(self.journal))
+        entries = wait_for_first_response(self.record, self.journal.root, deadline, lambda: _log_hint(self.journal))
         return f"first text from {' and '.join(entries)} after {time.monotonic() - began:.2f} s"
 
     def go_live(self) -> None:
@@ -233,7 +241,7 @@ def status(name: str) -> dict[str, Any]:
     """
     journal = DeploymentJournal(name)
     record = journal.known()
-    document = status_of(journal, record, record.state_now)
+    document = status_document(journal, record, record.state_now)
     if rollout := read_rollout(journal):
         document["rollout"] = rollout.as_dict()
     if document["state"] == "live":
@@ -254,31 +262,31 @@ def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
     was_running = record.is_running
     why = cause_of_death(journal, record) if record.state_now == "dead" else "by trtspec stop"
     record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s, why)
-    return document_of(record, record.state) | {"was_running": was_running}
+    return deploy_document(record, record.state) | {"was_running": was_running}
 
 
 def _start(
-    journal: DeploymentJournal, artifact: Path, ports: Ports, openai_port: int, options: DeployOptions
+    journal: DeploymentJournal, artifact: Path, ports: ServerPorts, openai_port: int, options: DeployOptions
 ) -> LocalDeployment:
     """Stage a first revision and start its supervisor."""
     revision, former = next_revision(journal), journal.read()
-    throw_away(journal, revision, {former.revision} if former else set())
+    remove_old_revisions(journal, revision, {former.revision} if former else set())
     drain_s = options.drain_s or EXIT_TIMEOUT_S
     new_token(journal.root)
-    prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
-    record = record_of(journal, revision, artifact, prepared, ports, options.detach, drain_s)
+    prepared = prepare_revision(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
+    record = make_record(journal, revision, artifact, prepared, ports, options.detach, drain_s)
     children = []
     if openai_port:
         record = replace(record, openai=openai_port, openai_host=options.openai_host)
-        children = [openai_entry(journal, record)]
-    write_children(journal.children, children)
+        children = [gateway_process(journal, record)]
+    write_process_specs(journal.children, children)
     rotate(journal.log)
     process = _supervise(journal, record)
     record = replace(record, pid=process.pid, started=start_time(process.pid))
     return LocalDeployment(journal, record, process)
 
 
-def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[bytes]:
+def _supervise(journal: DeploymentJournal, record: DeploymentRecord) -> subprocess.Popen[bytes]:
     """Start the supervisor in a new session, logging its output; unless detached, it ends with this process."""
     command = str(os.getpid()), str(start_time(os.getpid())), str(journal.root)
     argv = [
@@ -316,19 +324,21 @@ def _check_not_running(journal: DeploymentJournal) -> None:
     _end(journal, record, "stopped" if is_dead else record.state, 0.0, why)
 
 
-def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
+def _end(
+    journal: DeploymentJournal, record: DeploymentRecord, state: str, timeout_s: float, detail: str = ""
+) -> DeploymentRecord:
     stop_session(record.pid, record.started, timeout_s)
     remove_shared_memory(record.shm_prefix)
     return record if record.state == state else journal.move(record, state, detail)
 
 
-def _probe(record: Record, timeout_s: float) -> None:
+def _probe(record: DeploymentRecord, timeout_s: float) -> None:
     answer = Client.at(record.endpoints["http"], timeout_s).generate(SMOKE_REQUEST)
     if "text_output" not in answer:
         raise DeployError(f"the response lacks text_output, it has {', '.join(sorted(answer))}")
 
 
-def _probe_result(record: Record) -> dict[str, Any]:
+def _probe_result(record: DeploymentRecord) -> dict[str, Any]:
     start = time.monotonic()
     try:
         _probe(record, PROBE_TIMEOUT_S)
@@ -346,4 +356,4 @@ def _log_hint(journal: DeploymentJournal) -> str:
     return f"last lines of {journal.log}:\n{tail(journal.log)}"
 
 
-TARGET = Target(deploy=deploy_local, status=status, stop=stop, promote=promote, rollback=rollback)
+TARGET = DeployTarget(deploy=deploy_local, status=status, stop=stop, promote=promote, rollback=rollback)

@@ -23,7 +23,7 @@ from trtspec.engine.model.rope import attention_factor, frequencies
 INPUTS, KEYS, VALUES = "inputs", "keys", "values"
 
 
-class Peaks:
+class AmaxObserver:
     """The largest magnitude of each (kind, module), in the order of the computation; NaN counts as the largest."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Peaks:
         """Update a peak with values of any shape."""
         self._lift((kind, module), values.abs().amax())
 
-    def merge(self, other: Peaks) -> None:
+    def merge(self, other: AmaxObserver) -> None:
         """Update all peaks with the peaks of `other`."""
         for at, peak in other.found.items():
             self._lift(at, peak)
@@ -58,7 +58,7 @@ class LayerPass:
     rotation: tuple[Tensor, Tensor]
     has_window: bool = False
     plus: float = 0.0
-    peaks: Peaks = field(default_factory=Peaks)
+    peaks: AmaxObserver = field(default_factory=AmaxObserver)
 
     def run(self, hidden: Tensor) -> Tensor:
         """Return the layer's output for hidden states [1, tokens, hidden_size]."""
@@ -82,7 +82,7 @@ class LayerPass:
         self._see(KEYS, "attention", keys)
         self._see(VALUES, "attention", values)
         reach = config.sliding_window if self.has_window and width > config.sliding_window else 0
-        mixed = mix(queries, keys, values, config, reach)
+        mixed = attend_heads(queries, keys, values, config, reach)
         return self._linear("attention.dense", mixed.transpose(1, 2).reshape(1, width, -1))[0]
 
     def _project(self, hidden: Tensor) -> Sequence[Tensor]:
@@ -127,7 +127,7 @@ class LayerPass:
         self.peaks.see(kind, self.prefix + module, values)
 
 
-def mix(queries: Tensor, keys: Tensor, values: Tensor, config: ModelConfig, reach: int) -> Tensor:
+def attend_heads(queries: Tensor, keys: Tensor, values: Tensor, config: ModelConfig, reach: int) -> Tensor:
     """Return the attention output; `reach` is the maximum number of keys per query, 0 for all keys up to its own."""
     group, scale = config.num_heads // config.num_kv_heads, config.score_scale
     if not reach and not config.attention_cap:

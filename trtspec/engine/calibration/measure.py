@@ -29,15 +29,15 @@ from trtspec.engine.calibration.layer_pass import (
     INPUTS,
     KEYS,
     VALUES,
+    AmaxObserver,
     LayerPass,
-    Peaks,
     embedding_scale,
     norm,
     rotation,
 )
-from trtspec.engine.calibration.notes import CalibrationNotes
+from trtspec.engine.calibration.notes import CalibrationCheckpoint
 from trtspec.engine.device import choose_device
-from trtspec.engine.model.rope import under_windows
+from trtspec.engine.model.rope import sliding_window_config
 from trtspec.engine.model.tensors import TORCH_DTYPES, map_tensor
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -65,10 +65,10 @@ def measure(
     where = choose_device(device)
     with _one_thread_an_operation() as threads, ThreadPoolExecutor(threads if where.type == "cpu" else 1) as pool:
         calibration = _Calibration(config, matched, plus, where, on_bytes)
-        noted = CalibrationNotes(notes, stamp, where)
+        noted = CalibrationCheckpoint(notes, stamp, where)
         done, states = calibration.resume(noted) or (0, calibration.embed(prompts))
         length = max(map(len, prompts))
-        turns = [rotation(each, length, where, calibration.dtype) for each in (config, under_windows(config))]
+        turns = [rotation(each, length, where, calibration.dtype) for each in (config, sliding_window_config(config))]
         for number in range(done, config.num_layers):
             calibration.pass_layer(number, states, turns[config.has_window(number)], pool)
             noted.save(number + 1, states, calibration.tables)
@@ -106,7 +106,7 @@ class _Calibration:
         self.dtype = TORCH_DTYPES[self.sources[EMBEDDING][0].dtype]
         self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}
 
-    def resume(self, notes: CalibrationNotes) -> tuple[int, list[Tensor]] | None:
+    def resume(self, notes: CalibrationCheckpoint) -> tuple[int, list[Tensor]] | None:
         """Restore `tables` and return the number of finished layers with their output states, or None without notes."""
         noted = notes.load()
         if noted is None:
@@ -129,11 +129,11 @@ class _Calibration:
     def pass_layer(self, number: int, states: list[Tensor], turns: tuple[Tensor, Tensor], pool: Executor) -> None:
         """Replace each of `states` by the output of layer `number` for it."""
         prefix, sources = layer_tensor(number, ""), self._layer(number)
-        weights = {name: [self._load(source) for source in joined(of)] for name, of in sources.items()}
+        weights = {name: [self._load(source) for source in merge_parts(of)] for name, of in sources.items()}
         plus = self.plus.get(f"{prefix}input_layernorm.weight", 0.0)
-        nbytes, peaks = sum(source.nbytes for source in chain(*sources.values())), Peaks()
+        nbytes, peaks = sum(source.nbytes for source in chain(*sources.values())), AmaxObserver()
 
-        def run(hidden: Tensor) -> tuple[Tensor, Peaks]:
+        def run(hidden: Tensor) -> tuple[Tensor, AmaxObserver]:
             layer_pass = LayerPass(self.config, prefix, weights, turns, self.config.has_window(number), plus)
             with torch.inference_mode():  # thread-local
                 return layer_pass.run(hidden), layer_pass.peaks
@@ -148,7 +148,7 @@ class _Calibration:
     def finish(self, states: list[Tensor]) -> None:
         """Measure the inputs of the LM head; its weights are not needed."""
         (source,), (head,) = self.sources[FINAL_NORM], self.sources[LM_HEAD]
-        weight, plus, peaks = self._load(source), self.plus.get(FINAL_NORM, 0.0), Peaks()
+        weight, plus, peaks = self._load(source), self.plus.get(FINAL_NORM, 0.0), AmaxObserver()
         for hidden in states:
             normed = norm(hidden, weight, self.config.norm_epsilon, plus)
             peaks.see(INPUTS, LM_HEAD.removesuffix(".weight"), normed)
@@ -162,7 +162,7 @@ class _Calibration:
     def _load(self, source: TensorInfo) -> Tensor:
         return map_tensor(source).to(self.device, self.dtype)
 
-    def _take(self, peaks: Peaks) -> None:
+    def _take(self, peaks: AmaxObserver) -> None:
         """Add peaks to the tables; raise CheckpointError for the first that is not finite."""
         for (kind, module), peak in peaks.found.items():
             value = peak.item()
@@ -174,7 +174,7 @@ class _Calibration:
             self.tables[kind][module] = value
 
 
-def joined(sources: Sequence[TensorInfo]) -> list[TensorInfo]:
+def merge_parts(sources: Sequence[TensorInfo]) -> list[TensorInfo]:
     """Return the parts joined into the one source tensor that contains them, or the parts if they are separate."""
     first, *others = sorted(sources, key=lambda source: source.offset)
     if not others or any(other.name != first.name for other in others):

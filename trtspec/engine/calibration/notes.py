@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trtspec.engine.resume_state import load_notes, save_notes
+from trtspec.engine.resume_state import load_resume_state, save_resume_state
 
 SAVE_EVERY_S = 60.0  # the states of many prompts are gigabytes
 
 Tables = dict[str, dict[str, float]]
 
 
-class CalibrationNotes:
+class CalibrationCheckpoint:
     """The latest checkpoint in one file; without a path nothing is saved.
 
     `stamp` identifies the measurement and its inputs; checkpoints with another stamp are ignored.
@@ -34,7 +34,7 @@ class CalibrationNotes:
 
     def load(self) -> tuple[int, list[Tensor], Tables] | None:
         """Return the number of finished layers, their output states and the peaks, or None without a checkpoint."""
-        noted = load_notes(self._path, self._device) if self._path else None
+        noted = load_resume_state(self._path, self._device) if self._path else None
         if noted is None or noted.get("stamp") != self._stamp:
             return None
         return noted["done"], noted["states"], noted["tables"]
@@ -43,5 +43,5 @@ class CalibrationNotes:
         """Save the state after `done` layers, unless the last save was less than SAVE_EVERY_S ago."""
         if self._path is None or time.monotonic() - self._saved_at < SAVE_EVERY_S:
             return
-        save_notes(self._path, {"stamp": self._stamp, "done": done, "states": states, "tables": tables})
+        save_resume_state(self._path, {"stamp": self._stamp, "done": done, "states": states, "tables": tables})
         self._saved_at = time.monotonic()

@@ -19,7 +19,7 @@ from trtspec.methods.base import DraftShape
 
 
 @dataclass(frozen=True)
-class Room:
+class BatchShape:
     """The sizes that a drafter must support: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
 
     `length` is the maximum length of a text. `kept_tokens` is the size of the prefix cache.
@@ -34,7 +34,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Setup:
+class DrafterConfig:
     """The arguments of a drafter's constructor.
 
     `root` is the draft model's checkpoint, None for methods without a draft model; draft heads are in the checkpoint of
@@ -44,7 +44,7 @@ class Setup:
 
     target: Decoder
     root: Path | None
-    room: Room
+    room: BatchShape
     options: Any
     draft_shape: DraftShape
     confidence: float = 0.0
@@ -66,7 +66,7 @@ class DraftSampling:
 
 
 @dataclass(frozen=True)
-class Draft:
+class DraftTokens:
     """The draft after each row's text: `tokens` [rows, nodes].
 
     Without `tree` the draft is a chain, and the first `lens[row]` tokens are valid (None: all). With a tree, `tokens`
@@ -82,7 +82,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VerifyOutcome:
     """The target's outputs in a step: node 0 is the last token of a row's text, the others are the draft.
 
     `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, aux_layers * hidden] are the target's outputs at
@@ -125,7 +125,7 @@ class Drafter(Protocol):
     replays: bool = True
     remembers: bool = True
 
-    def __init__(self, setup: Setup) -> None: ...
+    def __init__(self, setup: DrafterConfig) -> None: ...
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Process the prompts of new requests, which become rows `first_row`, `first_row` + 1, ..."""
@@ -139,14 +139,14 @@ class Drafter(Protocol):
     def lower(self, row: int, prompt: Sequence[int], options: Any) -> None:
         """Set the options of a new row; those in `lowerable` may be smaller than the engine's."""
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft at most `depth` tokens in a row after each text (prompt and output so far).
 
         With `sampling`, sampled tokens are drawn with its uniforms. The output keeps the target's distribution only if
         a draft depends on nothing but the text, these uniforms and observed outcomes.
         """
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyOutcome) -> None:
         """Process the outcome of a step, also of a step without a proposal."""
 
     def keep(self, row: int, text: Sequence[int]) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, DraftSampling
+from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.drafting.vocabulary import SAME, Vocabulary
 from trtspec.engine.model.attention_masks import Window
 
 
 @dataclass(frozen=True)
-class Floors:
+class ConfidenceFloor:
     """The minimum confidence for a draft to continue; 0 disables a bound.
 
     The confidence at a position is the probability of the most probable token, or the draft's own estimate. `token`
@@ -35,10 +35,10 @@ class Floors:
         return lens
 
 
-NEVER = Floors()
+NO_FLOOR = ConfidenceFloor()
 
 
-class DrawnChain:
+class SampledChain:
     """The chains of `rows` rows, built from the logits of one position at a time."""
 
     def __init__(
@@ -59,10 +59,12 @@ class DrawnChain:
         self._tokens.append(tokens.unsqueeze(1))
         return tokens
 
-    def draft(self, lens: list[int]) -> Draft:
+    def draft(self, lens: list[int]) -> DraftTokens:
         """Return the draft with `lens` valid tokens per row, without the columns that no row uses."""
         tokens, most = torch.cat(self._tokens, 1), max(lens)
-        return Draft(tokens[:, :most], torch.stack(self._probs[:most], 1) if self._probs[:most] else None, lens=lens)
+        return DraftTokens(
+            tokens[:, :most], torch.stack(self._probs[:most], 1) if self._probs[:most] else None, lens=lens
+        )
 
 
 class GrowingChain:
@@ -73,10 +75,10 @@ class GrowingChain:
         rows: int,
         device: torch.device,
         sampling: DraftSampling | None,
-        floors: Floors,
+        floors: ConfidenceFloor,
         vocabulary: Vocabulary = SAME,
     ) -> None:
-        self._drawn, self._floors = DrawnChain(rows, device, sampling, vocabulary), floors
+        self._drawn, self._floors = SampledChain(rows, device, sampling, vocabulary), floors
         self._grows, self._lens = [True] * rows, [0] * rows
         self._confidence = torch.ones(rows, device=device)
 
@@ -85,8 +87,8 @@ class GrowingChain:
 
         Return None if all chains have ended.
         """
-        if self._floors != NEVER:
-            self._end(likeliest(logits))
+        if self._floors != NO_FLOOR:
+            self._end(max_probability(logits))
         if not any(self._grows):
             return None
         self._lens = [length + grows for length, grows in zip(self._lens, self._grows, strict=True)]
@@ -98,12 +100,12 @@ class GrowingChain:
         sufficient = (confidence >= self._floors.token) & (self._confidence >= self._floors.chain)
         self._grows = [grew and grows for grew, grows in zip(self._grows, sufficient.tolist(), strict=True)]
 
-    def draft(self) -> Draft:
+    def draft(self) -> DraftTokens:
         """Return the draft."""
         return self._drawn.draft(self._lens)
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def max_probability(logits: Tensor) -> Tensor:
     """Return the probability [...] of the most probable token by logits [..., vocabulary]."""
     return torch.softmax(logits.float(), -1).amax(-1)
 
@@ -113,9 +115,9 @@ def draft_chain(
     tokens: Tensor,
     windows: Sequence[Window],
     sampling: DraftSampling | None,
-    floors: Floors,
+    floors: ConfidenceFloor,
     vocabulary: Vocabulary = SAME,
-) -> Draft:
+) -> DraftTokens:
     """Draft one token for each window, until all chains have ended.
 
     Args:
@@ -136,12 +138,12 @@ def draft_chain(
     return chain.draft()
 
 
-def draft_at_once(
-    logits: Tensor, sampling: DraftSampling | None, floors: Floors, vocabulary: Vocabulary = SAME
-) -> Draft:
+def draft_parallel(
+    logits: Tensor, sampling: DraftSampling | None, floors: ConfidenceFloor, vocabulary: Vocabulary = SAME
+) -> DraftTokens:
     """Draft one token for each position of logits [rows, positions, the draft's vocabulary], bounded by `floors`."""
     rows, positions, _ = logits.shape
-    chain = DrawnChain(rows, logits.device, sampling, vocabulary)
+    chain = SampledChain(rows, logits.device, sampling, vocabulary)
     for at_position in logits.unbind(1):
         chain.add(at_position)
-    return chain.draft([positions] * rows if floors == NEVER else floors.lens(likeliest(logits)))
+    return chain.draft([positions] * rows if floors == NO_FLOOR else floors.lens(max_probability(logits)))

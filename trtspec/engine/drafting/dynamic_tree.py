@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, DraftSampling
+from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.drafting.head import FeatureHead
 from trtspec.engine.drafting.tree_builder import TreeBuilder
 from trtspec.engine.model.attention_masks import GrowingTree
@@ -37,7 +37,7 @@ class Frontier:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedTokens:
     """Tokens ranked after a frontier [rows, n], by node, best first; `parents` are the `ranked` of the nodes."""
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class DynamicTree(TreeBuilder):
 
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
-    ) -> Draft:
+    ) -> DraftTokens:
         """Return the tree of all levels; `depth` is ignored, because the best tokens must not depend on other rows."""
         rows = len(features)
         frontier = Frontier(
@@ -72,18 +72,18 @@ class DynamicTree(TreeBuilder):
             levels.append(self._rank(head, frontier))
         return self._best(levels)
 
-    def _rank(self, head: FeatureHead, frontier: Frontier) -> Ranked:
+    def _rank(self, head: FeatureHead, frontier: Frontier) -> RankedTokens:
         """Rank the tokens after each node of a frontier."""
         logits = head.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
         best = torch.log_softmax(logits.float(), -1).topk(self._top_k, -1)
-        return Ranked(
+        return RankedTokens(
             tokens=head.vocabulary.to_target(best.indices).flatten(1),
             scores=(frontier.scores.unsqueeze(2) + best.values).flatten(1),
             parents=frontier.ranked.unsqueeze(2).expand_as(best.indices).flatten(1),
         )
 
     def _advance(
-        self, head: FeatureHead, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree
+        self, head: FeatureHead, frontier: Frontier, ranked: RankedTokens, before: int, windows: GrowingTree
     ) -> Frontier:
         """Return the frontier of the last level's best tokens; `before` tokens were ranked in earlier levels."""
         best = _best_indices(ranked.scores, self._top_k)
@@ -92,7 +92,7 @@ class DynamicTree(TreeBuilder):
         passed = head.forward(ranked.tokens.gather(1, best), features.flatten(0, 1), windows.below(parents))
         return Frontier(passed.view_as(features), ranked.scores.gather(1, best), before + best)
 
-    def _best(self, levels: list[Ranked]) -> Draft:
+    def _best(self, levels: list[RankedTokens]) -> DraftTokens:
         """Return the draft of the best tokens of all levels, in the order in which they were ranked."""
         tokens = torch.cat([level.tokens for level in levels], 1)
         scores = torch.cat([level.scores for level in levels], 1)
@@ -104,7 +104,7 @@ class DynamicTree(TreeBuilder):
         numbers.scatter_(1, best, torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1))
         above = numbers.gather(1, parents.gather(1, best) % numbers.shape[1])
         root = np.full((len(tokens), 1), -1)
-        return Draft(tokens.gather(1, best), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
+        return DraftTokens(tokens.gather(1, best), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
 
 
 def _best_indices(scores: Tensor, count: int) -> Tensor:

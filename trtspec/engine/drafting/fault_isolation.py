@@ -16,19 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Outcome
-from trtspec.engine.generation.circuit_breaker import Breaker
+from trtspec.engine.drafting.base import Drafter, DraftSampling, DraftTokens, VerifyOutcome
+from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.kernels.tree import Tree
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Guard:
+class IsolatedDrafter:
     """Wraps a drafter, translates the engine's rows to the drafter's, and isolates its failures."""
 
     drafter: Drafter
-    breaker: Breaker = field(default_factory=Breaker)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     on_fallback: Callable[[str], None] = lambda reason: None
     _places: list[int | None] = field(default_factory=list)  # the drafter's row of each row, None without drafts
     _texts: list[Sequence[int]] = field(default_factory=list)  # the growing texts of the drafter's rows
@@ -73,7 +73,7 @@ class Guard:
 
     def propose(
         self, texts: Sequence[Sequence[int]], depth: int, sampling: Callable[[list[int]], DraftSampling | None]
-    ) -> Draft | None:
+    ) -> DraftTokens | None:
         """Return the draft of the rows that are drafted for, or None if the drafter fails or is disabled.
 
         `sampling` returns the draft sampling of given rows.
@@ -88,7 +88,7 @@ class Guard:
             return None
         return draft if rows == [*range(len(texts))] else _spread(draft, rows, len(texts))
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyOutcome) -> None:
         """Process the outcome of a step for the rows that are drafted for."""
         if rows := self.drafted:
             try:
@@ -127,7 +127,7 @@ class Guard:
             self._places, self._texts = [None] * len(self._places), []
 
 
-def _spread(draft: Draft, rows: list[int], count: int) -> Draft:
+def _spread(draft: DraftTokens, rows: list[int], count: int) -> DraftTokens:
     """Return a draft of some rows as a draft of all `count` rows, with empty drafts in the other rows."""
     tokens, probs = _scatter(draft.tokens, rows, count), draft.probs
     tree = draft.tree
@@ -136,7 +136,7 @@ def _spread(draft: Draft, rows: list[int], count: int) -> Draft:
         parents[rows] = tree.parents
         tree = Tree(parents)
     lens = dict(zip(rows, draft.lens or [tokens.shape[1]] * len(rows), strict=True))
-    return Draft(
+    return DraftTokens(
         tokens,
         None if probs is None else _scatter(probs, rows, count),
         tree,
@@ -150,7 +150,7 @@ def _scatter(values: Tensor, rows: list[int], count: int) -> Tensor:
     return spread
 
 
-def _select(outcome: Outcome, rows: list[int]) -> Outcome:
+def _select(outcome: VerifyOutcome, rows: list[int]) -> VerifyOutcome:
     """Return the outcome of some rows."""
     index = torch.tensor(rows, device=outcome.logits.device)
     features = None if outcome.features is None else outcome.features[index]

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Outcome
+from trtspec.engine.drafting.base import Drafter, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.engine.drafting.head import FeatureHead
 from trtspec.engine.drafting.tree_builder import TreeBuilder
 
 
-class PairingDrafter(Drafter):
+class FeaturePairDrafter(Drafter):
     """Keeps a head's cache in sync with the text: prompts are processed, and accepted features wait for `_take`."""
 
     def __init__(self, head: FeatureHead) -> None:
@@ -53,7 +53,7 @@ class PairingDrafter(Drafter):
         self._waiting = {row: [] for row in range(rows)}
         return waiting
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyOutcome) -> None:
         """Keep the hidden states of each accepted path until the token after them is known."""
         for row, accepted in enumerate(outcome.accepted_features()):
             self._waiting[row].append(accepted)
@@ -67,14 +67,14 @@ class PairingDrafter(Drafter):
         return torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=self._head.device)
 
 
-class FeatureDrafter(PairingDrafter):
+class FeatureDrafter(FeaturePairDrafter):
     """Drafts with a head, token by token; a `TreeBuilder` determines the shape of the draft."""
 
     def __init__(self, head: FeatureHead, builder: TreeBuilder) -> None:
         super().__init__(head)
         self._builder = builder
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Process the waiting features, and grow the draft from the feature that the head predicts after them."""
         head, waiting = self._head, self._take(len(texts))
         counts = [len(features) for features in waiting]

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.engine.drafting.base import Room
+from trtspec.engine.drafting.base import BatchShape
 from trtspec.engine.drafting.vocabulary import SAME, Vocabulary
 from trtspec.engine.model.attention_masks import Window, Windows
 from trtspec.engine.model.cache import KVCache
@@ -29,7 +29,7 @@ class FeatureHead(ABC):
     aux_layers: tuple[int, ...]
     vocabulary: Vocabulary = SAME
 
-    def __init__(self, config: ModelConfig, room: Room) -> None:
+    def __init__(self, config: ModelConfig, room: BatchShape) -> None:
         self.config = config
         self.device, self.dtype = room.device, room.dtype
         self.windows = Windows(config, room.max_len, room.device, room.dtype)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Drafter, Outcome, Setup
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, VerifyOutcome
 from trtspec.engine.model.decoder import FINAL
 
 
-class LastHiddenDrafter(Drafter):
+class HiddenStateDrafter(Drafter):
     """Keeps in `_hidden` [rows, hidden] the hidden state from which each text's last token was predicted.
 
     It is the hidden state after the final norm at the second-to-last token.
@@ -20,7 +20,7 @@ class LastHiddenDrafter(Drafter):
 
     aux_layers = (FINAL,)
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         target, rows = setup.target, setup.room.rows
         self._hidden = torch.zeros((rows, target.config.hidden_size), device=target.device, dtype=target.dtype)
         self._rows = torch.arange(rows, device=target.device)
@@ -36,7 +36,7 @@ class LastHiddenDrafter(Drafter):
             if start <= end < start + features.shape[1]:
                 self._hidden[self._first_row + row] = features[row, end - start]
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyOutcome) -> None:
         """Keep the hidden state of each row's last accepted token."""
         if outcome.features is None:
             raise ValueError("a drafter with aux_layers needs hidden states")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, DraftSampling
+from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.drafting.head import FeatureHead
 from trtspec.engine.drafting.tree_builder import TreeBuilder
 from trtspec.kernels.sampling import pick
@@ -21,7 +21,7 @@ from trtspec.kernels.tree import Choice, Tree, in_node_order
 
 
 @dataclass(frozen=True)
-class Level:
+class TreeLevel:
     """The nodes of one depth; "above" refers to the inner nodes of the level above, which are their parents.
 
     `parents` and `ranks` [nodes] are the index above of each node's parent, and each node's rank. `inner` [inner nodes]
@@ -42,11 +42,11 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Shape:
+class StaticTreeShape:
     """A tree with its levels; `inner` is the tree of the nodes with children, `inner_nodes` their numbers."""
 
     tree: Tree
-    levels: list[Level]
+    levels: list[TreeLevel]
     inner: Tree
     inner_nodes: Tensor
 
@@ -70,7 +70,7 @@ class StaticTree(TreeBuilder):
 
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
-    ) -> Draft:
+    ) -> DraftTokens:
         """Return the tree down to `depth`."""
         shape = self._shapes[min(depth, len(self._shapes)) - 1]
         rows, above = len(features), features.unsqueeze(1)
@@ -89,15 +89,15 @@ class StaticTree(TreeBuilder):
             if window is not None and len(level.inner):
                 pairs = tokens[-1][:, level.inner], above[:, level.inner_parents].flatten(0, 1)
                 above = head.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)
-        return Draft(torch.cat(tokens, 1), shape.by_node(probs) if probs else None, shape.tree)
+        return DraftTokens(torch.cat(tokens, 1), shape.by_node(probs) if probs else None, shape.tree)
 
 
-def _ranked(logits: Tensor, level: Level) -> Tensor:
+def _ranked(logits: Tensor, level: TreeLevel) -> Tensor:
     """Return each node's token [rows, nodes] by its rank in the logits [rows, above, vocab] of its parent."""
     return logits.topk(level.widest, -1).indices[:, level.parents, level.ranks]
 
 
-def _sampled(logits: Tensor, level: Level, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
+def _sampled(logits: Tensor, level: TreeLevel, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
     """Sample each node's token [rows, nodes] with the uniforms from `column` on.
 
     Also return the distribution of the children of each node above [rows, above, vocab]; greedy rows have zeros,
@@ -124,7 +124,7 @@ def draw_each(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
     return pick(weights.flatten(0, 1), uniforms.flatten()).view(rows, count)
 
 
-def _shape(choices: Sequence[Choice], device: torch.device) -> Shape:
+def _shape(choices: Sequence[Choice], device: torch.device) -> StaticTreeShape:
     nodes = in_node_order(choices)
     with_children = {choice[:-1] for choice in nodes}
     inner = [choice for choice in nodes if choice in with_children]
@@ -134,10 +134,10 @@ def _shape(choices: Sequence[Choice], device: torch.device) -> Shape:
         above = [choice for choice in [(), *inner] if len(choice) == depth - 1]
         levels.append(_level(here, above, inner, device))
     numbers = torch.tensor([0, *(nodes.index(choice) + 1 for choice in inner)], device=device)
-    return Shape(Tree.of_paths(nodes), levels, Tree.of_paths(inner), numbers)
+    return StaticTreeShape(Tree.from_choices(nodes), levels, Tree.from_choices(inner), numbers)
 
 
-def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice], device: torch.device) -> Level:
+def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice], device: torch.device) -> TreeLevel:
     def indices(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
@@ -151,7 +151,7 @@ def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice]
         rounds.append(indices([before.index(parent) for parent in drawing]))
         order += [families[parent][turn] for parent in drawing]
         before = drawing
-    return Level(
+    return TreeLevel(
         parents=indices(parents),
         ranks=indices([choice[-1] for choice in nodes]),
         inner=indices(inner),

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, DraftSampling
-from trtspec.engine.drafting.chain import Floors, GrowingChain
+from trtspec.engine.drafting.base import DraftSampling, DraftTokens
+from trtspec.engine.drafting.chain import ConfidenceFloor, GrowingChain
 from trtspec.engine.drafting.head import FeatureHead
 
 
@@ -20,7 +20,7 @@ class TreeBuilder(ABC):
     @abstractmethod
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
-    ) -> Draft:
+    ) -> DraftTokens:
         """Return a draft of at most `depth` tokens in a row after each row's text.
 
         `features` [rows, hidden] follow each row's last pair, which is at `ends[row]` of the head's cache.
@@ -30,12 +30,12 @@ class TreeBuilder(ABC):
 class Chain(TreeBuilder):
     """A chain of the most probable tokens, or of tokens sampled from the head's distribution if the request samples."""
 
-    def __init__(self, depth: int, floors: Floors) -> None:
+    def __init__(self, depth: int, floors: ConfidenceFloor) -> None:
         self.scratch, self._floors = depth, floors
 
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
-    ) -> Draft:
+    ) -> DraftTokens:
         """Return a chain of `depth` tokens, or fewer if the head's confidence is too low."""
         chain = GrowingChain(len(features), features.device, sampling, self._floors, head.vocabulary)
         tokens = chain.add(head.logits(features))

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trtspec.checkpoints.translation import LONGER, Translation, read_translation
+from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, VocabMapping, read_vocab_mapping
 from trtspec.engine.drafting.vocabulary import SAME, SmallerVocabulary, Vocabulary
 
 
-class Reading:
+class VocabAdapter:
     """The adapter of a draft with the target's tokens.
 
     `vocabulary` is the vocabulary of the `shared` logits; a text has up to `longer` times as many draft tokens.
@@ -35,16 +35,16 @@ class Reading:
         return logits
 
 
-class Translated(Reading):
+class TranslatingAdapter(VocabAdapter):
     """The adapter of a draft with another vocabulary, which drafts only tokens that both vocabularies have.
 
     The draft's distribution is computed from the logits of these tokens only, so that verification uses the
     distribution from which the tokens were sampled.
     """
 
-    longer = LONGER
+    longer = MAX_LENGTH_RATIO
 
-    def __init__(self, translation: Translation, device: torch.device) -> None:
+    def __init__(self, translation: VocabMapping, device: torch.device) -> None:
         self._spellings = translation.spellings
         self._draft_ids = torch.tensor(translation.draft_ids, device=device)
         target_ids = torch.tensor(translation.target_ids, device=device)
@@ -65,7 +65,7 @@ class Translated(Reading):
         return logits[:, self._draft_ids]
 
 
-def reading_of(root: Path, target_size: int, draft_size: int, device: torch.device) -> Reading:
+def load_vocab_adapter(root: Path, target_size: int, draft_size: int, device: torch.device) -> VocabAdapter:
     """Return the adapter for the draft in the checkpoint `root`; the sizes are the numbers of vocabulary entries."""
-    translation = read_translation(root, target_size, draft_size)
-    return Translated(translation, device) if translation else Reading()
+    translation = read_vocab_mapping(root, target_size, draft_size)
+    return TranslatingAdapter(translation, device) if translation else VocabAdapter()

@@ -11,7 +11,7 @@ FAILURES = 3
 REST_S, LONGEST_REST_S = 0.5, 30.0
 
 
-class Breaker:
+class CircuitBreaker:
     """Opens after `failures` consecutive failures; then admits one caller per back-off, which grows with each failure.
 
     The first success closes it. Thread-safe.

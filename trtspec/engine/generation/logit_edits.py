@@ -45,7 +45,7 @@ class LogitEdits:
     begin_suppressed: tuple[int, ...] = ()
 
     @property
-    def penalizes(self) -> bool:
+    def has_penalties(self) -> bool:
         """Return whether a penalty is set, so that earlier tokens change the logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
@@ -53,7 +53,7 @@ class LogitEdits:
 NO_EDITS = LogitEdits()
 
 
-def complaints_about(edits: LogitEdits, vocab_size: int) -> dict[str, bool]:
+def find_edit_errors(edits: LogitEdits, vocab_size: int) -> dict[str, bool]:
     """Return the possible errors of a request's edits as {message: whether it applies}."""
     ids = {*edits.bias, *edits.begin_suppressed, *(token for word in edits.bad_words for token in word)}
     return {

@@ -2,7 +2,7 @@
 """The defaults of a model's author (generation_config.json) as sampling options and logit edits.
 
 Names, neutral values and meanings of the keys are the same as in transformers 5.23 (`GenerationConfig`,
-`GenerationMixin._get_logits_processor`). `unapplied` returns the unsupported keys, so that `check` can list them.
+`GenerationMixin._get_logits_processor`). `unsupported_keys` returns the others, so that `check` can list them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.generation_config import GenerationConfig, find_end_ids, read_generation_config
-from trtspec.checkpoints.safe_json import shown
+from trtspec.checkpoints.safe_json import repr_short
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.generation.logit_edits import LARGEST, NO_EDITS, LogitEdits
 
@@ -77,7 +77,7 @@ def load_model_defaults(root: Path) -> ModelDefaults:
     return read_defaults(read_generation_config(root), end_ids)
 
 
-def stated(config: GenerationConfig) -> dict[str, Any]:
+def effective_keys(config: GenerationConfig) -> dict[str, Any]:
     """Return the keys that change the output, with their values; sampling keys only if the model samples."""
     keys: list[tuple[str, tuple[Any, ...]]] = [(key, NEUTRAL[key]) for key in APPLIED] + [*OTHERS.items()]
     if config.values.get("do_sample") is True:
@@ -88,9 +88,9 @@ def stated(config: GenerationConfig) -> dict[str, Any]:
     return found
 
 
-def unapplied(config: GenerationConfig) -> dict[str, Any]:
+def unsupported_keys(config: GenerationConfig) -> dict[str, Any]:
     """Return the keys that change the output but are not supported as defaults."""
-    found = {key: value for key, value in stated(config).items() if key in OTHERS or key in OTHER_SAMPLING}
+    found = {key: value for key, value in effective_keys(config).items() if key in OTHERS or key in OTHER_SAMPLING}
     if biases := [sequence for sequence, _ in _biases(config) if len(sequence) > 1]:
         found["sequence_bias"] = biases
     return found
@@ -113,7 +113,7 @@ def read_defaults(config: GenerationConfig, end_ids: Sequence[int] = ()) -> Mode
     return ModelDefaults(edits, min_length, _sampling(config))
 
 
-def ids_of(defaults: ModelDefaults) -> set[int]:
+def default_token_ids(defaults: ModelDefaults) -> set[int]:
     """Return the token ids that occur in the defaults."""
     edits = defaults.edits
     return {*edits.bias, *edits.begin_suppressed, *(token for word in edits.bad_words for token in word)}
@@ -185,4 +185,4 @@ def _are_ids(value: Any) -> bool:
 
 
 def _refuse(config: GenerationConfig, key: str, expected: str) -> CheckpointError:
-    return CheckpointError(f"{key} is {shown(str(config.values[key]))[1:-1]}, {expected}", where=str(config.path))
+    return CheckpointError(f"{key} is {repr_short(str(config.values[key]))[1:-1]}, {expected}", where=str(config.path))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TokenLimits:
     """The maximum tokens of a request: prompt plus output, and the prompt alone (None for no limit)."""
 
     max_seq_len: int
@@ -55,7 +55,7 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
-class Request:
+class EngineRequest:
     """A prompt to continue.
 
     Generation ends after `max_new_tokens`, before one of `end_ids`, or with the token that completes a `stop` text.
@@ -161,7 +161,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Result:
+class EngineResult:
     """A finished request, with the `scores` of its ids if it wanted any."""
 
     ids: tuple[int, ...]

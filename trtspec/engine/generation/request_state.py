@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.request import Request, Stats, Update, add_accepted
+from trtspec.engine.generation.request import EngineRequest, Stats, Update, add_accepted
 from trtspec.engine.generation.scores import Scores
-from trtspec.engine.generation.stopping import Endings
+from trtspec.engine.generation.stopping import StopConditions
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next token.
 
     `scores` are the target's scores of these len(accepted) + 1 tokens, if the request wants any.
@@ -46,10 +46,12 @@ class RequestHandle:
         return self._cancelled.is_set()
 
 
-class Running:
+class RunningRequest:
     """A request's state; `text` is the prompt and the output so far."""
 
-    def __init__(self, request: Request, on_update: Callable[[Update], None], tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, request: EngineRequest, on_update: Callable[[Update], None], tokenizer: Tokenizer | None
+    ) -> None:
         self.request = request
         self.on_update = on_update
         self.handle = RequestHandle()
@@ -62,7 +64,7 @@ class Running:
         self._queued_since = time.monotonic()
         self._queue_s: float | None = None
         self._random = np.random.Generator(np.random.Philox(request.sampling.seed)) if self.samples else None
-        self._endings = Endings(frozenset(request.end_ids), request.stop, tokenizer, request.edits.min_tokens)
+        self._endings = StopConditions(frozenset(request.end_ids), request.stop, tokenizer, request.edits.min_tokens)
 
     @property
     def samples(self) -> bool:
@@ -103,7 +105,7 @@ class Running:
         """Record that the engine admitted the request, which ends its waiting time."""
         self._queue_s = time.monotonic() - self._queued_since
 
-    def begin(self, progress: Progress) -> str | None:
+    def begin(self, progress: StepProgress) -> str | None:
         """Add the tokens of the prefill; return the finish reason, if any.
 
         A prefill that verified an external draft is the request's only step.
@@ -111,7 +113,7 @@ class Running:
         verified = progress.drafted > 0
         return self._add(progress, steps=int(verified)) or ("length" if verified else None)
 
-    def advance(self, progress: Progress) -> str | None:
+    def advance(self, progress: StepProgress) -> str | None:
         """Add the tokens of a step; return the finish reason, if any."""
         return self._add(progress, steps=1)
 
@@ -132,7 +134,7 @@ class Running:
     def _remaining(self) -> int:
         return self.request.max_new_tokens - (len(self.text) - len(self.request.prompt_ids))
 
-    def _add(self, progress: Progress, steps: int) -> str | None:
+    def _add(self, progress: StepProgress, steps: int) -> str | None:
         self._steps += steps
         self._draft_steps += progress.drafted > 0
         self._drafted += progress.drafted

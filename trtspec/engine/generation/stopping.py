@@ -12,7 +12,7 @@ STOP_MARGIN = 8  # tokens of context that decoding the beginning of a stop text 
 
 
 @dataclass(frozen=True)
-class Endings:
+class StopConditions:
     """The stop conditions of one text; stop texts need the tokenizer and are ignored before `min_tokens` of output."""
 
     end_ids: frozenset[int] = frozenset()

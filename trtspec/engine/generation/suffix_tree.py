@@ -16,30 +16,30 @@ ROUNDING = 1e-6  # tolerance for floating-point comparisons
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class SuffixNode:
     """A string that occurred `count` times; `ranked` has its continuations, most frequent first.
 
     For a string that occurred once, `owner` is the sequence that contains it and `end` its end position there.
     """
 
     count: int = 0
-    children: dict[int, Node] = field(default_factory=dict)
-    ranked: list[Node] = field(default_factory=list)
+    children: dict[int, SuffixNode] = field(default_factory=dict)
+    ranked: list[SuffixNode] = field(default_factory=list)
     token: int = -1
-    owner: Said | None = None
+    owner: SuffixHistory | None = None
     end: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class Said:
+class SuffixHistory:
     """A sequence of tokens in a tree; `open` has the nodes of its suffixes that can grow, each with its depth."""
 
     tokens: list[int] = field(default_factory=list)
-    open: list[tuple[Node, int]] = field(default_factory=list)
+    open: list[tuple[SuffixNode, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Guess:
+class SuffixPrediction:
     """Predicted tokens; `score` is the sum of the estimated probabilities of their prefixes."""
 
     tokens: list[int] = field(default_factory=list)
@@ -51,16 +51,16 @@ class SuffixTree:
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
-        self._root = Node()
+        self._root = SuffixNode()
 
-    def append(self, sequence: Said, token: int) -> None:
+    def append(self, sequence: SuffixHistory, token: int) -> None:
         """Append a token to a sequence."""
         sequence.tokens.append(token)
         reached, sequence.open = [*sequence.open, (self._root, 0)], []
         for node, depth in reached:
             child = node.children.get(token)
             if child is None:
-                child = Node(1, token=token, owner=sequence, end=len(sequence.tokens))
+                child = SuffixNode(1, token=token, owner=sequence, end=len(sequence.tokens))
                 node.children[token] = child
                 node.ranked.append(child)
                 continue
@@ -69,7 +69,7 @@ class SuffixTree:
             if depth + 1 < self._max_depth:
                 sequence.open.append((child, depth + 1))
 
-    def _unfold(self, node: Node, depth: int) -> None:
+    def _unfold(self, node: SuffixNode, depth: int) -> None:
         """Add the continuation of a string that occurred once to its node, or mark it open if its owner ends there."""
         owner, end = node.owner, node.end
         if owner is None:
@@ -80,11 +80,11 @@ class SuffixTree:
         if end == len(owner.tokens):
             owner.open.append((node, depth))
             return
-        child = Node(1, token=owner.tokens[end], owner=owner, end=end + 1)
+        child = SuffixNode(1, token=owner.tokens[end], owner=owner, end=end + 1)
         node.children[child.token] = child
         node.ranked.append(child)
 
-    def remove(self, sequence: Said) -> None:
+    def remove(self, sequence: SuffixHistory) -> None:
         """Remove a sequence, to which nothing may be appended afterwards."""
         for start in range(len(sequence.tokens)):
             node = self._root
@@ -97,13 +97,13 @@ class SuffixTree:
                 _count_once_less(node.ranked, child)
                 node = child
 
-    def guess(self, context: Sequence[int], most: int, factor: float, least: float) -> Guess:
+    def guess(self, context: Sequence[int], most: int, factor: float, least: float) -> SuffixPrediction:
         """Return the continuation of `context` with the highest score over all of its suffixes that occur in the tree.
 
         A suffix of n tokens predicts at most min(`most`, `factor` * n) tokens, each with a probability of at least
         `least`.
         """
-        best = Guess()
+        best = SuffixPrediction()
         for length in range(1, min(len(context), self._max_depth)):
             node, ahead = self._find(context[len(context) - length :])
             if node is None or (node.owner and node.end + ahead == len(node.owner.tokens)):
@@ -113,7 +113,7 @@ class SuffixTree:
                 best = guess
         return best
 
-    def _find(self, string: Sequence[int]) -> tuple[Node | None, int]:
+    def _find(self, string: Sequence[int]) -> tuple[SuffixNode | None, int]:
         """Return (node, tokens beyond that node) of a string; the node is None if the string does not occur."""
         node = self._root
         for at, token in enumerate(string):
@@ -126,7 +126,7 @@ class SuffixTree:
             node = found
         return node, 0
 
-    def _follow(self, node: Node, ahead: int, depth: int, most: int, least: float) -> Guess:
+    def _follow(self, node: SuffixNode, ahead: int, depth: int, most: int, least: float) -> SuffixPrediction:
         """Follow the most frequent continuations of a string of `depth` tokens."""
         tokens: list[int] = []
         score, probability = 0.0, 1.0
@@ -134,7 +134,7 @@ class SuffixTree:
             if node.owner:
                 start = node.end + ahead
                 tail = node.owner.tokens[start : start + min(most - len(tokens), self._max_depth - depth)]
-                return Guess(tokens + tail, score + probability * len(tail))
+                return SuffixPrediction(tokens + tail, score + probability * len(tail))
             if not node.ranked:
                 break
             child = node.ranked[0]
@@ -143,10 +143,10 @@ class SuffixTree:
                 break
             tokens.append(child.token)
             score, node, depth = score + probability, child, depth + 1
-        return Guess(tokens, score)
+        return SuffixPrediction(tokens, score)
 
 
-def _count_once_more(ranked: list[Node], node: Node) -> None:
+def _count_once_more(ranked: list[SuffixNode], node: SuffixNode) -> None:
     """Increment a node's count, and move it before all nodes with the same or a lower count."""
     place = ranked.index(node)
     before = ranked[place - 1].count if place else node.count + 2
@@ -156,7 +156,7 @@ def _count_once_more(ranked: list[Node], node: Node) -> None:
         ranked.insert(next(i for i, other in enumerate(ranked) if other.count == before), node)
 
 
-def _count_once_less(ranked: list[Node], node: Node) -> None:
+def _count_once_less(ranked: list[SuffixNode], node: SuffixNode) -> None:
     """Decrement a node's count, and move it after all nodes that had the same count."""
     place = ranked.index(node)
     del ranked[place]

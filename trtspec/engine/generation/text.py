@@ -12,7 +12,7 @@ from trtspec.core.errors import TrtspecError
 ANCHORS = ("", "a", "!", "\n")
 
 
-class Pieces:
+class TextPieces:
     """Decodes and encodes text that does not begin a text: some tokenizers drop the leading space of a first token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -41,9 +41,9 @@ class Pieces:
 class TextStream:
     """Streams the text of tokens in pieces that do not split characters."""
 
-    def __init__(self, tokenizer: Tokenizer, pieces: Pieces | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, pieces: TextPieces | None = None) -> None:
         self._tokenizer = tokenizer
-        self._pieces = pieces or Pieces(tokenizer)
+        self._pieces = pieces or TextPieces(tokenizer)
         self._held: list[int] = []
         self._begun = False
 

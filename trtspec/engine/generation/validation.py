@@ -8,19 +8,19 @@ import math
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.logit_edits import complaints_about
-from trtspec.engine.generation.request import Limits, Request, SamplingOptions
+from trtspec.engine.generation.logit_edits import find_edit_errors
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
 
 MOST_LOG_PROBS = 20  # OpenAI's limit
 
 
-def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
+def check_request(request: EngineRequest, limits: TokenLimits, vocab_size: int, has_tokenizer: bool) -> None:
     """Raise TrtspecError with the invalid value if the engine cannot serve a request."""
     errors = (
         _text_errors(request, limits, vocab_size)
         | _sampling_errors(request.sampling)
         | _draft_errors(request, vocab_size)
-        | complaints_about(request.edits, vocab_size)
+        | find_edit_errors(request.edits, vocab_size)
         | {
             f"num_top_logprobs is {request.num_top_log_probs}, expected 0 to {MOST_LOG_PROBS}": (
                 not 0 <= request.num_top_log_probs <= MOST_LOG_PROBS
@@ -34,7 +34,7 @@ def check_request(request: Request, limits: Limits, vocab_size: int, has_tokeniz
             raise TrtspecError(message)
 
 
-def _text_errors(request: Request, limits: Limits, vocab_size: int) -> dict[str, bool]:
+def _text_errors(request: EngineRequest, limits: TokenLimits, vocab_size: int) -> dict[str, bool]:
     prompt = request.prompt_ids
     total = len(prompt) + request.max_new_tokens
     return {
@@ -61,7 +61,7 @@ def _sampling_errors(sampling: SamplingOptions) -> dict[str, bool]:
     }
 
 
-def _draft_errors(request: Request, vocab_size: int) -> dict[str, bool]:
+def _draft_errors(request: EngineRequest, vocab_size: int) -> dict[str, bool]:
     ids, logits = request.draft_ids, request.draft_logits
     errors = {
         f"the draft length is {request.draft_len}, expected 0 or more": (request.draft_len or 0) < 0,

@@ -10,7 +10,7 @@ from torch import Tensor
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.engine.model.attention_masks import Window
 from trtspec.engine.model.cache import KVCache
-from trtspec.engine.model.fp8 import through_e4m3
+from trtspec.engine.model.fp8 import round_to_e4m3
 from trtspec.engine.model.layers import Block
 
 
@@ -26,7 +26,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
     rotated = _turn(turning, layer.qk_norm, window, config)
     new_keys = rotated[:, heads:]
     if layer.kv_scale is not None:
-        new_keys, new_values = (through_e4m3(new, layer.kv_scale) for new in (new_keys, new_values))
+        new_keys, new_values = (round_to_e4m3(new, layer.kv_scale) for new in (new_keys, new_values))
     cache.write(number, window.slots, new_keys, new_values)
     keys, values = cache.read(number, window.first_row, rows, window.key_len)
     # Heads that share a key head become additional queries of it, so keys are never repeated in memory.
@@ -42,7 +42,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
     return mixed.reshape(rows * width, heads * size)
 
 
-def remember(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
+def cache_context(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
     """Write kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values, to the cache's layers.
 
     `key_norm` [layers * kv_heads, head_size] multiplies the normalized keys; it is None without a key norm.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.engine.model.rope import rotations, under_windows
+from trtspec.engine.model.rope import rotations, sliding_window_config
 
 if TYPE_CHECKING:
     from trtspec.kernels.tree import Tree
@@ -60,7 +60,7 @@ class Windows:
         self._reach = config.sliding_window if any(map(config.has_window, range(config.num_layers))) else 0
         self._near_rotations = None
         if self._reach and config.local_rotary_base:
-            self._near_rotations = rotations(under_windows(config), max_len).to(device)
+            self._near_rotations = rotations(sliding_window_config(config), max_len).to(device)
 
     def unmasked(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the window of `width` tokens at `starts[i]` in cache row `first_row + i`; each attends to all keys."""

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoints.trtllm import Checkpoint, load_checkpoint
+from trtspec.checkpoints.trtllm import TrtllmCheckpoint, load_checkpoint
 from trtspec.engine.calibration.layer_pass import embedding_scale
 from trtspec.engine.model.attention import attend
 from trtspec.engine.model.attention_masks import Window, Windows
 from trtspec.engine.model.cache import KVCache
-from trtspec.engine.model.layers import Layer
+from trtspec.engine.model.layers import DecoderLayer
 from trtspec.engine.model.norm import Norm
-from trtspec.engine.model.weights import Weights
+from trtspec.engine.model.weights import WeightLoader
 
 # The auxiliary layer number of the hidden state after the final norm, which is the input of the LM head.
 FINAL = -1
@@ -44,7 +44,7 @@ class Decoder:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TrtllmCheckpoint,
         rows: int,
         max_len: int,
         device: torch.device,
@@ -53,7 +53,7 @@ class Decoder:
     ) -> None:
         self.checkpoint, self.config = checkpoint, checkpoint.config
         self.device, self.dtype = device, dtype
-        self.weights = Weights(self.checkpoint, device, dtype)
+        self.weights = WeightLoader(self.checkpoint, device, dtype)
         self.embedding = self.weights.embedding()
         self._embedding_scale = embedding_scale(self.config, dtype).to(device)
         self.layers = [self.weights.layer(number) for number in range(self.config.num_layers)]
@@ -114,7 +114,7 @@ class Decoder:
         """Return the padding rows of a pass of `count` rows; 0 with experts, which would load weights for padding."""
         return 0 if self.config.num_experts else self.layers[0].qkv.matrix.taken(count) - count
 
-    def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:
+    def _attention(self, hidden: Tensor, number: int, layer: DecoderLayer, window: Window) -> Tensor:
         qkv = layer.qkv(self.norm(hidden, layer.input_norm))
         seen = window.near if layer.has_window and window.near else window
         mixed = attend(qkv[: window.rows * window.width], layer, number, seen, self.cache, self.config)

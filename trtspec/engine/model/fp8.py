@@ -17,19 +17,19 @@ CLAMP = 1200.0
 LEAST_SCALE = 1.0 / (E4M3_MAX * 512.0)
 
 
-def through_e4m3(values: Tensor, scale: Tensor) -> Tensor:
+def round_to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
     """Return float8_e4m3(values / scale) * scale; `scale` is float32, and values beyond 448 * scale are clamped."""
     scaled = (values.float() / scale).clamp_(-E4M3_MAX, E4M3_MAX)
     return dequantize(scaled.to(torch.float8_e4m3fn), scale, values.dtype)
 
 
-def rows_through_e4m3(values: Tensor) -> Tensor:
+def round_rows_to_e4m3(values: Tensor) -> Tensor:
     """Return values [tokens, columns] rounded to float8_e4m3, with a scale per token from its largest value."""
     clamped = values.clamp(-CLAMP, CLAMP)
     largest = clamped.float().abs().amax(-1, keepdim=True)
     # divide by a tensor: for a Python number, a GPU multiplies by its reciprocal, which changes the scale's last bit
     most = largest.new_full((), E4M3_MAX)
-    return through_e4m3(clamped, (largest / most).clamp_min_(LEAST_SCALE))
+    return round_to_e4m3(clamped, (largest / most).clamp_min_(LEAST_SCALE))
 
 
 def dequantize(quantized: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

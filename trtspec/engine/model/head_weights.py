@@ -11,10 +11,10 @@ from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule
-from trtspec.checkpoints.trtllm import Checkpoint
+from trtspec.checkpoints.trtllm import TrtllmCheckpoint
 from trtspec.engine.model.layers import Block, GatedMlp, Linear
-from trtspec.engine.model.matrix import matrix_of
-from trtspec.engine.model.merge_shards import join
+from trtspec.engine.model.matrix import make_matrix
+from trtspec.engine.model.merge_shards import join_shards
 from trtspec.engine.model.weights import norm_weight, paired_qkv, qk_norm, stack
 
 
@@ -24,7 +24,9 @@ class HeadWeights:
     Every call reads from the checkpoint and raises CheckpointError if a tensor is missing.
     """
 
-    def __init__(self, checkpoint: Checkpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, checkpoint: TrtllmCheckpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
         self._rules = {rule.target: rule for rule in rules}
 
@@ -33,7 +35,7 @@ class HeadWeights:
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor in the compute dtype, or in `dtype`."""
-        return join(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
+        return join_shards(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
 
     def target_ids(self, name: str) -> Tensor:
         """Return the target's ids of a draft's tokens, which are stored as offsets from the draft's ids."""
@@ -50,7 +52,7 @@ class HeadWeights:
         def stacked(kind: str) -> Tensor:
             return order(stack([self.tensor(f"{module}.{kind}") for module in modules]))
 
-        return Linear(matrix_of(stacked("weight")), stacked("bias") if f"{modules[0]}.bias" in self else None)
+        return Linear(make_matrix(stacked("weight")), stacked("bias") if f"{modules[0]}.bias" in self else None)
 
     def block(self, prefix: str, config: ModelConfig) -> Block:
         """Return a layer whose tensors have TensorRT-LLM's names after `prefix`."""

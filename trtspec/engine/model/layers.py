@@ -10,7 +10,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.engine.model.matrix import Matrix
+from trtspec.engine.model.matrix import WeightMatrix
 from trtspec.engine.model.moe import mix_experts
 
 # Activations of an MLP's gate by TensorRT-LLM's names; its gelu is the tanh approximation.
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Linear:
     """A matrix with an optional bias and an optional quantization of its input."""
 
-    matrix: Matrix
+    matrix: WeightMatrix
     bias: Tensor | None = None
     quantize: Callable[[Tensor], Tensor] | None = None
 
@@ -64,7 +64,7 @@ class GatedMlp:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class MixtureOfExperts:
     """A mixture of experts: each row uses its `top_k` experts by the router [experts, hidden]."""
 
     router: Tensor
@@ -77,7 +77,7 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Normed:
+class NormalizedModule:
     """A module whose output is normalized before it is added to the residual."""
 
     inner: Linear | GatedMlp
@@ -111,13 +111,13 @@ class Block:
     qkv: Linear
     qk_norm: Tensor | None
     kv_scale: Tensor | None
-    dense: Linear | Normed
+    dense: Linear | NormalizedModule
     post_norm: Tensor
-    mlp: GatedMlp | Mixture | Normed
+    mlp: GatedMlp | MixtureOfExperts | NormalizedModule
 
 
 @dataclass(frozen=True)
-class Layer(Block):
+class DecoderLayer(Block):
     """The weights of one layer of a model; with `has_window` its attention is limited to a sliding window."""
 
     input_norm: Tensor

@@ -22,7 +22,7 @@ _PADDED = [0, *(next(count for count in COUNTS if count >= rows) for rows in ran
 PACKED_FROM = 1 << 17  # weights; the overhead of some 10 us per oneDNN call does not pay off for smaller matrices
 
 
-class Matrix(Protocol):
+class WeightMatrix(Protocol):
     """A weight that maps rows [n, in] to [n, out]."""
 
     @property
@@ -40,7 +40,7 @@ class Matrix(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain(Matrix):
+class PlainMatrix(WeightMatrix):
     """A plain `matrix` [in, out]."""
 
     matrix: Tensor
@@ -61,7 +61,7 @@ class Plain(Matrix):
 
 
 @dataclass(frozen=True)
-class Packed(Matrix):
+class PackedMatrix(WeightMatrix):
     """A weight in oneDNN's layout, multiplied only by COUNTS rows: other numbers of rows are padded or split."""
 
     packed: Tensor
@@ -96,11 +96,11 @@ class Packed(Matrix):
         return found
 
 
-def matrix_of(weight: Tensor, *, is_shared: bool = False) -> Matrix:
+def make_matrix(weight: Tensor, *, is_shared: bool = False) -> WeightMatrix:
     """Return a weight [out, in] in the fastest layout on its device; without a copy on other devices if `is_shared`."""
     if weight.device.type == "cpu" and weight.numel() >= PACKED_FROM and weight.dtype in _packable():
-        return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
-    return Plain(weight.t() if is_shared else weight.t().contiguous())
+        return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+    return PlainMatrix(weight.t() if is_shared else weight.t().contiguous())
 
 
 def _packable() -> tuple[torch.dtype, ...]:

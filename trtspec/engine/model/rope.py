@@ -25,7 +25,7 @@ def rotations(config: ModelConfig, max_len: int, length: int = 0) -> Tensor:
     return torch.polar(torch.full_like(angles, attention_factor(config)), angles).unsqueeze(1)
 
 
-def under_windows(config: ModelConfig) -> ModelConfig:
+def sliding_window_config(config: ModelConfig) -> ModelConfig:
     """Return the config with the rotary settings of layers with a sliding window."""
     if not config.local_rotary_base:
         return config

@@ -15,19 +15,27 @@ from torch import Tensor
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule, Stage
 from trtspec.checkpoints.scales import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
-from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, Checkpoint
-from trtspec.engine.model.fp8 import dequantize, rows_through_e4m3, through_e4m3
-from trtspec.engine.model.layers import ACTIVATIONS, CappedHead, GatedMlp, Layer, Linear, Mixture, Normed
-from trtspec.engine.model.matrix import matrix_of
-from trtspec.engine.model.merge_shards import find, join
+from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, TrtllmCheckpoint
+from trtspec.engine.model.fp8 import dequantize, round_rows_to_e4m3, round_to_e4m3
+from trtspec.engine.model.layers import (
+    ACTIVATIONS,
+    CappedHead,
+    DecoderLayer,
+    GatedMlp,
+    Linear,
+    MixtureOfExperts,
+    NormalizedModule,
+)
+from trtspec.engine.model.matrix import make_matrix
+from trtspec.engine.model.merge_shards import find_shard, join_shards
 from trtspec.engine.model.norm import Norm
 from trtspec.engine.model.stored_rules import At, stored_rules
 
 
-class Weights:
+class WeightLoader:
     """The tensors of a checkpoint on a device; every call reads, and raises CheckpointError if a tensor is missing."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: TrtllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._device, self._dtype = device, dtype
         self._rules = stored_rules(checkpoint.config)
@@ -39,20 +47,20 @@ class Weights:
     def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
         """Return the LM head, which is the embedding if they are tied."""
         tied = self._config.tied_embeddings
-        head = Linear(matrix_of(embedding, is_shared=True)) if tied else self._linear(Stage.LAST, "lm_head")
+        head = Linear(make_matrix(embedding, is_shared=True)) if tied else self._linear(Stage.LAST, "lm_head")
         return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
 
     def final_norm(self) -> Tensor:
         """Return the weight of the final norm."""
         return self._norm(Stage.LAST, FINAL_NORM)
 
-    def layer(self, number: int) -> Layer:
+    def layer(self, number: int) -> DecoderLayer:
         """Return the weights of layer `number`."""
         config = self._config
         qkv = self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config))
         dense = self._linear(number, "attention.dense", bias=config.dense_bias)
         norm_before_mlp = "pre_feedforward_layernorm" if config.inner_norms else "post_layernorm"
-        return Layer(
+        return DecoderLayer(
             has_window=config.has_window(number),
             input_norm=self._norm(number, "input_layernorm.weight"),
             qkv=qkv,
@@ -63,15 +71,15 @@ class Weights:
             mlp=self._feed_forward(number),
         )
 
-    def _feed_forward(self, layer: int) -> GatedMlp | Mixture | Normed:
+    def _feed_forward(self, layer: int) -> GatedMlp | MixtureOfExperts | NormalizedModule:
         if self._config.num_experts:
             return self._mixture(layer)
         mlp = self._mlp(layer)
         return self._normed(mlp, layer, "post_feedforward_layernorm") if self._config.inner_norms else mlp
 
-    def _normed(self, inner: Linear | GatedMlp, layer: int, module: str) -> Normed:
+    def _normed(self, inner: Linear | GatedMlp, layer: int, module: str) -> NormalizedModule:
         norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
-        return Normed(inner, partial(norm, weight=self._norm(layer, f"{module}.weight")))
+        return NormalizedModule(inner, partial(norm, weight=self._norm(layer, f"{module}.weight")))
 
     def _mlp(self, layer: int) -> GatedMlp:
         bias, act = self._config.mlp_bias, self._config.hidden_act
@@ -85,12 +93,12 @@ class Weights:
             gate_up = self._linear(layer, "mlp.fc", "mlp.gate", bias=bias)
         return GatedMlp(gate_up, self._linear(layer, "mlp.proj", bias=bias), ACTIVATIONS[act])
 
-    def _mixture(self, layer: int) -> Mixture:
+    def _mixture(self, layer: int) -> MixtureOfExperts:
         """Return the mixture with separate experts; the router is always float32."""
         # the experts' linear half is stored above the activated one
         halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=1)
         fc, proj = self._rules[layer, "mlp.fc.weight"], self._rules[layer, "mlp.proj.weight"]
-        return Mixture(
+        return MixtureOfExperts(
             router=self._take(self._rules[layer, "mlp.router.weight"], torch.float32),
             top_k=self._config.experts_per_token,
             experts=tuple(map(GatedMlp, self._experts(fc, halves), self._experts(proj))),
@@ -103,7 +111,7 @@ class Weights:
         weights = [self._rules[at, f"{module}.weight"] for module in modules]
         biases = [self._take(self._rules[at, f"{module}.bias"]) for module in modules if bias]
         return Linear(
-            matrix=matrix_of(order(stack([self._weight(weight) for weight in weights]))),
+            matrix=make_matrix(order(stack([self._weight(weight) for weight in weights]))),
             bias=order(stack(biases)) if biases else None,
             quantize=self._quantize(weights),
         )
@@ -111,11 +119,11 @@ class Weights:
     def _experts(self, rule: Rule, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> list[Linear]:
         """Return the experts of a weight [experts, out, in]."""
         quantize = self._quantize([rule])
-        return [Linear(matrix_of(weight), None, quantize) for weight in order(self._weight(rule))]
+        return [Linear(make_matrix(weight), None, quantize) for weight in order(self._weight(rule))]
 
     def _weight(self, rule: Rule) -> Tensor:
         """Return a weight [out, in], or [experts, out, in]."""
-        stored = join(self._checkpoint, rule).to(self._device)
+        stored = join_shards(self._checkpoint, rule).to(self._device)
         if stored.dtype != torch.float8_e4m3fn:
             return stored.to(self._dtype)
         scale = row_scales(rule) if self._checkpoint.quantization.algo == FP8_ROWWISE else weight_scale(rule)
@@ -123,18 +131,18 @@ class Weights:
 
     def _quantize(self, weights: list[Rule]) -> Callable[[Tensor], Tensor] | None:
         """Return the input quantization of weights that share their input, or None unless they are FP8."""
-        stored = find(self._checkpoint, weights[0])
+        stored = find_shard(self._checkpoint, weights[0])
         if stored is None or stored.dtype != "F8_E4M3":
             return None
         if self._checkpoint.quantization.algo == FP8_ROWWISE:
-            return rows_through_e4m3
+            return round_rows_to_e4m3
         scales = [self._take(activation_scale(weight), torch.float32) for weight in weights]
-        return partial(through_e4m3, scale=torch.cat(scales).amax())
+        return partial(round_to_e4m3, scale=torch.cat(scales).amax())
 
     def _kv_scale(self, layer: int) -> Tensor:
         """Return the KV cache's scale as in TensorRT-LLM: the larger of the scales of k and v, or the common scale."""
         rules = {kind: cache_scale(self._rules[layer, QKV], kind) for kind in KV_SCALES}
-        separate = all(find(self._checkpoint, rules[kind]) for kind in ("k", "v"))
+        separate = all(find_shard(self._checkpoint, rules[kind]) for kind in ("k", "v"))
         kinds = ("k", "v") if separate else ("kv",)
         return torch.cat([self._take(rules[kind], torch.float32) for kind in kinds]).amax()
 
@@ -147,7 +155,7 @@ class Weights:
         return qk_norm(q, k, self._config)
 
     def _take(self, rule: Rule, dtype: torch.dtype | None = None) -> Tensor:
-        return join(self._checkpoint, rule).to(self._device, dtype or self._dtype)
+        return join_shards(self._checkpoint, rule).to(self._device, dtype or self._dtype)
 
 
 def stack(tensors: list[Tensor]) -> Tensor:

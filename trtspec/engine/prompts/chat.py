@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.checkpoints.tokenizer_classes import special_tokens
 from trtspec.core.errors import CheckpointError, TrtspecError
-from trtspec.core.files import read_bounded, unreadable
-from trtspec.core.sandbox import ChildPool, Limits, SandboxError
+from trtspec.core.files import describe_read_error, read_bounded
+from trtspec.core.sandbox import SandboxError, SandboxLimits, SandboxPool
 from trtspec.engine.prompts.messages import ChatError, read_messages
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -51,12 +51,12 @@ class ChatTemplate:
         return bool(self._source)
 
     @cached_property
-    def _pool(self) -> ChildPool:
-        limits = Limits(MEMORY_BYTES, CPU_S, WALL_S, ESCAPED * self._max_bytes + 4096)
+    def _pool(self) -> SandboxPool:
+        limits = SandboxLimits(MEMORY_BYTES, CPU_S, WALL_S, ESCAPED * self._max_bytes + 4096)
         prepared = {"source": self._source, "tokens": self.tokens}
-        return ChildPool(self._children, limits, (f"{RENDERING}:prepare", prepared))
+        return SandboxPool(self._children, limits, (f"{RENDERING}:prepare", prepared))
 
-    def render(self, messages: Any) -> Rendered:
+    def render(self, messages: Any) -> RenderedText:
         """Return the prompt of `messages` with the generation prompt; raise ChatError if rendering fails."""
         argument = self._argument(messages)
         try:
@@ -64,7 +64,7 @@ class ChatTemplate:
         except SandboxError as error:
             raise _chat_error(error) from None
 
-    async def render_async(self, messages: Any) -> Rendered:
+    async def render_async(self, messages: Any) -> RenderedText:
         """Render without blocking the event loop; see `render`."""
         argument = self._argument(messages)
         try:
@@ -88,10 +88,10 @@ class ChatTemplate:
         return {"messages": read_messages(messages), "max_bytes": self._max_bytes}
 
 
-def _rendered(reply: dict[str, str]) -> Rendered:
+def _rendered(reply: dict[str, str]) -> RenderedText:
     if "error" in reply:
         raise ChatError(reply["error"], code=reply["code"])
-    return Rendered(reply["text"])
+    return RenderedText(reply["text"])
 
 
 def _chat_error(error: SandboxError) -> ChatError:
@@ -130,7 +130,7 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError:
         raise CheckpointError("the chat template is not UTF-8", where=str(path)) from None
     except OSError as error:
-        raise CheckpointError(unreadable(error), where=str(path)) from None
+        raise CheckpointError(describe_read_error(error), where=str(path)) from None
 
 
 def _config(root: Path) -> Mapping[str, Any]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from trtspec.core.registry import discover, discover_all
 from trtspec.engine.prompts.messages import ChatError, plain_text, read_messages
-from trtspec.engine.prompts.prompt import CHAT, MULTI_TURN, Prompt, Record
+from trtspec.engine.prompts.prompt import CHAT, MULTI_TURN, Prompt, PromptRecord
 from trtspec.engine.prompts.records import HINT
 
 PACKAGE, ATTRIBUTE = "trtspec.engine.prompts.formats", "FORMAT"
 
 
 @dataclass(frozen=True)
-class Format:
+class PromptFormat:
     """One prompt format, registered as `FORMAT` of a module in `formats/` or by an entry point of an installed package.
 
     `recognizes` gets all records of a file (at least one) and must be true for at most one format. `read` converts a
@@ -25,14 +25,14 @@ class Format:
     """
 
     title: str
-    recognizes: Callable[[Sequence[Record]], bool]
-    read: Callable[[Record], Prompt | None]
+    recognizes: Callable[[Sequence[PromptRecord]], bool]
+    read: Callable[[PromptRecord], Prompt | None]
     columns: tuple[str, ...] = ()
 
 
-def format_of(records: Sequence[Record]) -> tuple[str, Format]:
+def detect_format(records: Sequence[PromptRecord]) -> tuple[str, PromptFormat]:
     """Return (name, format) of a file; raise TrtspecError with the keys of the first record if none matches."""
-    formats: dict[str, Format] = {}
+    formats: dict[str, PromptFormat] = {}
     for look in (discover, discover_all):
         formats = look(PACKAGE, ATTRIBUTE)
         for name, found in formats.items():
@@ -45,12 +45,12 @@ def format_of(records: Sequence[Record]) -> tuple[str, Format]:
     raise first.refuse(f"{what}; expected prompts in one of: {known}", HINT)
 
 
-def asked(record: Record, turns: Sequence[str], kind: str, name: str) -> Prompt:
+def first_turn_prompt(record: PromptRecord, turns: Sequence[str], kind: str, name: str) -> Prompt:
     """Return the first turn as a user message; the other turns depend on a model's answers and are only counted."""
     return chat(record, [{"role": "user", "content": turns[0]}], kind, name, len(turns) - 1)
 
 
-def chat(record: Record, messages: object, kind: str, name: str, further_turns: int = 0) -> Prompt:
+def chat(record: PromptRecord, messages: object, kind: str, name: str, further_turns: int = 0) -> Prompt:
     """Return messages as a prompt, without trailing answers; raise TrtspecError if the messages are invalid."""
     try:
         read = read_messages(messages)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
-from trtspec.engine.prompts.format import Format, format_of
+from trtspec.engine.prompts.format import PromptFormat, detect_format
 from trtspec.engine.prompts.messages import ChatError
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.prompts.records import HINT, read_records
@@ -30,21 +30,21 @@ class PromptFile:
 
     path: Path
     name: str
-    format: Format
+    format: PromptFormat
     prompts: tuple[Prompt, ...]
     left_out: int
 
 
-def own_sets() -> dict[str, Path]:
+def shipped_sets() -> dict[str, Path]:
     """Return the prompt files shipped with trtspec, by name."""
     return {path.stem: path for path in sorted((recipes_dir() / "prompts").glob("*.jsonl"))}
 
 
 def read_prompts(path: Path) -> PromptFile:
     """Read a file, or the set of that name shipped with trtspec; raise TrtspecError with the first invalid line."""
-    path = path if path.exists() else own_sets().get(str(path), path)
+    path = path if path.exists() else shipped_sets().get(str(path), path)
     records = read_records(path)
-    name, found = format_of(records)
+    name, found = detect_format(records)
     prompts = tuple(prompt for record in records if (prompt := found.read(record)))
     if not prompts:
         raise TrtspecError(f"none of {len(records)} records has a question", where=str(path), hint=HINT)

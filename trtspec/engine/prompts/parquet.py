@@ -13,14 +13,14 @@ from typing import Any
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover_all
-from trtspec.core.sandbox import REFUSED, Limits, SandboxError, run_in_child
+from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_child
 from trtspec.engine.prompts.prompt import KEYS
 
 EXTRA = "pip install 'trtspec[prompts]', or save the file as JSON lines"
 PART = "use a part of the file"
 ROWS_AT_ONCE = 64
 SHOWN = 8  # columns listed in the error for an unknown format
-LIMITS = Limits(memory_bytes=2 << 30, cpu_s=60, wall_s=120, output_bytes=320 << 20, files=64)
+LIMITS = SandboxLimits(memory_bytes=2 << 30, cpu_s=60, wall_s=120, output_bytes=320 << 20, files=64)
 
 
 def read_rows(path: Path, raw: bytes, max_bytes: int, max_rows: int, max_values: int) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Record:
+class PromptRecord:
     """One record of a file: a JSON value, a row or a line of text; `where` is its file and line."""
 
     where: str
@@ -82,7 +82,7 @@ class Record:
         return TrtspecError(message, where=self.where, hint=hint)
 
 
-def kind_of(category: object) -> str:
+def kind_for_category(category: object) -> str:
     """Return the kind of a published set's category, or the category itself; "" for None."""
     name = "" if category is None else str(category)
     return SAME.get(name, name)

@@ -16,8 +16,8 @@ from typing import Any
 
 from trtspec.checkpoints.safe_json import is_shallow, parse_object
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import read_bounded, unreadable
-from trtspec.engine.prompts.prompt import Record
+from trtspec.core.files import describe_read_error, read_bounded
+from trtspec.engine.prompts.prompt import PromptRecord
 
 MAX_BYTES = 64 << 20  # of the file, and of its unpacked content
 MAX_PROMPTS = 100_000
@@ -30,7 +30,7 @@ SPACE = re.compile(r"[ \t\r\n]*")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f]")
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[PromptRecord]:
     """Return the records of a file, at least one; raise TrtspecError with the line of the first invalid record."""
     raw = _read(path)
     records = _read_rows(path, raw) if raw.startswith(PARQUET) else _read_text(path, raw)
@@ -44,7 +44,7 @@ def _read(path: Path) -> bytes:
         raw = read_bounded(path, MAX_BYTES)
     except OSError as error:
         is_large = path.is_file() and path.stat().st_size > MAX_BYTES
-        raise TrtspecError(unreadable(error), where=str(path), hint=PART_HINT if is_large else HINT) from None
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=PART_HINT if is_large else HINT) from None
     return _unpacked(path, raw) if raw.startswith(GZIP) else raw
 
 
@@ -61,14 +61,14 @@ def _unpacked(path: Path, raw: bytes) -> bytes:
     return data
 
 
-def _read_rows(path: Path, raw: bytes) -> list[Record]:
+def _read_rows(path: Path, raw: bytes) -> list[PromptRecord]:
     from trtspec.engine.prompts.parquet import read_rows
 
     rows = read_rows(path, raw, MAX_BYTES, MAX_PROMPTS, MAX_NESTED)
-    return [Record(f"{path}: row {number}", number, row) for number, row in enumerate(rows, 1)]
+    return [PromptRecord(f"{path}: row {number}", number, row) for number, row in enumerate(rows, 1)]
 
 
-def _read_text(path: Path, raw: bytes) -> list[Record]:
+def _read_text(path: Path, raw: bytes) -> list[PromptRecord]:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -82,7 +82,7 @@ def _read_text(path: Path, raw: bytes) -> list[Record]:
     if len(lines) > MAX_PROMPTS:
         raise _wrong_number(path, len(lines))
     parse = _parse if begins == "{" else _line
-    return [Record(where, number, parse(where, line)) for number, line in lines for where in [f"{path}:{number}"]]
+    return [PromptRecord(where, number, parse(where, line)) for number, line in lines for where in [f"{path}:{number}"]]
 
 
 def _parse(where: str, line: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _line(where: str, line: str) -> str:
     return line.removesuffix("\r")
 
 
-def _items(path: Path, text: str) -> Iterator[Record]:
+def _items(path: Path, text: str) -> Iterator[PromptRecord]:
     """Yield the items of a JSON list, each with the line in which it begins."""
     decoder, line, counted = json.JSONDecoder(), 1, 0
     at, number = text.index("[") + 1, 0
@@ -113,7 +113,7 @@ def _items(path: Path, text: str) -> Iterator[Record]:
         if number > MAX_PROMPTS:
             raise _wrong_number(path, number)
         value, at = _item(decoder, text, at, where)
-        yield Record(where, number, value)
+        yield PromptRecord(where, number, value)
         at = SPACE.match(text, at).end()  # type: ignore[union-attr]
         if text.startswith("]", at):
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trtspec.engine.prompts.load import PromptFile, own_sets, read_prompts, with_template
+from trtspec.engine.prompts.load import PromptFile, read_prompts, shipped_sets, with_template
 from trtspec.engine.prompts.prompt import Prompt
 
 
@@ -34,9 +34,9 @@ def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
     }
 
 
-def list_own() -> list[dict[str, Any]]:
+def list_shipped() -> list[dict[str, Any]]:
     """Return the summaries of the sets shipped with trtspec."""
-    return [{"name": name, **summarize(read_prompts(path), None)} for name, path in own_sets().items()]
+    return [{"name": name, **summarize(read_prompts(path), None)} for name, path in shipped_sets().items()]
 
 
 def _tokens(prompts: Sequence[Prompt], tokenizer: Path) -> list[int]:

@@ -14,8 +14,8 @@ from trtspec.kernels.bit_exact.fixed_point import (
     FIXED_ONE,
     Floats,
     Logits,
-    Row,
     RowSampling,
+    WeightRow,
     Weights,
     fix,
     read_row,
@@ -44,7 +44,7 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Batch:
+class VerifyBatch:
     """The common arguments of chains and trees; `target` and `draft` are float32 or float16.
 
     Args:
@@ -67,7 +67,7 @@ class Batch:
     top_p: Logits | None = None
     uniforms: Uniforms | None = None
 
-    def request(self, index: int) -> Request:
+    def request(self, index: int) -> BatchRequest:
         """Return one request."""
         sampling = RowSampling(
             1.0 if self.temperature is None else float(self.temperature[index]),
@@ -76,7 +76,7 @@ class Batch:
         )
         if self.uniforms is None:
             sampling = RowSampling(temperature=0.0)
-        return Request(
+        return BatchRequest(
             target=self.target[index],
             tokens=self.tokens[index].tolist(),
             draft=None if self.draft is None or sampling.greedy else self.draft[index],
@@ -89,7 +89,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ChainBatch(Batch):
+class ChainBatch(VerifyBatch):
     """Chains: `target` has a row for each of the [batch, draft_len] tokens and one for the position after the last.
 
     `lengths` [batch] is the number of valid tokens, or None for all. `uniforms` [batch, draft_len + 1] has one number
@@ -100,7 +100,7 @@ class ChainBatch(Batch):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TreeBatch(Batch):
+class TreeBatch(VerifyBatch):
     """Trees: `target`, `tokens`, `draft` and `uniforms` have one row per node; a node's `draft` row is for its
     children.
 
@@ -162,7 +162,7 @@ class DraftRow:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Request:
+class BatchRequest:
     """One request of a batch: its rows of each array, and its sampling parameters. A greedy request lacks a draft."""
 
     target: Values
@@ -178,7 +178,7 @@ class Request:
         """The number of ids."""
         return self.target.shape[1]
 
-    def row(self, position: int) -> Row:
+    def row(self, position: int) -> WeightRow:
         """Read a row of the target."""
         return read_row(self.target[position], self.sampling)
 

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtspec.kernels.bit_exact import chain
-from trtspec.kernels.bit_exact.batch import ChainBatch, DraftRow, ExactChainResult, Request
-from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, FIXED_ONE, Floats, Row, draw, fix, to_unit
+from trtspec.kernels.bit_exact.batch import BatchRequest, ChainBatch, DraftRow, ExactChainResult
+from trtspec.kernels.bit_exact.fixed_point import (
+    BAD_DRAFT,
+    DRAFT_NONFINITE,
+    FIXED_ONE,
+    Floats,
+    WeightRow,
+    draw,
+    fix,
+    to_unit,
+)
 
 
 def verify_block(batch: ChainBatch) -> ExactChainResult:
@@ -29,7 +38,7 @@ class _Position:
 
     length: int
     kept: float
-    row: Row
+    row: WeightRow
     proposal: Floats | None
     status: int
 
@@ -53,7 +62,7 @@ class _Position:
         return draw(self.row.weights if left is None or not left.any() else left, uniform)
 
 
-def _walk(request: Request, length: int) -> tuple[int, int, int]:
+def _walk(request: BatchRequest, length: int) -> tuple[int, int, int]:
     """Return how many tokens are accepted, the next token, and the status."""
     if request.sampling.greedy:
         return chain.walk(request, length)
@@ -72,7 +81,7 @@ def _walk(request: Request, length: int) -> tuple[int, int, int]:
     return best.length, best.next(request.uniforms[-1]), status
 
 
-def _read_position(request: Request, length: int, here: int, kept: float) -> _Position:
+def _read_position(request: BatchRequest, length: int, here: int, kept: float) -> _Position:
     """Read the rows of a position; the chain ends if one of them, or the token, is invalid."""
     row = request.row(here)
     if row.status or here == length:

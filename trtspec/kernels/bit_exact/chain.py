@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trtspec.kernels.bit_exact.batch import ChainBatch, DraftRow, ExactChainResult, Request, unfilled
-from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, Row, Weights, draw, fix, to_unit
+from trtspec.kernels.bit_exact.batch import BatchRequest, ChainBatch, DraftRow, ExactChainResult, unfilled
+from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, WeightRow, Weights, draw, fix, to_unit
 
 
 def verify_chain(batch: ChainBatch) -> ExactChainResult:
@@ -14,7 +14,7 @@ def verify_chain(batch: ChainBatch) -> ExactChainResult:
     return verify_each(batch, walk)
 
 
-def verify_each(batch: ChainBatch, rule: Callable[[Request, int], tuple[int, int, int]]) -> ExactChainResult:
+def verify_each(batch: ChainBatch, rule: Callable[[BatchRequest, int], tuple[int, int, int]]) -> ExactChainResult:
     """Apply a rule to each request and the length of its chain; the rule returns (accepted, next token, status)."""
     size, draft_len = batch.tokens.shape
     results = ExactChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
@@ -27,7 +27,7 @@ def verify_each(batch: ChainBatch, rule: Callable[[Request, int], tuple[int, int
     return results
 
 
-def walk(request: Request, length: int) -> tuple[int, int, int]:
+def walk(request: BatchRequest, length: int) -> tuple[int, int, int]:
     """Return (number of accepted tokens, next token, status)."""
     for position in range(length):
         row = request.row(position)
@@ -41,7 +41,7 @@ def walk(request: Request, length: int) -> tuple[int, int, int]:
     return length, row.argmax if row.status else draw(row.weights, request.uniforms[-1]), row.status
 
 
-def _test(row: Row, draft: DraftRow, token: int, uniform: int) -> tuple[Weights | None, int]:
+def _test(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple[Weights | None, int]:
     """Return None if the token is accepted, else weights [vocab] for the next one; and the status."""
     if not 0 <= token < len(row.weights):
         return row.weights, BAD_DRAFT

@@ -56,7 +56,7 @@ class RowSampling:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class WeightRow:
     """The weights of a row of logits.
 
     `exponents` [vocab] are log2 of weight over `ONE`. They and `weights` [vocab] are undefined if `status` is not 0:
@@ -90,20 +90,20 @@ class Row:
         return rest
 
 
-def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> Row:
+def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> WeightRow:
     """Convert logits [vocab], float32 or float16, to weights with a request's sampling parameters."""
     row = logits.astype(np.float32)
     finite = np.isfinite(row)
     status = (0 if np.all(finite | np.isneginf(row)) else NONFINITE) | (0 if finite.any() else EMPTY)
     argmax = int(np.argmax(np.where(finite, row, -np.inf))) if finite.any() else -1
     if status:
-        return Row(np.zeros_like(row), np.zeros(len(row), dtype=np.uint64), argmax, status)
+        return WeightRow(np.zeros_like(row), np.zeros(len(row), dtype=np.uint64), argmax, status)
     if sampling.greedy:
         one_hot = np.zeros(len(row), dtype=np.uint64)
         one_hot[argmax] = ONE
-        return Row(np.zeros_like(row), one_hot, argmax, status)
+        return WeightRow(np.zeros_like(row), one_hot, argmax, status)
     t = exponents(row, sampling.scale)
-    return Row(t, truncate(row, weights_of(t), sampling.top_k, sampling.top_p), argmax, status)
+    return WeightRow(t, truncate(row, exp2_weights(t), sampling.top_k, sampling.top_p), argmax, status)
 
 
 def exponents(logits: Logits, scale: np.float32) -> Logits:
@@ -113,7 +113,7 @@ def exponents(logits: Logits, scale: np.float32) -> Logits:
     return t
 
 
-def weights_of(t: Logits) -> Weights:
+def exp2_weights(t: Logits) -> Weights:
     """Return 2^t * ONE truncated to integers, for exponents t <= 0; relative error 1.8e-7; 0 unless t >= -45."""
     inside = t >= LOWEST_EXPONENT
     t = np.where(inside, t, np.float32(0.0))

@@ -11,12 +11,12 @@ from trtspec.kernels.bit_exact.fixed_point import (
     DRAFT_NONFINITE,
     FIXED_ONE,
     Floats,
-    Row,
+    WeightRow,
     Weights,
     draw,
+    exp2_weights,
     fix,
     to_unit,
-    weights_of,
     wrapped_sum,
 )
 
@@ -62,7 +62,7 @@ class _Walk:
         """The current node."""
         return self.path[-1] if self.path else 0
 
-    def row(self, node: int) -> Row:
+    def row(self, node: int) -> WeightRow:
         """Read a row of the target."""
         row = self.request.row(node)
         self.status |= row.status
@@ -127,7 +127,7 @@ class _Residual:
     tokens. Replacing T by max(T - D, 0) only changes a and b, because T stays 0 where it is 0.
     """
 
-    def __init__(self, row: Row, draft: DraftRow) -> None:
+    def __init__(self, row: WeightRow, draft: DraftRow) -> None:
         self.row, self.draft = row, draft
         self.open = np.ones(len(draft.probs), dtype=np.bool_)
         self.a, self.b, self.d = 1.0, 0.0, 1.0
@@ -184,10 +184,10 @@ def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
     return row.argmax if row.status else draw(row.weights, walk.request.uniforms[0])
 
 
-def _exp_of_minus_entropy(row: Row) -> float:
+def _exp_of_minus_entropy(row: WeightRow) -> float:
     """Return 2 to the mean of log2(p), computed from the exponents in integers."""
     steps = np.rint(row.exponents * np.float32(-1024.0))
     kept = row.weights > 0
     spent = wrapped_sum((row.weights[kept] >> np.uint64(16)) * steps[kept].astype(np.uint64))
     mean = float(spent) * 64.0 * row.per_weight
-    return float(weights_of(np.array([-mean], dtype=np.float32))[0]) * row.per_weight
+    return float(exp2_weights(np.array([-mean], dtype=np.float32))[0]) * row.per_weight

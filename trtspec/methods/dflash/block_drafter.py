@@ -17,15 +17,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import Drafter, Outcome, Room, Setup
+from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, VerifyOutcome
 from trtspec.engine.drafting.vocabulary import SAME, SmallerVocabulary, Vocabulary
-from trtspec.engine.model.attention import attend, remember
+from trtspec.engine.model.attention import attend, cache_context
 from trtspec.engine.model.attention_masks import Window, Windows
 from trtspec.engine.model.cache import KVCache
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.head_weights import HeadWeights
 from trtspec.engine.model.layers import Linear
-from trtspec.engine.model.matrix import matrix_of
+from trtspec.engine.model.matrix import make_matrix
 from trtspec.engine.model.norm import Norm
 from trtspec.methods.dflash.stored import net_rules, stored_net
 
@@ -36,7 +36,7 @@ class BlockNetwork:
     `aux_layers` are the target's auxiliary hidden-state layers that it reads; `weights` gives access to its tensors.
     """
 
-    def __init__(self, target: Decoder, room: Room, kind: str) -> None:
+    def __init__(self, target: Decoder, room: BatchShape, kind: str) -> None:
         checkpoint = target.checkpoint
         names = checkpoint.ranks[-1].keys()
         net = stored_net(checkpoint.document, names, target.config, kind)
@@ -69,7 +69,7 @@ class BlockNetwork:
     def take_in(self, states: Tensor, window: Window) -> None:
         """Write keys and values for the target's hidden states [rows * width, aux_layers * hidden] at a window."""
         context = self._norm(self._fc(states), self._context_norm)
-        remember(self._kv(context), self._key_norm, window, self.cache, self.config)
+        cache_context(self._kv(context), self._key_norm, window, self.cache, self.config)
 
     def forward(self, tokens: Tensor, window: Window) -> Tensor:
         """Return the final hidden states [rows * width, hidden] of blocks of tokens [rows, width]."""
@@ -90,7 +90,7 @@ def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
         return by_layer.view(len(layers), 2, -1, *by_layer.shape[2:]).transpose(0, 1).flatten(0, 2)
 
     biases = [qkv.bias for qkv in layers if qkv.bias is not None]
-    return Linear(matrix_of(joined([qkv.matrix.weight for qkv in layers])), joined(biases) if biases else None)
+    return Linear(make_matrix(joined([qkv.matrix.weight for qkv in layers])), joined(biases) if biases else None)
 
 
 class BlockDrafter(Drafter):
@@ -99,7 +99,7 @@ class BlockDrafter(Drafter):
     Accepted hidden states wait until the next draft, so that steps without a draft cost nothing here.
     """
 
-    def __init__(self, setup: Setup, kind: str) -> None:
+    def __init__(self, setup: DrafterConfig, kind: str) -> None:
         self.network = BlockNetwork(setup.target, setup.room, kind)
         self.aux_layers = self.network.aux_layers
         self._most, self._device = setup.draft_shape.max_depth, setup.room.device
@@ -119,7 +119,7 @@ class BlockDrafter(Drafter):
         window = self.network.windows.unmasked([start] * rows, width, self._first_row)
         self.network.take_in(features.flatten(0, 1), window)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyOutcome) -> None:
         """Keep the hidden states of each accepted path."""
         for row, accepted in enumerate(outcome.accepted_features()):
             self._waiting[row].append(accepted)

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
-from trtspec.engine.drafting.chain import Floors, draft_at_once
+from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
 from trtspec.methods.dflash.block_drafter import BlockDrafter
 
 
 class DFlashDrafter(BlockDrafter):
     """Drafts a chain whose tokens do not depend on each other."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, "dflash")
-        self._floors = Floors(chain=setup.confidence)
+        self._floors = ConfidenceFloor(chain=setup.confidence)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft `depth` tokens, or fewer if the net's confidence is too low."""
         hidden = self._fill(texts, depth)
         logits = self.network.lm_head(hidden.flatten(0, 1)).view(len(texts), depth, -1)
-        return draft_at_once(logits, sampling, self._floors, self.network.vocabulary)
+        return draft_parallel(logits, sampling, self._floors, self.network.vocabulary)
 
 
 DRAFTER = DFlashDrafter

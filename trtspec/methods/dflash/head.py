@@ -11,7 +11,7 @@ from trtspec.checkpoints.rules import Skip
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, HeadTarget, Suggestion
-from trtspec.methods.dflash.net import BlockNet, Keys, kind_of, read_block_net
+from trtspec.methods.dflash.net import BlockNet, Keys, detect_kind, read_block_net
 from trtspec.methods.dflash.stored import layer_config, net_rules, render
 from trtspec.methods.head_checks import check_ids, check_layer, check_layers, check_mask, check_sizes
 
@@ -21,7 +21,7 @@ SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left t
 def suggest(source: Source, kind: str) -> Suggestion | None:
     """Return the suggestion of the method `kind` for a draft, or None if it is not such a net."""
     names = {"dflash": "a DFlash net: it fills a block of mask tokens", "dspark": "a DSpark net: it has a Markov head"}
-    if kind_of(source) != kind:
+    if detect_kind(source) != kind:
         return None
     return Suggestion(0, f"DRAFT is {names[kind]}", draft_len=read_block_net(source, "auto", kind).drafts)
 
@@ -98,7 +98,7 @@ def _check_defaults(keys: Keys, net: BlockNet) -> Iterator[Diagnostic]:
         message = "its config.json lacks sample_from_anchor: speculators trains with true, vLLM defaults to false"
         hint = "add sample_from_anchor: true if it was trained that way"
         yield Diagnostic("model", "anchor", message, hint, "warning")
-    if (tokens := keys.said_tokens()) and tokens != net.drafts:
+    if (tokens := keys.configured_tokens()) and tokens != net.drafts:
         message = (
             f"its speculators_config has {tokens} tokens per step, its block of {net.block_size} drafts {net.drafts}"
         )

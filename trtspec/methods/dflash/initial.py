@@ -11,10 +11,10 @@ from torch import Tensor
 
 from trtspec.methods.dflash.net import BlockNet
 from trtspec.methods.dflash.stored import net_rules
-from trtspec.training.initialization import LEAST_READ, Blank, Maker, Origin, plain_layer
+from trtspec.training.initialization import LEAST_READ, DraftInitializer, InitialDraft, Initializer, plain_layer
 
 
-def net_of(origin: Origin, block_size: int, **further: Any) -> BlockNet:
+def initial_net(origin: DraftInitializer, block_size: int, **further: Any) -> BlockNet:
     """Return the description of a net with this block size for the requested draft length."""
     config = origin.config
     return BlockNet(
@@ -31,9 +31,14 @@ def net_of(origin: Origin, block_size: int, **further: Any) -> BlockNet:
     )
 
 
-def blank_of(
-    origin: Origin, net: BlockNet, kind: str, architecture: str, inner: dict[str, Any], given: Mapping[str, Tensor]
-) -> Blank:
+def initial_draft(
+    origin: DraftInitializer,
+    net: BlockNet,
+    kind: str,
+    architecture: str,
+    inner: dict[str, Any],
+    given: Mapping[str, Tensor],
+) -> InitialDraft:
     """Return the initial net of a kind; `inner` are additional keys of dflash_config, `given` non-random tensors."""
     named = {"mask_token_id": net.mask_token, "target_layer_ids": list(net.target_layers)}
     config = origin.layer_config(net.layer, architecture, net.layer.num_layers) | {
@@ -43,12 +48,12 @@ def blank_of(
         "dflash_config": named | inner,
     }
     tensors = origin.fill(net_rules(net, kind, given.keys()), {"norm.weight": origin.last_norm, **given})
-    return Blank(config, tensors)
+    return InitialDraft(config, tensors)
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return a net whose block is the anchor and one mask per drafted token."""
-    return blank_of(origin, net_of(origin, origin.draft_len + 1), "dflash", "DFlashDraftModel", {}, {})
+    return initial_draft(origin, initial_net(origin, origin.draft_len + 1), "dflash", "DFlashDraftModel", {}, {})
 
 
-MAKER = Maker(make, ("layers",))
+MAKER = Initializer(make, ("layers",))

@@ -22,9 +22,9 @@ from typing import TypeVar
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import MOST_LAYERS
-from trtspec.core.diagnostics import written
+from trtspec.core.diagnostics import quote_value
 from trtspec.families.decoder import read_decoder
-from trtspec.methods.head_checks import NOT_THIS_KIND, count_layers, own_layers
+from trtspec.methods.head_checks import NOT_THIS_KIND, count_layers, resolve_num_layers
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
 # Defaults of transformers' Qwen3Config, 5.23.
@@ -104,7 +104,7 @@ class Keys:
             return self.speculators == "dspark"
         return self.get("projector_type", str, "") == "dspark" or self.has("markov_rank")
 
-    def said_tokens(self) -> int:
+    def configured_tokens(self) -> int:
         """Return the tokens per step in speculators_config, 0 without that key."""
         section = self.reader.section("speculators_config")
         proposals = section.get("proposal_methods", list, []) if section else []
@@ -113,7 +113,7 @@ class Keys:
         return reader.positive("speculative_tokens") if "speculative_tokens" in first else 0
 
 
-def kind_of(source: Source) -> str:
+def detect_kind(source: Source) -> str:
     """Return "dflash" or "dspark" for a block net, "" for anything else."""
     keys = Keys(source)
     is_net = keys.speculators in ("dflash", "dflash2", "dspark") if keys.speculators else _reads_a_block(keys)
@@ -137,7 +137,7 @@ def special_keys(source: Source) -> list[str]:
 
 def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
     """Return the description of a net of that kind; raise CheckpointError for another kind or a missing key."""
-    keys, found = Keys(source), kind_of(source)
+    keys, found = Keys(source), detect_kind(source)
     if found != kind:
         hint = f"use method: {found}" if found else None
         raise keys.reader.refuse(f"describes {'a ' + found if found else 'no'} net, expected a {kind} net", hint)
@@ -168,7 +168,7 @@ def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
 def _read_layers(keys: Keys, source: Source, dtype: str) -> ModelConfig:
     configured = keys.layer.positive("num_hidden_layers", most=MOST_LAYERS)
     target_layers = keys.number("num_target_layers") if keys.has("num_target_layers") else 0
-    layers = own_layers(configured, count_layers(source.tensors), target_layers)
+    layers = resolve_num_layers(configured, count_layers(source.tensors), target_layers)
     reader = keys.layer.with_defaults(NET_DEFAULTS).replacing(
         architectures=["Qwen3ForCausalLM"], num_hidden_layers=layers
     )
@@ -180,7 +180,7 @@ def _read_target_layers(keys: Keys) -> tuple[int, ...]:
     key, first = ("aux_hidden_state_layer_ids", 1) if keys.speculators else ("target_layer_ids", 0)
     named = keys.get(key, list)
     if not 0 < len(named) <= MOST_LAYERS or not all(type(number) is int for number in named):
-        raise keys.reader.refuse_value(f"{key} is {written(named)}, expected numbers of layers")
+        raise keys.reader.refuse_value(f"{key} is {quote_value(named)}, expected numbers of layers")
     return tuple(number - first for number in named)
 
 

@@ -16,15 +16,15 @@ from trtspec.checkpoints.source import load_source
 from trtspec.methods.base import HeadTarget
 from trtspec.methods.dflash.head import describe
 from trtspec.methods.dflash.net import read_block_net
-from trtspec.training.batches import Batch
-from trtspec.training.block_attention import Blocks
-from trtspec.training.layers import Layer, View
-from trtspec.training.shared_weights import Borrowed
+from trtspec.training.batches import TrainingBatch
+from trtspec.training.block_attention import BlockAttention
+from trtspec.training.layers import TrainableLayer, View
+from trtspec.training.shared_weights import SharedWeights
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, Student, Trainable
+from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
 
 
-class DFlashStudent(Student):
+class TrainableDFlash(TrainableDraft):
     """A net in any of the dialects that `methods/dflash/net` reads; its embedding, if it has one, is frozen.
 
     `method` is the net's kind and the prefix of its tensor names.
@@ -43,20 +43,20 @@ class DFlashStudent(Student):
         self.tensors = SourceTensors(
             origin, rules, lambda rule: rule.name != self._embedding, settings.lora, settings.seed, target.device
         )
-        self._borrowed = Borrowed.of(target)
+        self._borrowed = SharedWeights.of(target)
         if "d2t" in origin.tensors:
             self.vocab = torch.arange(net.draft_vocab_size, device=target.device) + self.tensors.tensor("d2t")
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return the net's final hidden states at each drafting position of the blocks."""
         if features is None:
             raise ValueError("block nets need features of the target")
         silent = self.net.block_size - self.net.drafts
-        blocks = Blocks(batch, self.passes + silent, is_causal=self.net.is_causal)
+        blocks = BlockAttention(batch, self.passes + silent, is_causal=self.net.is_causal)
         context = self._norm(view, F.linear(features, view[f"{self.method}.fc.weight"]), "hidden_norm")
         hidden = F.embedding(self._tokens(batch, blocks), view.get(self._embedding, self._borrowed.embedding))
         for number in range(self.config.num_layers):
-            layer = Layer(view, f"{self.method}.layers.{number}", self.config, number)
+            layer = TrainableLayer(view, f"{self.method}.layers.{number}", self.config, number)
             mixed = blocks.attend(layer, layer.heads(context), layer.norm(hidden, "input_layernorm"))
             hidden = layer.finish(hidden, mixed)
         normed = self._norm(view, hidden, "norm")
@@ -66,7 +66,7 @@ class DFlashStudent(Student):
         """Return the logits of the net's LM head, or of the target's if the net does not include one."""
         return F.linear(hidden, view[self._head]) if self._head in view else self._borrowed.logits(hidden)
 
-    def _tokens(self, batch: Batch, blocks: Blocks) -> Tensor:
+    def _tokens(self, batch: TrainingBatch, blocks: BlockAttention) -> Tensor:
         """Return each block's tokens [rows, count * width]: the anchor, then masks."""
         is_anchor = blocks.at == blocks.anchors
         anchors = batch.tokens.gather(1, blocks.anchors)
@@ -77,4 +77,4 @@ class DFlashStudent(Student):
         return F.rms_norm(rows, weight.shape, weight, self.config.norm_epsilon)
 
 
-TRAINABLE = Trainable(DFlashStudent)
+TRAINABLE = DraftTrainer(TrainableDFlash)

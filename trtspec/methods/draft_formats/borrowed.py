@@ -14,14 +14,14 @@ from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD
 RULES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
 
 
-def of_target(name: str, target: SourceModel) -> TensorInfo:
+def target_tensor(name: str, target: SourceModel) -> TensorInfo:
     """Return the target's embedding or LM head."""
     rules = [rule for rule in target.rules if rule.target == RULES[name]]
     ((tensor,),) = find_parts(rules, target.source).values()
     return tensor
 
 
-def same(one: TensorInfo, other: TensorInfo) -> bool:
+def have_equal_bits(one: TensorInfo, other: TensorInfo) -> bool:
     """Return whether two tensors are bit-identical."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False

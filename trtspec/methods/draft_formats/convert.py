@@ -11,19 +11,19 @@ from typing import Any
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import SourceModel, load_model
 from trtspec.checkpoints.writer import OnBytes, Part, new_directory, write_config, write_tensors
-from trtspec.methods.draft_formats.dialect import Form, find_dialect, find_form
-from trtspec.methods.draft_formats.draft import Draft, read_draft
+from trtspec.methods.draft_formats.dialect import DraftSchema, find_dialect, find_schema
+from trtspec.methods.draft_formats.draft import SourceDraft, read_draft
 from trtspec.methods.draft_formats.render import render_config
-from trtspec.methods.draft_formats.tensors import left_out, render_tensors
+from trtspec.methods.draft_formats.tensors import omitted_tensors, render_tensors
 
 OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConversionResult:
     """The result of a conversion: the draft, the dialect `to`, and the number and bytes of its tensors."""
 
-    draft: Draft
+    draft: SourceDraft
     to: str
     out: Path
     tensors: int
@@ -43,28 +43,28 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedDraft:
     """A draft rendered in the dialect `to` but not written: config.json and tensors; `target` is None if unknown."""
 
-    draft: Draft
+    draft: SourceDraft
     to: str
-    form: Form
+    form: DraftSchema
     config: dict[str, Any]
     parts: list[Part]
     target: SourceModel | None
 
-    def write(self, out: Path, on_progress: OnProgress = lambda what, done, total: None) -> Converted:
+    def write(self, out: Path, on_progress: OnProgress = lambda what, done, total: None) -> ConversionResult:
         """Write the draft to `out` atomically."""
         with new_directory(out) as temporary:
             write_config(temporary, self.config)
             write_tensors(temporary / self.form.weights, self.parts, _counted(on_progress, self.parts))
             written = _read_back(temporary, self.draft, self.target)
-        return Converted(self.draft, self.to, out, len(written), sum(each.nbytes for each in written.values()))
+        return ConversionResult(self.draft, self.to, out, len(written), sum(each.nbytes for each in written.values()))
 
 
 def render_draft(
     source: Path, to: str, target: str = "", drop: frozenset[str] = frozenset(), named: str = ""
-) -> Rendered:
+) -> RenderedDraft:
     """Return the draft in `source` in the dialect `to`; `target` is the directory of its target, "" for none.
 
     `named` is the target's name for dialects that store one, by default `target`.
@@ -74,10 +74,10 @@ def render_draft(
     find_dialect(to)
     model = load_model(Path(target), "auto") if target else None
     draft = read_draft(load_source(source), model, drop)
-    form = find_form(to, draft.kind)
+    form = find_schema(to, draft.kind)
     parts = render_tensors(draft, form, model)
-    config = render_config(draft, to, form, model, named or target, left_out(draft, parts))
-    return Rendered(draft, to, form, config, parts, model)
+    config = render_config(draft, to, form, model, named or target, omitted_tensors(draft, parts))
+    return RenderedDraft(draft, to, form, config, parts, model)
 
 
 def convert_draft(
@@ -87,7 +87,7 @@ def convert_draft(
     target: str = "",
     drop: frozenset[str] = frozenset(),
     on_progress: OnProgress = lambda what, done, total: None,
-) -> Converted:
+) -> ConversionResult:
     """Write the draft in `source` to `out` in the dialect `to`; `target` is the directory of its target, "" for none.
 
     Raise TrtspecError before writing if the draft is inconsistent or the dialect cannot represent it.
@@ -106,7 +106,7 @@ def _counted(on_progress: OnProgress, parts: list[Part]) -> OnBytes:
     return on_bytes
 
 
-def _read_back(root: Path, draft: Draft, target: SourceModel | None) -> dict[str, Any]:
+def _read_back(root: Path, draft: SourceDraft, target: SourceModel | None) -> dict[str, Any]:
     """Return the written tensors; raise ValueError if reading them gives another draft."""
     source = load_source(root)
     again = read_draft(source, target)

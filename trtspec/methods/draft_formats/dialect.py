@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import discover_all, find
-from trtspec.methods.medusa.heads import Names
+from trtspec.core.registry import discover_all, find_extension
+from trtspec.methods.medusa.heads import MedusaNames
 
 PACKAGE, ATTRIBUTE = "trtspec.methods.draft_formats.formats", "DIALECT"
 
@@ -44,7 +44,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Form:
+class DraftSchema:
     """A dialect's schema of one kind of draft.
 
     Config: `means` are the values of facts without a key, if they are not the neutral ones. `fixed` are keys with a
@@ -76,7 +76,7 @@ class Form:
     has_t2d: bool = True
     says_verifier: bool = False  # speculators_config
     told_by_tensors: tuple[str, ...] = ()
-    names: Names | None = None
+    names: MedusaNames | None = None
     names_target: str = ""
     weights: str = WEIGHTS
 
@@ -97,33 +97,33 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Dialect:
+class DraftFormat:
     """One dialect, registered as `DIALECT` of a module in `formats/`; `forms` are by kind (a method's name)."""
 
     title: str
-    forms: Mapping[str, Form]
+    forms: Mapping[str, DraftSchema]
 
 
-def dialects() -> dict[str, Dialect]:
+def dialects() -> dict[str, DraftFormat]:
     """Return all dialects by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 
-def find_dialect(name: str) -> Dialect:
+def find_dialect(name: str) -> DraftFormat:
     """Return a dialect by name; raise TrtspecError with the known names if it is unknown."""
-    found: Dialect = find(PACKAGE, ATTRIBUTE, name, "dialect")
+    found: DraftFormat = find_extension(PACKAGE, ATTRIBUTE, name, "dialect")
     return found
 
 
-def forms_of(kind: str) -> dict[str, Form]:
+def schemas_for(kind: str) -> dict[str, DraftSchema]:
     """Return the form of a kind for each dialect that supports it."""
     return {name: dialect.forms[kind] for name, dialect in dialects().items() if kind in dialect.forms}
 
 
-def find_form(name: str, kind: str) -> Form:
+def find_schema(name: str, kind: str) -> DraftSchema:
     """Return a dialect's form of a kind of draft; raise TrtspecError if the dialect does not support the kind."""
     dialect = find_dialect(name)
     if kind not in dialect.forms:
-        known = ", ".join(forms_of(kind)) or "none"
+        known = ", ".join(schemas_for(kind)) or "none"
         raise TrtspecError(f"{dialect.title} does not support {kind} drafts", hint=f"supported by: {known}")
     return dialect.forms[kind]

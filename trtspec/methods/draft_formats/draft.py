@@ -18,10 +18,10 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import HeadTarget, find_method, methods
-from trtspec.methods.draft_formats.dialect import OF_THE_TARGET, forms_of
+from trtspec.methods.draft_formats.dialect import OF_THE_TARGET, schemas_for
 from trtspec.methods.draft_formats.facts import READERS, SOFT, Facts
 from trtspec.methods.draft_formats.heads import KIND as MEDUSA
-from trtspec.methods.draft_formats.heads import check_heads, claimed_target
+from trtspec.methods.draft_formats.heads import check_heads, described_target
 from trtspec.methods.draft_formats.keys import LEFT_OUT, Carried, carried_keys, check_keys, layer_keys
 from trtspec.methods.draft_formats.names import shared_names
 from trtspec.methods.head_checks import count_layers
@@ -35,7 +35,7 @@ _OPTIONAL = re.compile(
 
 
 @dataclass(frozen=True)
-class Draft:
+class SourceDraft:
     """A draft of one `kind` (a method's name), read from the dialect `dialect`.
 
     `layer` is the config of its layers, and `tensors` are by the names that most dialects share. `carried` are keys by
@@ -64,7 +64,7 @@ class Draft:
         return CheckpointError(message, where=self.where, hint=hint)
 
 
-def read_draft(source: Source, target: SourceModel | None = None, drop: frozenset[str] = frozenset()) -> Draft:
+def read_draft(source: Source, target: SourceModel | None = None, drop: frozenset[str] = frozenset()) -> SourceDraft:
     """Read a draft in any dialect; without a target, it is checked against the target described in its config.
 
     `drop` are keys of config.json to ignore. Raise CheckpointError if the source is not a draft, is inconsistent, does
@@ -75,11 +75,11 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
         raise source.reader.refuse(
             "its weights are quantized; conversion requires unquantized weights", "use the draft before quantization"
         )
-    config = target.config if target else claimed_target(source) if kind == MEDUSA else _claimed(source)
+    config = target.config if target else described_target(source) if kind == MEDUSA else _claimed(source)
     found, skipped = _check(source, kind, config, target)
     warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
     name = _detect_dialect(source, kind)
-    form = forms_of(kind)[name]
+    form = schemas_for(kind)[name]
     check_keys(source, kind, form, drop)
     carried = carried_keys(source, name, form, drop)
     facts = READERS[kind](source, config)
@@ -89,7 +89,7 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     layer = layer_keys(source, form)
     if layer.get("num_hidden_layers") and (layers := count_layers(tensors)):
         layer["num_hidden_layers"] = layers  # some heads have the target's number here
-    return Draft(kind, name, facts, layer, tensors, carried, str(source.root), beside, warnings)
+    return SourceDraft(kind, name, facts, layer, tensors, carried, str(source.root), beside, warnings)
 
 
 def is_quantized(source: Source) -> bool:
@@ -142,7 +142,7 @@ def _check(
 
 def _detect_dialect(source: Source, kind: str) -> str:
     """Return the dialect with the largest share of its marks present; of equal shares, the one with the most marks."""
-    marks = {name: [_has(source, mark) for mark in form.marks] for name, form in forms_of(kind).items()}
+    marks = {name: [_has(source, mark) for mark in form.marks] for name, form in schemas_for(kind).items()}
     counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
     return max(counted, key=lambda name: counted[name])
 

@@ -11,7 +11,7 @@ from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.writer import chunks
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.families.decoder import read_decoder
-from trtspec.methods.draft_formats.borrowed import of_target, same
+from trtspec.methods.draft_formats.borrowed import have_equal_bits, target_tensor
 from trtspec.methods.draft_formats.dialect import LM_HEAD
 from trtspec.methods.medusa.heads import LISTED, Heads, find_heads
 
@@ -24,7 +24,7 @@ _NO_LAYERS = {
 _VLLMS_HEADS = 5  # vLLM's default
 
 
-def claimed_target(source: Source) -> ModelConfig:
+def described_target(source: Source) -> ModelConfig:
     """Return a target of the heads' sizes; raise CheckpointError if the vocabulary size is unknown."""
     heads = find_heads(source)
     if not heads.vocab_size:
@@ -69,4 +69,4 @@ def _adds_nothing(source: Source, heads: Heads, head: int) -> bool:
 def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceModel | None) -> bool:
     """Return whether a head's matrix is known to be the target's LM head."""
     matrix = source.tensors.get(heads.lm_head(head).sources[0].name)
-    return heads.shared == "" or bool(target and matrix and same(matrix, of_target(LM_HEAD, target)))
+    return heads.shared == "" or bool(target and matrix and have_equal_bits(matrix, target_tensor(LM_HEAD, target)))

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import written
-from trtspec.methods.draft_formats.dialect import Form, forms_of
+from trtspec.core.diagnostics import quote_value
+from trtspec.methods.draft_formats.dialect import DraftSchema, schemas_for
 from trtspec.methods.medusa.heads import find_heads
 
 CARRIED = "trtspec_carried"  # by dialect: keys that other dialects lack and that do not affect computation
@@ -33,7 +33,7 @@ _ALIASES = frozenset({
 Carried = dict[str, dict[str, Any]]
 
 
-def look_up(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def get_path(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     """Return the value at a path of keys, or None if it is missing."""
     found: Any = config
     for key in path:
@@ -41,14 +41,14 @@ def look_up(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return found
 
 
-def put(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def set_path(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     """Set the value at a path of keys."""
     for key in path[:-1]:
         config = config.setdefault(key, {})
     config[path[-1]] = value
 
 
-def layer_keys(source: Source, form: Form) -> dict[str, Any]:
+def layer_keys(source: Source, form: DraftSchema) -> dict[str, Any]:
     """Return the config of a draft's layers; it is empty for Medusa heads."""
     if form.names:
         return {}
@@ -56,31 +56,31 @@ def layer_keys(source: Source, form: Form) -> dict[str, Any]:
     return {key: value for key, value in (section.values if section else {}).items() if key in LAYER_KEYS}
 
 
-def carried_keys(source: Source, name: str, form: Form, drop: frozenset[str]) -> Carried:
+def carried_keys(source: Source, name: str, form: DraftSchema, drop: frozenset[str]) -> Carried:
     """Return the keys that do not affect computation, by dialect, including keys from earlier conversions."""
     kept = source.reader.section(CARRIED)
     carried = {key: dict(value) for key, value in (kept.values if kept else {}).items() if isinstance(value, dict)}
     paths = {**form.carried, **(dict.fromkeys(LAYER_KEYS) if form.section else {})}
-    found = {key: look_up(source.config, tuple(key.split("."))) for key in paths if key not in drop}
+    found = {key: get_path(source.config, tuple(key.split("."))) for key in paths if key not in drop}
     if found := {key: value for key, value in found.items() if value is not None}:
         carried[name] = {**carried.get(name, {}), **found}
     return carried
 
 
-def check_keys(source: Source, kind: str, form: Form, drop: frozenset[str]) -> None:
+def check_keys(source: Source, kind: str, form: DraftSchema, drop: frozenset[str]) -> None:
     """Raise CheckpointError if a key is unknown to all dialects or a fixed key has an unsupported value."""
     if unsupported := [key for key in _unsupported_keys(source, kind, form) if key not in drop]:
         hint = f"if it does not affect computation, ignore it with --drop {unsupported[0]}"
         message = f"has keys unknown to all dialects of {kind}: {', '.join(unsupported[:8])}"
         raise source.reader.refuse(message, hint)
     for path, value in form.fixed.items():
-        found = look_up(source.config, path)
+        found = get_path(source.config, path)
         if found is not None and found != value:
-            raise source.reader.refuse_value(f"{'.'.join(path)} is {written(found)}, expected {written(value)}")
+            raise source.reader.refuse_value(f"{'.'.join(path)} is {quote_value(found)}, expected {quote_value(value)}")
 
 
-def _unsupported_keys(source: Source, kind: str, form: Form) -> Iterator[str]:
-    paths = {path for each in forms_of(kind).values() for path in each.paths}
+def _unsupported_keys(source: Source, kind: str, form: DraftSchema) -> Iterator[str]:
+    paths = {path for each in schemas_for(kind).values() for path in each.paths}
     # vLLM would interpret a layer key such as num_hidden_layers as a key of the Medusa heads
     of_layers = LAYER_KEYS if form.names is None or find_heads(source).names.prefix else ()
     outer = {*(path[0] for path in paths), "architectures", CARRIED, form.section, *of_layers, *_ALIASES}

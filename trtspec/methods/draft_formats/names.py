@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source
-from trtspec.methods.draft_formats.dialect import LM_HEAD, Form
+from trtspec.methods.draft_formats.dialect import LM_HEAD, DraftSchema
 from trtspec.methods.draft_formats.facts import Facts
 from trtspec.methods.eagle3 import find_names
 from trtspec.methods.medusa.heads import Heads, find_heads
@@ -20,12 +20,12 @@ _LEFT_OUT = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq")
 _BARE = re.compile(r"(markov_w[12]|gate_proj|joint_proj)\..*")
 
 
-def shared_names(source: Source, kind: str, form: Form) -> dict[str, TensorInfo]:
+def shared_names(source: Source, kind: str, form: DraftSchema) -> dict[str, TensorInfo]:
     """Return a draft's tensors by the names that most dialects share; for Medusa heads, by TensorRT-LLM's names."""
     return dict(_head_tensors(source) if form.names else _renamed(source, kind, form))
 
 
-def own_names(facts: Facts, form: Form) -> Callable[[str], str]:
+def dialect_names(facts: Facts, form: DraftSchema) -> Callable[[str], str]:
     """Return the function that maps a common tensor name to the dialect's name."""
     if form.names is None:
         return lambda name: _replace_start(name, form.renames)
@@ -41,7 +41,7 @@ def _head_tensors(source: Source) -> Iterator[tuple[str, TensorInfo]]:
             yield LM_HEAD if stored == heads.shared else rule.name, source.tensors[stored]
 
 
-def _renamed(source: Source, kind: str, form: Form) -> Iterator[tuple[str, TensorInfo]]:
+def _renamed(source: Source, kind: str, form: DraftSchema) -> Iterator[tuple[str, TensorInfo]]:
     eagle = find_names(source) if kind in EAGLE else None
     prefix = eagle.prefix if eagle else ""
     back = {renamed: shared for shared, renamed in form.renames.items() if renamed}

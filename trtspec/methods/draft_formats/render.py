@@ -8,18 +8,18 @@ from typing import Any
 
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.methods.base import find_method
-from trtspec.methods.draft_formats.dialect import Form
-from trtspec.methods.draft_formats.draft import Draft
+from trtspec.methods.draft_formats.dialect import DraftSchema
+from trtspec.methods.draft_formats.draft import SourceDraft
 from trtspec.methods.draft_formats.facts import SOFT, neutral
 from trtspec.methods.draft_formats.heads import KIND as MEDUSA
-from trtspec.methods.draft_formats.keys import CARRIED, LEFT_OUT, put
+from trtspec.methods.draft_formats.keys import CARRIED, LEFT_OUT, set_path
 from trtspec.methods.eagle3 import default_aux_layers
 
 VERIFIER = "speculators_config"
 
 
 def render_config(
-    draft: Draft, name: str, form: Form, target: SourceModel | None, written: str, left_out: list[str]
+    draft: SourceDraft, name: str, form: DraftSchema, target: SourceModel | None, written: str, left_out: list[str]
 ) -> dict[str, Any]:
     """Return config.json in the dialect `name`.
 
@@ -31,11 +31,11 @@ def render_config(
     config = _base_config(draft, form, target)
     for key, value in {**form.carried, **draft.carried.get(name, {})}.items():
         if value is not None:
-            put(config, tuple(key.split(".")), value)
+            set_path(config, tuple(key.split(".")), value)
     for path, value in form.fixed.items():
-        put(config, path, value)
+        set_path(config, path, value)
     for fact, value in _encoded_facts(draft, form, target).items():
-        put(config, form.key_of[fact].path, value)
+        set_path(config, form.key_of[fact].path, value)
     if form.section:
         config[form.section] = draft.layer
     if form.names_target and form.names_target not in config:
@@ -50,7 +50,7 @@ def render_config(
     return {**config, CARRIED: others} if others else config
 
 
-def _base_config(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
+def _base_config(draft: SourceDraft, form: DraftSchema, target: SourceModel | None) -> dict[str, Any]:
     """Return the initial config: the layers' keys, or the target's config if the draft is stored in its files."""
     if form.is_whole_model and target:
         return dict(target.source.config)
@@ -59,7 +59,7 @@ def _base_config(draft: Draft, form: Form, target: SourceModel | None) -> dict[s
     return {"architectures": [form.architecture], **({} if form.section else draft.layer)}
 
 
-def _encoded_facts(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
+def _encoded_facts(draft: SourceDraft, form: DraftSchema, target: SourceModel | None) -> dict[str, Any]:
     """Return the facts to write, in the dialect's encoding."""
     facts = dict(draft.facts)
     aux_key = form.key_of.get("aux_layers")
@@ -83,7 +83,7 @@ def _encoded_facts(draft: Draft, form: Form, target: SourceModel | None) -> dict
 _GIVE = "give --target if it is a property of the target"
 
 
-def _check_meant(draft: Draft, form: Form, fact: str, value: Any, meant: Any) -> None:
+def _check_meant(draft: SourceDraft, form: DraftSchema, fact: str, value: Any, meant: Any) -> None:
     """Raise CheckpointError if a dialect without a key for a fact implies another value."""
     if fact == SOFT or value == meant or (not value and not meant):
         return
@@ -95,7 +95,7 @@ def _format(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _verifier(draft: Draft, target: SourceModel | None, written: str) -> Mapping[str, Any]:
+def _verifier(draft: SourceDraft, target: SourceModel | None, written: str) -> Mapping[str, Any]:
     """Return speculators_config, from which vLLM and speculators read the target's name."""
     if target is None:
         raise draft.refuse("speculators_config requires the name of the target", "give --target")

@@ -10,10 +10,10 @@ from dataclasses import replace
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.writer import Part
-from trtspec.methods.draft_formats.borrowed import RULES, of_target, same
-from trtspec.methods.draft_formats.dialect import LM_HEAD, Form
-from trtspec.methods.draft_formats.draft import Draft, is_quantized
-from trtspec.methods.draft_formats.names import own_names
+from trtspec.methods.draft_formats.borrowed import RULES, have_equal_bits, target_tensor
+from trtspec.methods.draft_formats.dialect import LM_HEAD, DraftSchema
+from trtspec.methods.draft_formats.draft import SourceDraft, is_quantized
+from trtspec.methods.draft_formats.names import dialect_names
 from trtspec.methods.head_checks import drafted_ids
 
 D2T, T2D = "d2t", "t2d"
@@ -21,7 +21,7 @@ MAPS = (D2T, T2D)
 DRAFTED = "draft_vocab_size"
 
 
-def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
+def render_tensors(draft: SourceDraft, form: DraftSchema, target: SourceModel | None) -> list[Part]:
     """Return the dialect's tensors, sorted by name.
 
     Raise CheckpointError if the dialect does not support a tensor, or requires one that neither draft nor target has.
@@ -39,22 +39,22 @@ def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list
     for name in (*form.needs, *returning, *shared):
         if name not in parts:
             parts[name] = Part.copy(name, _borrow(draft, name, target))
-    rename = own_names(draft.facts, form)
+    rename = dialect_names(draft.facts, form)
     found = [replace(part, name=rename(name)) for name, part in parts.items()] + _target_tensors(draft, form, target)
     return sorted(found, key=lambda part: part.name)
 
 
-def left_out(draft: Draft, parts: list[Part]) -> list[str]:
+def omitted_tensors(draft: SourceDraft, parts: list[Part]) -> list[str]:
     """Return the names of shared target tensors that are missing from `parts`, omitted now or by an earlier run."""
     written = {part.name for part in parts}
     return [name for name in RULES if (name in draft.tensors or name in draft.left_out) and name not in written]
 
 
-def _is_reduced(draft: Draft) -> bool:
+def _is_reduced(draft: SourceDraft) -> bool:
     return DRAFTED in draft.facts and bool(draft.facts[DRAFTED] < draft.layer["vocab_size"])
 
 
-def _check_lacking(draft: Draft, form: Form) -> None:
+def _check_lacking(draft: SourceDraft, form: DraftSchema) -> None:
     for pattern, why in form.lacks.items():
         if found := [name for name in draft.tensors if re.fullmatch(pattern, name)]:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -62,26 +62,26 @@ def _check_lacking(draft: Draft, form: Form) -> None:
             raise draft.refuse(message, "choose another dialect")
 
 
-def _check_shared(draft: Draft, name: str, target: SourceModel | None) -> None:
+def _check_shared(draft: SourceDraft, name: str, target: SourceModel | None) -> None:
     """Raise CheckpointError unless an omitted tensor is bit-identical to the target's."""
     if target is None:
         raise draft.refuse(f"has a {name}, which this dialect takes from the target", "give --target to compare them")
-    if not same(draft.tensors[name], of_target(name, target)):
+    if not have_equal_bits(draft.tensors[name], target_tensor(name, target)):
         message = f"its {name} differs from the target's, which this dialect uses"
         raise draft.refuse(message, "choose a dialect that stores it")
 
 
-def _check_target_tensors(draft: Draft, target: SourceModel | None) -> None:
+def _check_target_tensors(draft: SourceDraft, target: SourceModel | None) -> None:
     """Raise CheckpointError unless the model that contains a draft is bit-identical to the target."""
     for name, tensor in draft.beside.items():
         if target is None:
             raise draft.refuse("is stored in a whole model, which is not converted", "give --target to compare them")
         expected = target.source.tensors.get(name)
-        if expected is None or not same(tensor, expected):
+        if expected is None or not have_equal_bits(tensor, expected):
             raise draft.refuse(f"its {name} is not the target's", "give the target that it was trained with")
 
 
-def _target_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
+def _target_tensors(draft: SourceDraft, form: DraftSchema, target: SourceModel | None) -> list[Part]:
     """Return the target's tensors for a dialect that stores drafts in the target's files, otherwise nothing."""
     if not form.is_whole_model:
         return []
@@ -93,16 +93,16 @@ def _target_tensors(draft: Draft, form: Form, target: SourceModel | None) -> lis
     return [Part.copy(name, tensor) for name, tensor in target.source.tensors.items()]
 
 
-def _borrow(draft: Draft, name: str, target: SourceModel | None) -> TensorInfo:
+def _borrow(draft: SourceDraft, name: str, target: SourceModel | None) -> TensorInfo:
     """Return a tensor that the dialect requires and the draft shares with its target."""
     if name not in RULES:
         raise draft.refuse(f"has no {name}, which this dialect requires", "choose another dialect")
     if target is None:
         raise draft.refuse(f"has no {name}, which this dialect requires from the target", "give --target")
-    return of_target(name, target)
+    return target_tensor(name, target)
 
 
-def _maps(draft: Draft, form: Form) -> Iterator[Part]:
+def _maps(draft: SourceDraft, form: DraftSchema) -> Iterator[Part]:
     """Yield d2t (the target's id of a drafted token minus the draft's id) and t2d (whether a token is drafted)."""
     if DRAFTED not in draft.facts:
         return

@@ -15,29 +15,29 @@ from torch import Tensor
 
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Setup
-from trtspec.engine.drafting.chain import Floors, draft_chain
-from trtspec.engine.drafting.vocab_adapter import reading_of
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
+from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
+from trtspec.engine.drafting.vocab_adapter import load_vocab_adapter
 from trtspec.engine.model.attention_masks import Window
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.prefill import prefill
-from trtspec.engine.prefix_cache import PrefixStore
+from trtspec.engine.prefix_cache import PrefixCache
 
 
-class ModelDrafter(Drafter):
+class DraftModelDrafter(Drafter):
     """Drafts with a converted checkpoint of the target's vocabulary, or of one with a stored vocabulary mapping."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         if setup.root is None:
             raise CheckpointError("draft_target needs a draft checkpoint", hint="set speculation.draft")
         room, checkpoint = setup.room, load_checkpoint(setup.root)
         sizes = setup.target.config.vocab_size, checkpoint.config.vocab_size
-        self._reading = reading_of(setup.root, *sizes, room.device)
+        self._reading = load_vocab_adapter(setup.root, *sizes, room.device)
         self._room = room.max_len * self._reading.longer
         length = room.length * self._reading.longer
         self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
-        self._prefixes = PrefixStore(self._model.cache, room.kept_tokens * self._reading.longer)
-        self._floors = Floors(setup.options.stop_below, setup.confidence)
+        self._prefixes = PrefixCache(self._model.cache, room.kept_tokens * self._reading.longer)
+        self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
         self._draws: bool = setup.options.use_draft_logits
         self._known = [0] * room.rows  # number of processed tokens of each row's text
         self._at = [0] * room.rows  # their number of draft tokens, which are in the cache
@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._at[first_row : first_row + len(prompts)] = map(len, encoded)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft one token per pass until all chains have ended; rows whose text is too long get no draft."""
         model, reading, unread = self._model, self._reading, self._unread(texts, depth)
         rows = [each or (0, [0]) for each in unread]
@@ -84,7 +84,7 @@ class ModelDrafter(Drafter):
             found.append((start, new) if fits else None)
         return found
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyOutcome) -> None:
         """Count the accepted tokens that the model has already processed."""
         for row, result in enumerate(outcome.results):
             accepted = min(len(result.path), self._ahead)
@@ -103,4 +103,4 @@ class ModelDrafter(Drafter):
         self._known[target], self._at[target] = self._known[source], self._at[source]
 
 
-DRAFTER = ModelDrafter
+DRAFTER = DraftModelDrafter

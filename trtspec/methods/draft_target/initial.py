@@ -14,12 +14,12 @@ from torch import Tensor
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.errors import TrtspecError
 from trtspec.families.decoder import decoder_rules
-from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
+from trtspec.training.initialization import DraftInitializer, InitialDraft, Initializer, plain_layer
 
 SHARE = 4  # the target's width and number of layers are divided by this
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return a model of a quarter of the target's width and layers, unless sizes are given."""
     config = _config(origin)
     embedding = _narrowed(origin.embedding, config.hidden_size)
@@ -28,10 +28,10 @@ def make(origin: Origin) -> Blank:
         "lm_head.weight": _narrowed(origin.lm_head, config.hidden_size),
     }
     document = origin.layer_config(config, "LlamaForCausalLM", config.num_layers)
-    return Blank(document, origin.fill(decoder_rules(config), given), has_tokenizer=True)
+    return InitialDraft(document, origin.fill(decoder_rules(config), given), has_tokenizer=True)
 
 
-def _config(origin: Origin) -> ModelConfig:
+def _config(origin: DraftInitializer) -> ModelConfig:
     target, sizes = origin.config, origin.sizes
     size = target.head_size
     width = sizes.hidden_size or max(1, round(target.hidden_size / SHARE / size)) * size
@@ -56,4 +56,4 @@ def _narrowed(rows: Tensor, width: int) -> Tensor:
     return rows @ directions[:, -width:]
 
 
-MAKER = Maker(make, ("layers", "hidden_size"))
+MAKER = Initializer(make, ("layers", "hidden_size"))

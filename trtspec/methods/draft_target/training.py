@@ -10,13 +10,13 @@ from trtspec.checkpoints.rules import layer_tensor
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
 from trtspec.engine.calibration.layer_pass import embedding_scale
-from trtspec.training.batches import Batch
-from trtspec.training.layers import Layer, View, cap
+from trtspec.training.batches import TrainingBatch
+from trtspec.training.layers import TrainableLayer, View, cap
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, Student, Trainable
+from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
 
 
-class ModelStudent(Student):
+class TrainableModel(TrainableDraft):
     """A dense model of any family."""
 
     reads_on = True
@@ -27,14 +27,14 @@ class ModelStudent(Student):
         device = source.target.device
         self.tensors = SourceTensors(model.source, model.rules, lambda rule: True, settings.lora, settings.seed, device)
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return the output of the final norm."""
         config = self.config
         hidden = F.embedding(batch.tokens, view[EMBEDDING])
         if config.scaled_embedding:
             hidden = hidden * embedding_scale(config, hidden.dtype).to(hidden.device)
         for number in range(config.num_layers):
-            hidden = Layer(view, layer_tensor(number, "")[:-1], config, number)(hidden)
+            hidden = TrainableLayer(view, layer_tensor(number, "")[:-1], config, number)(hidden)
         selected = hidden.flatten(0, 1)[batch.flat()]
         return [F.rms_norm(selected, selected.shape[-1:], view[FINAL_NORM], config.norm_epsilon)]
 
@@ -43,4 +43,4 @@ class ModelStudent(Student):
         return cap(F.linear(hidden, view[LM_HEAD]), self.config.logit_cap)
 
 
-TRAINABLE = Trainable(ModelStudent)
+TRAINABLE = DraftTrainer(TrainableModel)

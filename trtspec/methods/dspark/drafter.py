@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
-from trtspec.engine.drafting.chain import NEVER, DrawnChain, Floors, likeliest
+from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.drafting.chain import NO_FLOOR, ConfidenceFloor, SampledChain, max_probability
 from trtspec.engine.model.head_weights import HeadWeights
 from trtspec.methods.dflash.block_drafter import BlockDrafter
 from trtspec.methods.dflash.stored import CONFIDENCE, MARKOV
@@ -57,29 +57,29 @@ class ConfidenceHead:
 class DSparkDrafter(BlockDrafter):
     """Drafts a chain in which each token depends on the previous one."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, NAME)
         weights, width = self.network.weights, self.network.net.confidence_width
         self._markov = MarkovHead(weights)
         is_used = width and setup.confidence  # without a bound the head is not needed
         self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if is_used else None
-        self._floors = Floors(chain=setup.confidence)
+        self._floors = ConfidenceFloor(chain=setup.confidence)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft `depth` tokens, or fewer if the net's confidence is too low."""
         hidden, rows = self._fill(texts, depth), len(texts)
         logits = self.network.lm_head(hidden.flatten(0, 1)).view(rows, depth, -1)
-        chain = DrawnChain(rows, hidden.device, sampling, self.network.vocabulary)
+        chain = SampledChain(rows, hidden.device, sampling, self.network.vocabulary)
         tokens = torch.tensor([text[-1] for text in texts], device=hidden.device)
         embedded, biased = list[Tensor](), list[Tensor]()
         for position in range(depth):
             embedded.append(self._markov.embed(tokens))
             biased.append(self._markov.biased(logits[:, position], embedded[-1]))
             tokens = chain.add(biased[-1])
-        if self._floors == NEVER:
+        if self._floors == NO_FLOOR:
             return chain.draft([depth] * rows)
         if self._confidence is None:
-            return chain.draft(self._floors.lens(likeliest(torch.stack(biased, 1))))
+            return chain.draft(self._floors.lens(max_probability(torch.stack(biased, 1))))
         return chain.draft(self._floors.lens(self._confidence(hidden, torch.stack(embedded, 1))))
 
 

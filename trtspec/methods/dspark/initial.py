@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import torch
 
-from trtspec.methods.dflash.initial import blank_of, net_of
+from trtspec.methods.dflash.initial import initial_draft, initial_net
 from trtspec.methods.dflash.stored import CONFIDENCE, MARKOV
-from trtspec.training.initialization import Blank, Maker, Origin
+from trtspec.training.initialization import DraftInitializer, InitialDraft, Initializer
 
 RANK, LEAST_WIDTH = 256, 4  # the rank is at most a quarter of the target's width
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return a net that also drafts at the anchor."""
     hidden, vocab = origin.config.hidden_size, origin.config.vocab_size
     rank = max(1, min(RANK, hidden // LEAST_WIDTH))
-    net = net_of(origin, origin.draft_len, markov_rank=rank, confidence_width=hidden + rank)
+    net = initial_net(origin, origin.draft_len, markov_rank=rank, confidence_width=hidden + rank)
     zeros = {
         f"{MARKOV}markov_w2.weight": torch.zeros(vocab, rank),
         f"{CONFIDENCE}weight": torch.zeros(1, hidden + rank),
@@ -33,7 +33,7 @@ def make(origin: Origin) -> Blank:
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }
-    return blank_of(origin, net, "dspark", "DSparkDraftModel", inner, zeros)
+    return initial_draft(origin, net, "dspark", "DSparkDraftModel", inner, zeros)
 
 
-MAKER = Maker(make, ("layers",))
+MAKER = Initializer(make, ("layers",))

@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.methods.dflash.stored import CONFIDENCE, MARKOV
-from trtspec.methods.dflash.training import DFlashStudent
-from trtspec.training.batches import Batch
+from trtspec.methods.dflash.training import TrainableDFlash
+from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
-from trtspec.training.trainable import Trainable
+from trtspec.training.trainable import DraftTrainer
 
 
-class DSparkStudent(DFlashStudent):
+class TrainableDSpark(TrainableDFlash):
     """A net with a Markov head; its hidden states include the Markov embedding of the previous token."""
 
     method = "dspark"
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return the block's hidden states concatenated with the Markov embeddings of the previous tokens."""
         states, embedding = super().hidden(view, batch, features), view[f"{self.method}.{MARKOV}markov_w1.weight"]
         previous = (F.embedding(batch.tokens_after(step), embedding) for step in range(self.passes))
@@ -44,4 +44,4 @@ class DSparkStudent(DFlashStudent):
         return F.linear(seen, view[f"{name}weight"], view.get(f"{name}bias")).squeeze(-1)
 
 
-TRAINABLE = Trainable(DSparkStudent)
+TRAINABLE = DraftTrainer(TrainableDSpark)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trtspec.checkpoints.trtllm import read_config
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import Room, Setup
+from trtspec.engine.drafting.base import BatchShape, DrafterConfig
 from trtspec.engine.drafting.dynamic_tree import DynamicTree
 from trtspec.engine.drafting.feature_drafter import FeatureDrafter
 from trtspec.engine.drafting.head import FeatureHead
@@ -33,7 +33,7 @@ class EagleHead(FeatureHead):
 
     aux_layers = (FINAL,)
 
-    def __init__(self, target: Decoder, room: Room) -> None:
+    def __init__(self, target: Decoder, room: BatchShape) -> None:
         checkpoint = target.checkpoint
         section = checkpoint.document.section(NET_CONFIG)
         if section is None:
@@ -69,7 +69,7 @@ class EagleHead(FeatureHead):
 class EagleDrafter(FeatureDrafter):
     """Drafts a tree with an EAGLE head."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         room, options = setup.room, setup.options
         builder: TreeBuilder = (
             DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)

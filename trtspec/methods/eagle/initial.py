@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from trtspec.methods.eagle import NETS, OPTIONAL, head_rules
-from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
+from trtspec.training.initialization import DraftInitializer, InitialDraft, Initializer, plain_layer
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return a head without a bias, which some engines do not support."""
     layer = plain_layer(origin.config)
     rules = [rule for rule in head_rules(layer, NETS) if rule.sources[0].name not in OPTIONAL]
     fused = origin.random(layer.hidden_size, 2 * layer.hidden_size)
     fused[:, : layer.hidden_size] /= origin.embedding_size
     config = origin.layer_config(layer, "LlamaForCausalLM", 1) | {"bias": False}
-    return Blank(config, origin.fill(rules, {"fc.weight": fused}))
+    return InitialDraft(config, origin.fill(rules, {"fc.weight": fused}))
 
 
-MAKER = Maker(make)
+MAKER = Initializer(make)

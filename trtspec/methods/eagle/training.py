@@ -14,18 +14,18 @@ from torch import Tensor
 from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
 from trtspec.methods.eagle import NETS, head_rules, read_head_config
-from trtspec.training.batches import Batch
-from trtspec.training.layers import Layer, View
-from trtspec.training.shared_weights import Borrowed
+from trtspec.training.batches import TrainingBatch
+from trtspec.training.layers import TrainableLayer, View
+from trtspec.training.shared_weights import SharedWeights
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, Student, Trainable
-from trtspec.training.ttt_attention import MOST_PASSES, Chains
+from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
+from trtspec.training.ttt_attention import MOST_PASSES, RolloutAttention
 
 NET = f"{NETS}.0.drafter"
 EMBEDDING = f"{NET}.vocab_embedding.weight"
 
 
-class EagleStudent(Student):
+class TrainableEagle(TrainableDraft):
     """A head of one layer; its embedding is frozen, and the LM head is the target's."""
 
     aux_layers = (FINAL,)
@@ -38,15 +38,15 @@ class EagleStudent(Student):
         self.tensors = SourceTensors(
             origin, rules, lambda rule: rule.name != EMBEDDING, settings.lora, settings.seed, target.device
         )
-        self._borrowed = Borrowed.of(target)
+        self._borrowed = SharedWeights.of(target)
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return the output of each pass for the pairs (hidden state of t, token at t + 1)."""
         if features is None:
             raise ValueError("EAGLE heads need features of the target")
         embedding = view.get(EMBEDDING, self._borrowed.embedding)
-        chains, hidden, outputs = Chains(batch), features, []
-        layer = Layer(view, f"{NET}.layers.0", self.config)
+        chains, hidden, outputs = RolloutAttention(batch), features, []
+        layer = TrainableLayer(view, f"{NET}.layers.0", self.config)
         for _ in range(self.passes):
             pairs = torch.cat([F.embedding(chains.tokens, embedding), hidden], -1)
             joined = F.linear(pairs, view[f"{NET}.fc.weight"], view.get(f"{NET}.fc.bias"))
@@ -59,4 +59,4 @@ class EagleStudent(Student):
         return self._borrowed.logits(hidden)
 
 
-TRAINABLE = Trainable(EagleStudent)
+TRAINABLE = DraftTrainer(TrainableEagle)

@@ -20,10 +20,10 @@ from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import Skip
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import MOST_LAYERS
-from trtspec.core.diagnostics import Diagnostic, written
+from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.eagle3.head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Names, head_rules
+from trtspec.methods.eagle3.head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Eagle3Names, head_rules
 from trtspec.methods.head_checks import NOT_THIS_KIND, check_ids, check_layer, check_layers, check_sizes, count_layers
 from trtspec.recipe.schema import refuse
 
@@ -93,7 +93,7 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
     )
 
 
-def find_names(source: Source) -> Names:
+def find_names(source: Source) -> Eagle3Names:
     """Return the naming scheme of a head's tensors; raise CheckpointError if it is not an EAGLE-3 head."""
     reader, present = source.reader, source.tensors.keys()
     prefix = "eagle_module." if any(name.startswith("eagle_module.") for name in present) else ""
@@ -103,8 +103,8 @@ def find_names(source: Source) -> Names:
             raise reader.refuse("is an EAGLE-1 or EAGLE-2 head: its layer has no hidden_norm", "use method: eagle")
         raise reader.refuse(f"is not an EAGLE-3 head: {prefix}{layer}.hidden_norm.weight is missing", NOT_THIS_KIND)
     if f"{prefix}lm_head.weight" not in present and decoder_reader(reader).get("tie_word_embeddings", bool, False):
-        return Names(prefix, layer, EMBEDDING)
-    return Names(prefix, layer)
+        return Eagle3Names(prefix, layer, EMBEDDING)
+    return Eagle3Names(prefix, layer)
 
 
 def drafts_in_parallel(source: Source) -> bool:
@@ -121,7 +121,7 @@ def decoder_reader(reader: ConfigReader) -> ConfigReader:
     return reader.section("transformer_layer_config") or reader
 
 
-def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle3HeadConfig:
+def read_head_config(source: Source, names: Eagle3Names, target: ModelConfig) -> Eagle3HeadConfig:
     """Return the head's config from config.json and from the presence of optional tensors."""
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
@@ -190,7 +190,7 @@ def named_aux_layers(source: Source) -> tuple[int, ...]:
     outputs = inner or (reader.get("target_layer_ids", list, []) if not outer else [])
     named = outputs or outer
     if len(named) > MOST_LAYERS or not all(type(number) is int for number in named):
-        raise reader.refuse_value(f"{AUX_LAYERS} is {written(named)}, expected numbers of layers")
+        raise reader.refuse_value(f"{AUX_LAYERS} is {quote_value(named)}, expected numbers of layers")
     return tuple(number + bool(outputs) for number in named)
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import Room, Setup
-from trtspec.engine.drafting.chain import Floors
+from trtspec.engine.drafting.base import BatchShape, DrafterConfig
+from trtspec.engine.drafting.chain import ConfidenceFloor
 from trtspec.engine.drafting.dynamic_tree import DynamicTree
 from trtspec.engine.drafting.feature_drafter import FeatureDrafter
 from trtspec.engine.drafting.head import FeatureHead
@@ -30,7 +30,7 @@ from trtspec.methods.eagle3.head import LAYER, NAME, head_rules, stored_head
 class Eagle3Head(FeatureHead):
     """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is replaced by the target's."""
 
-    def __init__(self, target: Decoder, room: Room) -> None:
+    def __init__(self, target: Decoder, room: BatchShape) -> None:
         checkpoint = target.checkpoint
         head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
         if head is None:
@@ -84,9 +84,9 @@ class Eagle3Head(FeatureHead):
 class Eagle3Drafter(FeatureDrafter):
     """Drafts a chain, or with `top_k` and `nodes` the dynamic tree of EAGLE-2."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         top_k, draft_shape = setup.options.top_k, setup.draft_shape
-        builder: TreeBuilder = Chain(draft_shape.max_depth, Floors(chain=setup.confidence))
+        builder: TreeBuilder = Chain(draft_shape.max_depth, ConfidenceFloor(chain=setup.confidence))
         if top_k is not None:
             builder = DynamicTree(top_k, draft_shape.max_depth, draft_shape.max_tokens)
         room = replace(setup.room, max_len=setup.room.max_len + builder.scratch)

@@ -87,7 +87,7 @@ def stored_head(document: ConfigReader, names: Collection[str], target: ModelCon
 
 
 @dataclass(frozen=True)
-class Names:
+class Eagle3Names:
     """A source's tensor names: the common `prefix`, the `layer`'s prefix after it, and the LM head's name."""
 
     prefix: str = ""
@@ -95,7 +95,7 @@ class Names:
     head: str = "lm_head.weight"
 
 
-def head_rules(head: Eagle3HeadConfig, names: Names = Names()) -> list[Rule]:
+def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> list[Rule]:
     """Return the rules of a head's tensors; `names` matter only when reading a source."""
     hidden, vocab = head.layer.hidden_size, head.layer.vocab_size
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from trtspec.methods.eagle3 import AUX_LAYERS
-from trtspec.methods.eagle3.head import Eagle3HeadConfig, Names, head_rules
-from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
+from trtspec.methods.eagle3.head import Eagle3HeadConfig, Eagle3Names, head_rules
+from trtspec.training.initialization import DraftInitializer, InitialDraft, Initializer, plain_layer
 
 
-def head_of(origin: Origin, layers: int) -> Eagle3HeadConfig:
+def initial_head(origin: DraftInitializer, layers: int) -> Eagle3HeadConfig:
     """Return a head of `layers` layers for a target, without optional norms."""
     config = origin.config
     return Eagle3HeadConfig(
@@ -36,7 +36,7 @@ def head_of(origin: Origin, layers: int) -> Eagle3HeadConfig:
     )
 
 
-def config_of(origin: Origin, architecture: str, layers: int) -> dict[str, Any]:
+def initial_config(origin: DraftInitializer, architecture: str, layers: int) -> dict[str, Any]:
     """Return config.json of the head."""
     return origin.layer_config(plain_layer(origin.config), architecture, layers) | {
         "draft_vocab_size": len(origin.drafted),
@@ -44,7 +44,7 @@ def config_of(origin: Origin, architecture: str, layers: int) -> dict[str, Any]:
     }
 
 
-def given(origin: Origin) -> dict[str, Tensor]:
+def initial_tensors(origin: DraftInitializer) -> dict[str, Tensor]:
     """Return the tensors copied from the target, and the vocabulary maps."""
     ids = origin.drafted
     return {
@@ -55,11 +55,13 @@ def given(origin: Origin) -> dict[str, Tensor]:
     }
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return a head of one layer."""
-    tensors = given(origin)
-    tensors = origin.fill(head_rules(head_of(origin, 1), Names(layer="midlayer")), tensors) | {"t2d": tensors["t2d"]}
-    return Blank(config_of(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}, tensors)
+    tensors = initial_tensors(origin)
+    tensors = origin.fill(head_rules(initial_head(origin, 1), Eagle3Names(layer="midlayer")), tensors) | {
+        "t2d": tensors["t2d"]
+    }
+    return InitialDraft(initial_config(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}, tensors)
 
 
-MAKER = Maker(make, ("draft_vocab",))
+MAKER = Initializer(make, ("draft_vocab",))

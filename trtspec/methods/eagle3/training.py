@@ -16,20 +16,20 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.methods.eagle3 import find_names, read_head_config
-from trtspec.methods.eagle3.head import LAYER, NAME, Names, head_rules
-from trtspec.training.batches import Batch
-from trtspec.training.layers import Layer, View
-from trtspec.training.shared_weights import Borrowed
+from trtspec.methods.eagle3.head import LAYER, NAME, Eagle3Names, head_rules
+from trtspec.training.batches import TrainingBatch
+from trtspec.training.layers import TrainableLayer, View
+from trtspec.training.shared_weights import SharedWeights
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.texts import Text
-from trtspec.training.trainable import DraftSource, Student, Trainable
-from trtspec.training.ttt_attention import MOST_PASSES, Chains
+from trtspec.training.texts import TrainingText
+from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
+from trtspec.training.ttt_attention import MOST_PASSES, RolloutAttention
 from trtspec.training.vocab_pruning.vocabulary import chosen_ids, moved_rows
 
 FROZEN = (f"{NAME}.vocab_embedding.weight",)
 
 
-class Eagle3Student(Student):
+class TrainableEagle3(TrainableDraft):
     """A head of one layer in any of the layouts that `methods/eagle3` reads."""
 
     def __init__(self, source: DraftSource) -> None:
@@ -40,18 +40,18 @@ class Eagle3Student(Student):
         self.passes = min(source.draft_len, MOST_PASSES)
         rules = self._rules(origin, names, target.config)
         self.tensors = SourceTensors(origin, rules, _is_trainable, settings.lora, settings.seed, target.device)
-        self._borrowed = Borrowed.of(target)
+        self._borrowed = SharedWeights.of(target)
         if head.maps_ids:
             self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
             self.vocab = ids = self._drafted + self.tensors.tensor(f"{names.prefix}d2t")
             if head.own_head and self.width == head.target_hidden_size:
                 self._follow(source.texts, ids, names)
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return the output of each pass for the pairs (feature of t, token at t + 1)."""
         if features is None:
             raise ValueError("EAGLE-3 heads need features of the target")
-        chains, hidden, outputs = Chains(batch), self._fuse(view, features), []
+        chains, hidden, outputs = RolloutAttention(batch), self._fuse(view, features), []
         for _ in range(self.passes):
             hidden = self._pass(view, self._embed(view, chains.tokens), hidden, chains)
             outputs.append(hidden[batch.is_place])
@@ -64,11 +64,11 @@ class Eagle3Student(Student):
             return F.linear(normed, view[f"{NAME}.lm_head.weight"])
         return self._borrowed.logits(normed)
 
-    def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
+    def _rules(self, origin: Source, names: Eagle3Names, target: ModelConfig) -> Sequence[Rule]:
         return head_rules(self.head, names)
 
     @torch.no_grad()
-    def _follow(self, texts: Sequence[Text], ids: Tensor, names: Names) -> None:
+    def _follow(self, texts: Sequence[TrainingText], ids: Tensor, names: Eagle3Names) -> None:
         """Replace the draft vocabulary by the most frequent tokens of the texts' answers."""
         tensors, chosen = self.tensors, chosen_ids(ids, texts)
         if torch.equal(chosen, ids):
@@ -90,13 +90,13 @@ class Eagle3Student(Student):
             features = torch.cat([self._norm(view, *each) for each in zip(chunks, norms, strict=True)], -1)
         return F.linear(features, view[f"{NAME}.fc.weight"], view.get(f"{NAME}.fc.bias"))
 
-    def _pass(self, view: View, embedded: Tensor, hidden: Tensor, chains: Chains) -> Tensor:
-        layer = Layer(view, LAYER, self.head.layer)
+    def _pass(self, view: View, embedded: Tensor, hidden: Tensor, chains: RolloutAttention) -> Tensor:
+        layer = TrainableLayer(view, LAYER, self.head.layer)
         read, residual = self._read(layer, embedded, hidden)
         output = layer.finish(chains.own(residual), chains.attend(layer, read))
         return self._norm(view, output, "norm") if self.head.norm_output else output
 
-    def _read(self, layer: Layer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, layer: TrainableLayer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input of the first layer's attention, and the residual."""
         normed = layer.norm(hidden, "hidden_norm")
         read = torch.cat([layer.norm(embedded, "input_layernorm"), normed], -1)
@@ -111,4 +111,4 @@ def _is_trainable(rule: Rule) -> bool:
     return rule.target not in FROZEN
 
 
-TRAINABLE = Trainable(Eagle3Student)
+TRAINABLE = DraftTrainer(TrainableEagle3)

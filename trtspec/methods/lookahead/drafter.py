@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Setup
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.kernels.tree import Tree
 from trtspec.methods.lookahead import LookaheadOptions
 
@@ -115,7 +115,7 @@ class LookaheadDrafter(Drafter):
     lowerable = ("window", "ngram", "verification")
     replays = False  # its window grows by the target's outputs after drafted tokens
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         self._device = setup.room.device
         self._options: LookaheadOptions = setup.options
         self._rows: dict[int, Lookahead] = {}
@@ -130,15 +130,15 @@ class LookaheadDrafter(Drafter):
         """Reset the row's window and pool with smaller sizes; the depth of verification stays the engine's."""
         self._rows[row] = Lookahead(options, prompt)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Return each row's whole tree; `depth` is ignored, because the window also generates the next n-grams."""
         drafts = [self._rows[row].draft(text) for row, text in enumerate(texts)]
         self._ends = [ends for _, ends in drafts]
         nodes = max(len(branches.parents) for branches, _ in drafts)
         tokens, parents = zip(*(branches.padded(nodes) for branches, _ in drafts), strict=True)
-        return Draft(torch.tensor(tokens, dtype=torch.int64, device=self._device), tree=Tree(np.array(parents)))
+        return DraftTokens(torch.tensor(tokens, dtype=torch.int64, device=self._device), tree=Tree(np.array(parents)))
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyOutcome) -> None:
         """Append the target's most probable token to each column."""
         if not self._ends:
             return

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.trtllm import AGAIN
-from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
-from trtspec.engine.drafting.hidden_state_drafter import LastHiddenDrafter
+from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.drafting.hidden_state_drafter import HiddenStateDrafter
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.merge_shards import join
+from trtspec.engine.model.merge_shards import join_shards
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.medusa.heads import Heads
 from trtspec.methods.tree_choices import Choice, most_ranks
@@ -53,33 +53,33 @@ class HeadStack:
         return torch.bmm(states, self._lm_heads[:count])
 
 
-class Shape:
+class MedusaTreeShape:
     """A tree of choices with the indices [nodes - 1] of its nodes among the `ranks` ranked tokens of each head."""
 
     def __init__(self, choices: Sequence[Choice], ranks: int, device: torch.device) -> None:
-        self.tree = Tree.of_paths(choices)
+        self.tree = Tree.from_choices(choices)
         indices = [(len(choice) - 1) * ranks + choice[-1] for choice in in_node_order(choices)]
         self._indices = torch.tensor(indices, device=device)
 
-    def fill(self, ranked: Tensor) -> Draft:
+    def fill(self, ranked: Tensor) -> DraftTokens:
         """Return the tree with the ranked tokens [heads, rows, ranks]; they are deterministic."""
-        return Draft(ranked.transpose(0, 1).flatten(1)[:, self._indices], tree=self.tree)
+        return DraftTokens(ranked.transpose(0, 1).flatten(1)[:, self._indices], tree=self.tree)
 
 
-class MedusaDrafter(LastHiddenDrafter):
+class MedusaDrafter(HiddenStateDrafter):
     """Drafts the tree of choices."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup)
         target, choices, depth = setup.target, setup.options.paths, setup.draft_shape.max_depth
         self._heads = HeadStack(target, depth)
         self._ranks = most_ranks(choices)
         self._shapes = [
-            Shape([choice for choice in choices if len(choice) <= levels], self._ranks, target.device)
+            MedusaTreeShape([choice for choice in choices if len(choice) <= levels], self._ranks, target.device)
             for levels in range(1, depth + 1)
         ]
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft the first `depth` levels of the tree."""
         logits = self._heads.logits(self._hidden[: len(texts)], depth)
         return self._shapes[depth - 1].fill(logits.topk(self._ranks).indices)
@@ -90,7 +90,7 @@ def _stack(target: Decoder, rules: list[Rule]) -> Tensor:
     out_size, *in_size = rules[0].sources[0].shape
     stack = torch.empty((len(rules), *(in_size or [1]), out_size), device=target.device, dtype=target.dtype)
     for slot, rule in zip(stack, rules, strict=True):
-        slot.copy_(join(target.checkpoint, rule).t())
+        slot.copy_(join_shards(target.checkpoint, rule).t())
     return stack
 
 

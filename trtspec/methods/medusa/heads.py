@@ -18,7 +18,7 @@ _FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind":
 
 
 @dataclass(frozen=True)
-class Names:
+class MedusaNames:
     """A naming scheme: patterns of a block's tensors, and of a head's vocabulary matrix, which is its last `layer`.
 
     With a `prefix` the heads are stored in a whole model.
@@ -42,10 +42,10 @@ class Names:
 
 
 # FasterDecoding/Medusa:medusa/model/medusa_model.py@e2a5d20; 1.0 saves a whole model, like ModelOpt.
-SEQUENTIAL = Names("{head}.{layer}.linear.{kind}", "{head}.{layer}.weight")
+SEQUENTIAL = MedusaNames("{head}.{layer}.linear.{kind}", "{head}.{layer}.weight")
 IN_A_MODEL = replace(SEQUENTIAL, prefix="medusa_heads.")
 # vllm-project/vllm:vllm/model_executor/models/medusa.py@v0.32.0
-LISTED = Names("blocks.{head}.layers.{layer}.{kind}", "lm_heads.{head}.weight")
+LISTED = MedusaNames("blocks.{head}.layers.{layer}.{kind}", "lm_heads.{head}.weight")
 KNOWN = (SEQUENTIAL, replace(SEQUENTIAL, prefix="medusa_head."), IN_A_MODEL, LISTED)
 
 
@@ -61,7 +61,7 @@ class Heads:
     num_layers: int
     hidden_size: int
     vocab_size: int
-    names: Names = SEQUENTIAL
+    names: MedusaNames = SEQUENTIAL
     has_bias: bool = True
     shared: str | None = None
 
@@ -118,7 +118,7 @@ def find_heads(source: Source) -> Heads:
     return _sized(source, heads)
 
 
-def _find_names(source: Source) -> Names:
+def _find_names(source: Source) -> MedusaNames:
     found = [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
     if len(found) != 1:
         message = "does not contain Medusa heads: tensors like 0.0.linear.weight are missing"
@@ -126,14 +126,14 @@ def _find_names(source: Source) -> Names:
     return found[0]
 
 
-def _configured_layers(reader: ConfigReader, names: Names, found: int) -> int:
+def _configured_layers(reader: ConfigReader, names: MedusaNames, found: int) -> int:
     section = reader.section("medusa")
     layers = section.get("num_medusa_layers", int, found) if section else found
     layers = reader.get("num_hidden_layers", int, 1) if names is LISTED else layers  # 1 is vLLM's default
     return reader.get("medusa_num_layers", int, layers)
 
 
-def _shared(source: Source, names: Names, have_matrices: bool) -> str | None:
+def _shared(source: Source, names: MedusaNames, have_matrices: bool) -> str | None:
     """Return `Heads.shared`; the first vLLM releases with a shared matrix store it as the first head's matrix."""
     if names is LISTED and source.reader.get("original_lm_head", bool, False):
         first = names.matrix.format(head=0)

@@ -6,12 +6,12 @@ from __future__ import annotations
 import torch
 
 from trtspec.methods.medusa.heads import Heads
-from trtspec.training.initialization import Blank, Maker, Origin
+from trtspec.training.initialization import DraftInitializer, InitialDraft, Initializer
 
 LAYERS = 1
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return heads of one block each, initialized to the identity."""
     config, count = origin.config, origin.draft_len
     heads = Heads(count, LAYERS, config.hidden_size, config.vocab_size)
@@ -28,7 +28,7 @@ def make(origin: Origin) -> Blank:
         "vocab_size": config.vocab_size,
         "torch_dtype": config.dtype,
     }
-    return Blank(keys, origin.fill(heads.rules(), given), "medusa_lm_head.safetensors")
+    return InitialDraft(keys, origin.fill(heads.rules(), given), "medusa_lm_head.safetensors")
 
 
-MAKER = Maker(make)
+MAKER = Initializer(make)

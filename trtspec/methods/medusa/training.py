@@ -9,13 +9,13 @@ from torch import Tensor
 from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
 from trtspec.methods.medusa.heads import find_heads
-from trtspec.training.batches import Batch
+from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, Student, Trainable
+from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
 
 
-class MedusaStudent(Student):
+class TrainableMedusa(TrainableDraft):
     """All heads of a source."""
 
     aux_layers = (FINAL,)
@@ -27,7 +27,7 @@ class MedusaStudent(Student):
         rules, device = list(self.heads.rules()), source.target.device
         self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, device)
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return the output of each head's blocks for the hidden states from which the text's tokens were predicted."""
         if features is None:
             raise ValueError("Medusa heads need features of the target")
@@ -45,4 +45,4 @@ class MedusaStudent(Student):
         return hidden
 
 
-TRAINABLE = Trainable(MedusaStudent)
+TRAINABLE = DraftTrainer(TrainableMedusa)

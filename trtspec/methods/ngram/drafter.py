@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.generation.suffix_index import SuffixIndex
 
 
 class NgramDrafter(Drafter):
     """Drafts the continuation of the longest repetition; a row without a repetition gets no draft."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         self._device = setup.room.device
         self._min_match: int = setup.options.min_match
         self._max_match: int = setup.options.max_match
@@ -25,13 +25,13 @@ class NgramDrafter(Drafter):
         for row in range(first_row, first_row + len(prompts)):
             self._indexes[row] = SuffixIndex(self._max_match)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Return a chain of `depth` tokens for each row that has a match; empty chains if no row has one."""
         chains = [self._continuation(row, text, depth) for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]
         width = max(lens)
         tokens = torch.tensor([chain or [0] * width for chain in chains], dtype=torch.int64, device=self._device)
-        return Draft(tokens, lens=lens)
+        return DraftTokens(tokens, lens=lens)
 
     def _continuation(self, row: int, text: Sequence[int], depth: int) -> list[int]:
         index = self._indexes[row]

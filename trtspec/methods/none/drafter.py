@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import torch
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
 
 
 class NoDrafter(Drafter):
     """Returns empty drafts: every step is one token of the target."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         self._device = setup.room.device
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Return an empty chain for each row."""
-        return Draft(torch.empty((len(texts), 0), dtype=torch.int64, device=self._device))
+        return DraftTokens(torch.empty((len(texts), 0), dtype=torch.int64, device=self._device))
 
 
 DRAFTER = NoDrafter

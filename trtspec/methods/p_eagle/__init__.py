@@ -27,7 +27,7 @@ from trtspec.methods.eagle3 import (
     find_names,
     read_head_config,
 )
-from trtspec.methods.eagle3.head import LAYER_CONFIG, Eagle3HeadConfig, Names, head_rules
+from trtspec.methods.eagle3.head import LAYER_CONFIG, Eagle3HeadConfig, Eagle3Names, head_rules
 from trtspec.methods.eagle3.head import NAME as EAGLE3
 from trtspec.methods.head_checks import (
     check_ids,
@@ -37,7 +37,7 @@ from trtspec.methods.head_checks import (
     check_sizes,
     count_layers,
     mask_token,
-    own_layers,
+    resolve_num_layers,
 )
 
 NAME, MOST_LAYERS = "p_eagle", 64
@@ -50,7 +50,7 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
         raise source.reader.refuse("describes a net that drafts token by token", "use method: eagle3")
     head = read_head_config(source, names, base.config)
     configured = decoder_reader(source.reader).positive("num_hidden_layers", 1)
-    layers = own_layers(configured, count_layers(source.tensors, names.prefix), base.config.num_layers)
+    layers = resolve_num_layers(configured, count_layers(source.tensors, names.prefix), base.config.num_layers)
     if layers > MOST_LAYERS:
         raise source.reader.refuse_value(f"num_hidden_layers is {layers}, expected at most {MOST_LAYERS}")
     width = len(head.aux_layers) * head.target_hidden_size
@@ -89,7 +89,7 @@ def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:
     return stored.shape if stored and prod(stored.shape) == width else (1, 1, width)
 
 
-def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Names) -> Iterator[Rule]:
+def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Eagle3Names) -> Iterator[Rule]:
     """Yield the rules of the layers after the first, and of the hidden state for mask tokens (of shape `state`).
 
     `names` matter only when reading a source.

@@ -12,20 +12,20 @@ from dataclasses import replace
 import torch
 
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import Draft, DraftSampling, Room, Setup
-from trtspec.engine.drafting.chain import Floors, draft_at_once
-from trtspec.engine.drafting.feature_drafter import PairingDrafter
+from trtspec.engine.drafting.base import BatchShape, DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
+from trtspec.engine.drafting.feature_drafter import FeaturePairDrafter
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.head_weights import HeadWeights
 from trtspec.methods.eagle3.drafter import Eagle3Head
-from trtspec.methods.eagle3.head import Names, stored_head
+from trtspec.methods.eagle3.head import Eagle3Names, stored_head
 from trtspec.methods.p_eagle import NAME, further_rules
 
 
 class ParallelHead(Eagle3Head):
     """The P-EAGLE net in a target's checkpoint; a mask is `mask_token` with `mask_feature` [1, hidden]."""
 
-    def __init__(self, target: Decoder, room: Room) -> None:
+    def __init__(self, target: Decoder, room: BatchShape) -> None:
         checkpoint = target.checkpoint
         section = checkpoint.document.section(NAME)
         head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
@@ -33,7 +33,7 @@ class ParallelHead(Eagle3Head):
             hint = "convert it with method: p_eagle and the net as speculation.draft"
             raise CheckpointError("does not contain a P-EAGLE net", where=str(checkpoint.root), hint=hint)
         super().__init__(target, room)
-        rules = further_rules(head, tuple(section.get("mask_hidden", list)), Names())
+        rules = further_rules(head, tuple(section.get("mask_hidden", list)), Eagle3Names())
         weights = HeadWeights(checkpoint, rules, room.device, room.dtype)
         names = [f"{NAME}.layers.{number}" for number in range(1, head.layer.num_layers)]
         self._further = [(weights.norm(f"{name}.input_layernorm"), weights.block(name, head.layer)) for name in names]
@@ -41,17 +41,17 @@ class ParallelHead(Eagle3Head):
         self.mask_feature = self.fuse(weights.tensor(f"{NAME}.mask_hidden").view(1, -1))
 
 
-class ParallelFeatureDrafter(PairingDrafter):
+class ParallelFeatureDrafter(FeaturePairDrafter):
     """Drafts a chain in the same pass that processes the waiting features."""
 
     _head: ParallelHead
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         room = replace(setup.room, max_len=setup.room.max_len + setup.draft_shape.max_depth)
         super().__init__(ParallelHead(setup.target, room))
-        self._floors = Floors(chain=setup.confidence)
+        self._floors = ConfidenceFloor(chain=setup.confidence)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft `depth` tokens: one after the last pair, and one after each mask."""
         head, waiting = self._head, self._take(len(texts))
         counts = [len(states) for states in waiting]
@@ -65,7 +65,7 @@ class ParallelFeatureDrafter(PairingDrafter):
         found = head.forward(self._padded(pairs, width), torch.cat(features), head.windows.chain(starts, width))
         at = [row * width + count - 1 + step for row, count in enumerate(counts) for step in range(depth)]
         logits = head.logits(found[at]).view(len(texts), depth, -1)
-        return draft_at_once(logits, sampling, self._floors, head.vocabulary)
+        return draft_parallel(logits, sampling, self._floors, head.vocabulary)
 
 
 DRAFTER = ParallelFeatureDrafter

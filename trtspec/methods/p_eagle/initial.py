@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-from trtspec.methods.eagle3.head import Names, head_rules
-from trtspec.methods.eagle3.initial import config_of, given, head_of
+from trtspec.methods.eagle3.head import Eagle3Names, head_rules
+from trtspec.methods.eagle3.initial import initial_config, initial_head, initial_tensors
 from trtspec.methods.p_eagle import further_rules
-from trtspec.training.initialization import Blank, Maker, Origin
+from trtspec.training.initialization import DraftInitializer, InitialDraft, Initializer
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return a net of `origin.num_layers` layers."""
-    head, tensors = head_of(origin, origin.num_layers), given(origin)
+    head, tensors = initial_head(origin, origin.num_layers), initial_tensors(origin)
     state = (1, 1, len(head.aux_layers) * head.target_hidden_size)
-    rules = [*head_rules(head), *further_rules(head, state, Names())]
-    config = config_of(origin, "PEagleDraftModel", origin.num_layers) | {"mask_token_id": origin.unused_token}
-    return Blank(config, origin.fill(rules, tensors) | {"t2d": tensors["t2d"]})
+    rules = [*head_rules(head), *further_rules(head, state, Eagle3Names())]
+    config = initial_config(origin, "PEagleDraftModel", origin.num_layers) | {"mask_token_id": origin.unused_token}
+    return InitialDraft(config, origin.fill(rules, tensors) | {"t2d": tensors["t2d"]})
 
 
-MAKER = Maker(make, ("layers", "draft_vocab"))
+MAKER = Initializer(make, ("layers", "draft_vocab"))

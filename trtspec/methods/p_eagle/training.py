@@ -16,20 +16,20 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.source import Source
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.calibration.layer_pass import mix
+from trtspec.engine.calibration.layer_pass import attend_heads
 from trtspec.methods.base import HeadTarget, Options
 from trtspec.methods.eagle3 import decoder_reader
-from trtspec.methods.eagle3.head import LAYER, Names
-from trtspec.methods.eagle3.training import Eagle3Student
+from trtspec.methods.eagle3.head import LAYER, Eagle3Names
+from trtspec.methods.eagle3.training import TrainableEagle3
 from trtspec.methods.head_checks import mask_token
 from trtspec.methods.p_eagle import NAME, read_head
-from trtspec.training.batches import Batch
-from trtspec.training.block_attention import Blocks
-from trtspec.training.layers import Layer, View
-from trtspec.training.trainable import DraftSource, Trainable
+from trtspec.training.batches import TrainingBatch
+from trtspec.training.block_attention import BlockAttention
+from trtspec.training.layers import TrainableLayer, View
+from trtspec.training.trainable import DraftSource, DraftTrainer
 
 
-class ParallelStudent(Eagle3Student):
+class TrainablePEagle(TrainableEagle3):
     """A net of several layers."""
 
     def __init__(self, source: DraftSource) -> None:
@@ -42,12 +42,12 @@ class ParallelStudent(Eagle3Student):
         self.passes, self._mask = source.draft_len, token
         self._num_layers = decoder_reader(origin.reader).positive("num_hidden_layers", 1)
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return the hidden states at the pair before each position, and at the masks after it."""
         if features is None:
             raise ValueError("P-EAGLE nets need features of the target")
         embedded = self._embed(view, torch.roll(batch.tokens, -1, 1))
-        known, blocks = self._fuse(view, features), Blocks(batch, max(1, self.passes - 1), is_causal=True)
+        known, blocks = self._fuse(view, features), BlockAttention(batch, max(1, self.passes - 1), is_causal=True)
         masks = self._fuse(view, view[f"{NAME}.mask_hidden"].view(1, 1, -1)).expand(*blocks.at.shape, -1)
         for number in range(self._num_layers):
             layer = self._layer(view, number)
@@ -59,16 +59,16 @@ class ParallelStudent(Eagle3Student):
             (text, known), (own, masks) = reads
             heads = layer.heads(text)
             masks = layer.finish(masks, blocks.attend(layer, heads, own))
-            known = layer.finish(known, mix(*heads, layer.config, 0).transpose(1, 2).flatten(2))
+            known = layer.finish(known, attend_heads(*heads, layer.config, 0).transpose(1, 2).flatten(2))
         first = known.flatten(0, 1)[batch.flat(1)]
         outputs = [first, *(blocks.step(masks, step) for step in range(self.passes - 1))]
         return [self._norm(view, each, "norm") for each in outputs] if self.head.norm_output else outputs
 
-    def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
+    def _rules(self, origin: Source, names: Eagle3Names, target: ModelConfig) -> Sequence[Rule]:
         return read_head(origin, HeadTarget(target, [], 1), Options()).rules
 
-    def _layer(self, view: View, number: int) -> Layer:
-        return Layer(view, f"{NAME}.layers.{number}" if number else LAYER, self.head.layer)
+    def _layer(self, view: View, number: int) -> TrainableLayer:
+        return TrainableLayer(view, f"{NAME}.layers.{number}" if number else LAYER, self.head.layer)
 
 
-TRAINABLE = Trainable(ParallelStudent)
+TRAINABLE = DraftTrainer(TrainablePEagle)

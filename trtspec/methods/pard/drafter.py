@@ -11,24 +11,24 @@ from collections.abc import Sequence
 import torch
 
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
-from trtspec.engine.drafting.chain import Floors, draft_at_once
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.prefill import prefill
-from trtspec.engine.prefix_cache import PrefixStore
+from trtspec.engine.prefix_cache import PrefixCache
 
 
 class ParallelModelDrafter(Drafter):
     """Drafts with a converted checkpoint that has the target's vocabulary and a mask token."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         if setup.root is None:
             raise CheckpointError("pard needs a draft checkpoint", hint="set speculation.draft")
         room = setup.room
         self._model = Decoder.load(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
-        self._prefixes = PrefixStore(self._model.cache, room.kept_tokens)
+        self._prefixes = PrefixCache(self._model.cache, room.kept_tokens)
         self._mask = self._model.checkpoint.document.get("mask_token_id", int)
-        self._floors = Floors(chain=setup.confidence)
+        self._floors = ConfidenceFloor(chain=setup.confidence)
         self._known = [0] * room.rows  # number of tokens of each row's text in the cache
         self.vocab_size = self._model.config.vocab_size
 
@@ -38,7 +38,7 @@ class ParallelModelDrafter(Drafter):
         prefill(self._model, prompts, first_row, max_tokens, starts=cached)
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft `depth` tokens: one after the text, and one after each mask."""
         model, starts = self._model, self._known[: len(texts)]
         news = [[*text[start:]] for text, start in zip(texts, starts, strict=True)]
@@ -47,7 +47,7 @@ class ParallelModelDrafter(Drafter):
         at = [row * width + len(new) - 1 + step for row, new in enumerate(news) for step in range(depth)]
         logits = model.forward(tokens, model.windows.chain(starts, width), torch.tensor(at, device=model.device))
         self._known[: len(texts)] = map(len, texts)
-        return draft_at_once(logits.view(len(texts), depth, -1), sampling, self._floors)
+        return draft_parallel(logits.view(len(texts), depth, -1), sampling, self._floors)
 
     def keep(self, row: int, text: Sequence[int]) -> None:
         """Add the keys and values of the processed tokens to the prefix cache."""

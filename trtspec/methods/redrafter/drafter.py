@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
-from trtspec.engine.drafting.hidden_state_drafter import LastHiddenDrafter
+from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.drafting.hidden_state_drafter import HiddenStateDrafter
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.head_weights import HeadWeights
 from trtspec.kernels.tree import Tree
@@ -55,23 +55,23 @@ class RecurrentNet:
 
 
 @dataclass(frozen=True)
-class Level:
+class BeamLevel:
     """One token of each beam of a row, and the index of the beam in the level above that it extends."""
 
     tokens: list[int]
     above: list[int]
 
 
-class RecurrentDrafter(LastHiddenDrafter):
+class RecurrentDrafter(HiddenStateDrafter):
     """Drafts the best beams of each row as a tree."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup)
         self._head = RecurrentNet(setup.target)
         self._beams: int = setup.options.beams
         self._depth = setup.draft_shape.max_depth
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft the beams, truncated to `depth`.
 
         The search always runs to its full depth: its final beams determine a row's draft, which must not depend on
@@ -81,9 +81,9 @@ class RecurrentDrafter(LastHiddenDrafter):
         trees = [merge(levels, depth) for levels in self._search(self._hidden[: len(texts)], last)]
         width = max(len(parents) for _, parents in trees)
         tokens = torch.tensor([[*row, *[0] * (width - 1 - len(row))] for row, _ in trees], device=last.device)
-        return Draft(tokens, tree=Tree(np.array([[*row, *[-1] * (width - len(row))] for _, row in trees])))
+        return DraftTokens(tokens, tree=Tree(np.array([[*row, *[-1] * (width - len(row))] for _, row in trees])))
 
-    def _search(self, contexts: Tensor, tokens: Tensor) -> list[list[Level]]:
+    def _search(self, contexts: Tensor, tokens: Tensor) -> list[list[BeamLevel]]:
         """Return the levels of each row's beams after tokens [rows, 1], with one transfer to the host."""
         states = torch.zeros_like(contexts).unsqueeze(1)
         scores = torch.zeros_like(tokens, dtype=torch.float32)
@@ -102,13 +102,13 @@ class RecurrentDrafter(LastHiddenDrafter):
         return [_levels(row, widths) for row in torch.cat(found, -1).tolist()]
 
 
-def _levels(row: list[list[int]], widths: Sequence[int]) -> list[Level]:
+def _levels(row: list[list[int]], widths: Sequence[int]) -> list[BeamLevel]:
     """Split a row's tokens and indices into levels of `widths` beams."""
     tokens, above = map(iter, row)
-    return [Level([next(tokens) for _ in range(width)], [next(above) for _ in range(width)]) for width in widths]
+    return [BeamLevel([next(tokens) for _ in range(width)], [next(above) for _ in range(width)]) for width in widths]
 
 
-def merge(levels: Sequence[Level], depth: int) -> tuple[list[int], list[int]]:
+def merge(levels: Sequence[BeamLevel], depth: int) -> tuple[list[int], list[int]]:
     """Merge a row's beams into a tree of common prefixes, truncated to `depth`.
 
     Return the tokens of all nodes except the root, and the parents of all nodes. The tree has only nodes on a path to a

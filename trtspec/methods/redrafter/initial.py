@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from trtspec.methods.redrafter import PROJECTIONS, STACKS, RedrafterHeadConfig
-from trtspec.training.initialization import Blank, Maker, Origin
+from trtspec.training.initialization import DraftInitializer, InitialDraft, Initializer
 
 LAYERS = 1
 
 
-def make(origin: Origin) -> Blank:
+def make(origin: DraftInitializer) -> InitialDraft:
     """Return a drafter whose blocks are the identity and whose projection selects the target's hidden state."""
     config, layers = origin.config, origin.sizes.layers or LAYERS
     hidden, vocab = config.hidden_size, config.vocab_size
@@ -33,7 +33,7 @@ def make(origin: Origin) -> Blank:
         "vocab_size": vocab,
         "torch_dtype": config.dtype,
     }
-    return Blank(keys, origin.fill(head.rules(), given))
+    return InitialDraft(keys, origin.fill(head.rules(), given))
 
 
-MAKER = Maker(make, ("layers",))
+MAKER = Initializer(make, ("layers",))

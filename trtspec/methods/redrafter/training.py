@@ -10,16 +10,16 @@ from torch import Tensor
 from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
 from trtspec.methods.redrafter import find_head
-from trtspec.training.batches import Batch
+from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
-from trtspec.training.shared_weights import Borrowed
+from trtspec.training.shared_weights import SharedWeights
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, Student, Trainable
+from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
 
 NAME = "drafter"
 
 
-class RecurrentStudent(Student):
+class TrainableRecurrentDrafter(TrainableDraft):
     """A head with any of the naming schemes that `methods/redrafter` reads."""
 
     aux_layers = (FINAL,)
@@ -30,9 +30,9 @@ class RecurrentStudent(Student):
         self.width, self.passes = self.head.hidden_size, source.draft_len
         rules = list(self.head.rules())
         self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, target.device)
-        self._borrowed = Borrowed.of(target)
+        self._borrowed = SharedWeights.of(target)
 
-    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
         """Return for each step the target's hidden state concatenated with the state after the drafted tokens."""
         if features is None:
             raise ValueError("recurrent drafters need features of the target")
@@ -61,4 +61,4 @@ def _linear(view: View, module: str, rows: Tensor) -> Tensor:
     return F.linear(rows, view[f"{NAME}.{module}.weight"], view.get(f"{NAME}.{module}.bias"))
 
 
-TRAINABLE = Trainable(RecurrentStudent)
+TRAINABLE = DraftTrainer(TrainableRecurrentDrafter)

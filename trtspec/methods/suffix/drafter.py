@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
-from trtspec.engine.generation.suffix_tree import Guess, Said, SuffixTree
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.generation.suffix_tree import SuffixHistory, SuffixPrediction, SuffixTree
 
 
 @dataclass
@@ -20,29 +20,29 @@ class _Row:
     """A request: the tree of its text, and its answer in the tree of all answers."""
 
     tree: SuffixTree
-    text: Said
-    answer: Said
+    text: SuffixHistory
+    answer: SuffixHistory
 
 
 class SuffixDrafter(Drafter):
     """Drafts the prediction with the higher score of two trees: one of the request's text, and one of all answers."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         self._device, self._options, self._most = setup.room.device, setup.options, setup.draft_shape.max_depth
         self._answers = SuffixTree(setup.options.max_tree_depth)
-        self._cached: dict[Said, None] = {}  # oldest first
+        self._cached: dict[SuffixHistory, None] = {}  # oldest first
         self._rows: dict[int, _Row] = {}
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Create a tree for each prompt."""
         for row, prompt in enumerate(prompts, first_row):
-            request = _Row(SuffixTree(self._options.max_tree_depth), Said(), Said())
+            request = _Row(SuffixTree(self._options.max_tree_depth), SuffixHistory(), SuffixHistory())
             for token in prompt:
                 request.tree.append(request.text, token)
             self._rows[row] = request
             self._cache(request.answer)
 
-    def _cache(self, answer: Said) -> None:
+    def _cache(self, answer: SuffixHistory) -> None:
         """Add a new answer to the cache, and evict the oldest one beyond the limit."""
         if not self._options.max_cached_requests:
             return
@@ -52,14 +52,14 @@ class SuffixDrafter(Drafter):
             del self._cached[oldest]
             self._answers.remove(oldest)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Return a chain of at most `depth` tokens for each row, empty if its last tokens did not occur before."""
         # truncated afterwards: the limit can affect the prediction, and a row's draft must not depend on its batch
         chains = [self._predict(row, text)[:depth] for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]
         width = max(lens)
         padded = [[*chain, *[0] * (width - len(chain))] for chain in chains]
-        return Draft(torch.tensor(padded, dtype=torch.int64, device=self._device), lens=lens)
+        return DraftTokens(torch.tensor(padded, dtype=torch.int64, device=self._device), lens=lens)
 
     def _predict(self, row: int, text: Sequence[int]) -> list[int]:
         request, options = self._rows[row], self._options
@@ -79,7 +79,7 @@ class SuffixDrafter(Drafter):
         self._rows[target] = self._rows.pop(source)
 
 
-def _better(first: Guess, second: Guess) -> Guess:
+def _better(first: SuffixPrediction, second: SuffixPrediction) -> SuffixPrediction:
     return first if first.score >= second.score else second
 
 

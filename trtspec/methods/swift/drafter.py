@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
-from trtspec.engine.drafting.chain import Floors, draft_chain
+from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
+from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
 from trtspec.engine.model.attention_masks import Window
 from trtspec.engine.model.decoder import Sublayers
 
@@ -24,13 +24,13 @@ class SwiftDrafter(Drafter):
     replays = False  # it drafts into the target's cache, which verification must then overwrite
     remembers = False
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: DrafterConfig) -> None:
         self._target = setup.target
         skip = setup.options.skip
         self._skipped = Sublayers(frozenset(skip.attention), frozenset(skip.mlp))
-        self._floors = Floors(setup.options.stop_below, setup.confidence)
+        self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft from the last token of each text on, which is the first token missing in the cache."""
         windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
         last = torch.tensor([text[-1:] for text in texts], device=self._target.device)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from trtspec.checkpoints.metadata_cache import named
+from trtspec.checkpoints.metadata_cache import with_model_ids
 from trtspec.checkpoints.source import NotPreparedError
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.core.errors import TrtspecError, describe_refusal, remedy_of
+from trtspec.core.errors import TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.recipe.load import LoadedRecipe
 
 T = TypeVar("T")
@@ -26,7 +26,9 @@ class Findings:
 
     def add(self, diagnostics: Iterable[Diagnostic]) -> None:
         """Add diagnostics, with the locations of their keys in the recipe."""
-        self.diagnostics += [replace(self.loaded.located(each), message=named(each.message)) for each in diagnostics]
+        self.diagnostics += [
+            replace(self.loaded.located(each), message=with_model_ids(each.message)) for each in diagnostics
+        ]
 
     def error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
         """Add a problem that prevents a build."""
@@ -45,9 +47,9 @@ class Findings:
                 return None
             self.error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
         except OSError as error:
-            if (refused := describe_refusal(error, "a file of the recipe")) is None:
+            if (refused := describe_os_error_at(error, "a file of the recipe")) is None:
                 raise
-            self.error(path, code, refused, remedy_of(error))
+            self.error(path, code, refused, os_error_remedy(error))
         return None
 
     def count_errors(self) -> int:

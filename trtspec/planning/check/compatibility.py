@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from trtspec.checkpoints.hub_metadata import compare_tokenizers
 from trtspec.checkpoints.source import Source
-from trtspec.checkpoints.source_model import SourceModel, mapping_of, padded
-from trtspec.checkpoints.tokenizer import TokenizersDiffer
+from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, with_vocab_size
+from trtspec.checkpoints.tokenizer import TokenizerMismatch
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import Options
 from trtspec.methods.head_checks import LAYERS
 from trtspec.methods.source_head import read_head
 from trtspec.planning.check.collector import Findings
 from trtspec.planning.check.models import check_format
-from trtspec.planning.check.selection import Chosen
-from trtspec.planning.check.sources import DRAFT, Checkpoint, find_source, read_checkpoint
+from trtspec.planning.check.selection import Selection
+from trtspec.planning.check.sources import DRAFT, CheckedModel, find_source, read_checkpoint
 from trtspec.planning.check.tokenizers import check_rows
 from trtspec.recipe.schema import ModelSource
 
@@ -26,12 +26,12 @@ TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  
 
 
 def check_draft(
-    findings: Findings, chosen: Chosen, options: Options | None, target: Checkpoint, *, has_tokenizer: bool
-) -> Checkpoint:
+    findings: Findings, chosen: Selection, options: Options | None, target: CheckedModel, *, has_tokenizer: bool
+) -> CheckedModel:
     """Check the draft of a recipe; return it as it will be converted, without a source if it cannot be."""
     asked, method = chosen.recipe.speculation.draft, chosen.method
     if asked is None or (method and method.drafts_with == "nothing"):
-        return Checkpoint()
+        return CheckedModel()
     if method and method.drafts_with == "head":
         return _check_head(findings, chosen, options, target, asked)
     draft = read_checkpoint(findings, chosen, DRAFT, asked)
@@ -47,10 +47,10 @@ def check_draft(
     if not is_other:
         model = _with_vocabulary(findings, chosen, target.model, model, has_tokenizer)
     _check_pair(findings, chosen, target.model, draft.model)
-    return Checkpoint(draft.source, model, has_other_vocabulary=is_other)
+    return CheckedModel(draft.source, model, has_other_vocabulary=is_other)
 
 
-def _check_pair(findings: Findings, chosen: Chosen, target: SourceModel, draft: SourceModel) -> None:
+def _check_pair(findings: Findings, chosen: Selection, target: SourceModel, draft: SourceModel) -> None:
     ours, theirs = target.config, draft.config
     limit = chosen.positions(theirs)
     if limit < min(chosen.recipe.engine.max_seq_len, chosen.positions(ours)):
@@ -64,7 +64,7 @@ def _check_pair(findings: Findings, chosen: Chosen, target: SourceModel, draft: 
         findings.warn(DRAFT, "size-ratio", message)
 
 
-def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
+def _is_other(chosen: Selection, target: SourceModel, draft: SourceModel) -> bool:
     """Return whether draft ids differ in meaning from the target's, or the backend cannot resize the draft's rows."""
     sources, are_equal = (target.source, draft.source), target.config.vocab_size == draft.config.vocab_size
     if not (are_equal or chosen.converts):
@@ -73,7 +73,7 @@ def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
         return draft.config.vocab_size > target.config.vocab_size
     try:
         compare_tokenizers(*sources)
-    except TokenizersDiffer:
+    except TokenizerMismatch:
         return True
     except (TrtspecError, OSError):
         return False  # the next comparison reports the error
@@ -81,7 +81,7 @@ def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
 
 
 def _with_vocabulary(
-    findings: Findings, chosen: Chosen, target: SourceModel, draft: SourceModel, has_tokenizer: bool
+    findings: Findings, chosen: Selection, target: SourceModel, draft: SourceModel, has_tokenizer: bool
 ) -> SourceModel:
     """Check that equal ids mean equal texts; return the draft with as many vocabulary rows as the target.
 
@@ -96,7 +96,7 @@ def _with_vocabulary(
         findings.error(DRAFT, "vocabulary", message, "a draft must share the target's vocabulary")
     elif has_tokenizer:
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
-    return padded(draft, ours) if theirs != ours and chosen.converts else draft
+    return with_vocab_size(draft, ours) if theirs != ours and chosen.converts else draft
 
 
 def _reads_beyond(source: Source, rows: int) -> bool:
@@ -109,26 +109,26 @@ def _reads_beyond(source: Source, rows: int) -> bool:
 
 
 def _check_head(
-    findings: Findings, chosen: Chosen, options: Options | None, target: Checkpoint, asked: ModelSource
-) -> Checkpoint:
+    findings: Findings, chosen: Selection, options: Options | None, target: CheckedModel, asked: ModelSource
+) -> CheckedModel:
     """Check a draft head against the target that it is stored with."""
     speculation, model = chosen.recipe.speculation, target.model
     for key in sorted(asked.model_fields_set & {"dtype", "quantization", "parallel"}):
         message = f"{speculation.method} is stored with the target, with the same dtype and parallelism"
         findings.error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
     if options is None or (model is None and chosen.converts):
-        return Checkpoint()
+        return CheckedModel()
     source = find_source(findings, DRAFT, asked)
     if source is None or model is None:  # without a model, the backend checks whether the head fits
-        return Checkpoint(source)
+        return CheckedModel(source)
     method, given, draft_len = speculation.method, speculation.options, speculation.draft_len
     head = findings.attempt(DRAFT, "checkpoint", lambda: read_head(source, method, given, model, draft_len))
     if head is None:
-        return Checkpoint()
+        return CheckedModel()
     if all((one / "tokenizer.json").is_file() for one in (source.root, model.source.root)):
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(model.source, source))
-    found = head.diagnose(mapping_of(chosen.recipe.target))
+    found = head.diagnose(parallel_mapping(chosen.recipe.target))
     if not chosen.converts:  # the engine creates as many layers as config.json lists, and leaves missing ones unset
         found = [replace(each, severity="error") if each.code == LAYERS else each for each in found]
     findings.add(found)
-    return Checkpoint(source, head=head)
+    return CheckedModel(source, head=head)

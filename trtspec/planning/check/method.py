@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from trtspec.backends.base import running
-from trtspec.backends.feature_checks import check_knobs
+from trtspec.backends.base import backends_for_method
+from trtspec.backends.feature_checks import check_features
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.core.registry import did_you_mean
 from trtspec.methods.base import Method, Options
 from trtspec.planning.check.collector import Findings
-from trtspec.planning.check.selection import Chosen
-from trtspec.recipe.validate import say_value
+from trtspec.planning.check.selection import Selection
+from trtspec.recipe.validate import explain_value
 
 OPTIONS = "speculation.options"
 
 
-def check_method(findings: Findings, chosen: Chosen, method: Method, target: SourceModel | None) -> Options | None:
+def check_method(findings: Findings, chosen: Selection, method: Method, target: SourceModel | None) -> Options | None:
     """Check the method's requirements; return its options, or None if they are invalid."""
     speculation, name = chosen.recipe.speculation, chosen.recipe.speculation.method
     _check_draft(findings, chosen, method)
@@ -30,17 +30,17 @@ def check_method(findings: Findings, chosen: Chosen, method: Method, target: Sou
         )
         findings.error("speculation.draft_len", "out-of-range", f"{name} {span}")
     if chosen.choice and chosen.backend and name not in chosen.backend.methods():
-        others = ", ".join(running(name)) or "no backend"
+        others = ", ".join(backends_for_method(name)) or "no backend"
         findings.error("speculation.method", "method", f"{name} runs on {others}, not on {chosen.choice.name}")
     options = _read_options(findings, chosen, method)
     if options:
         _check_options(findings, chosen, method, options, target)
     if options and chosen.backend:
-        findings.add(check_knobs(speculation, method, options, chosen.backend))
+        findings.add(check_features(speculation, method, options, chosen.backend))
     return options
 
 
-def _check_draft(findings: Findings, chosen: Chosen, method: Method) -> None:
+def _check_draft(findings: Findings, chosen: Selection, method: Method) -> None:
     draft, name = chosen.recipe.speculation.draft, chosen.recipe.speculation.method
     if method.drafts_with != "nothing" and draft is None:
         what = "a model" if method.drafts_with == "model" else "a head trained for the target"
@@ -50,7 +50,7 @@ def _check_draft(findings: Findings, chosen: Chosen, method: Method) -> None:
         findings.error("speculation.draft", "unused-draft", f"{name} does not use a draft", "remove draft")
 
 
-def _read_options(findings: Findings, chosen: Chosen, method: Method) -> Options | None:
+def _read_options(findings: Findings, chosen: Selection, method: Method) -> Options | None:
     name, given = chosen.recipe.speculation.method, chosen.recipe.speculation.options
     try:
         return method.options.model_validate(given)
@@ -62,12 +62,12 @@ def _read_options(findings: Findings, chosen: Chosen, method: Method) -> Options
                 message = f"{name} has no option {key!r} ({', '.join(known) or 'it has none'})"
                 findings.error(f"{OPTIONS}.{key}", "unknown-key", message, did_you_mean(key, known))
             else:
-                findings.error(f"{OPTIONS}.{key}", *say_value(finding, key))
+                findings.error(f"{OPTIONS}.{key}", *explain_value(finding, key))
     return None
 
 
 def _check_options(
-    findings: Findings, chosen: Chosen, method: Method, options: Options, target: SourceModel | None
+    findings: Findings, chosen: Selection, method: Method, options: Options, target: SourceModel | None
 ) -> None:
     if options.acceptance != "exact" and chosen.recipe.gates.lossless:
         message = "lossy acceptance changes the output, but gates.lossless is true"

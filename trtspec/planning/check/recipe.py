@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.feature_checks import check_placed, check_warmup
+from trtspec.backends.feature_checks import check_device_and_dtype, check_warmup
 from trtspec.checkpoints.generation_config import EndIds
-from trtspec.core.diagnostics import Diagnostic, position
+from trtspec.core.diagnostics import Diagnostic, sort_position
 from trtspec.core.gpus import find_gpu
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.methods.base import Options
@@ -22,14 +22,14 @@ from trtspec.planning.check.compatibility import check_draft
 from trtspec.planning.check.memory import CODE as MEMORY
 from trtspec.planning.check.memory import check_memory
 from trtspec.planning.check.method import check_method
-from trtspec.planning.check.models import check_target, longest, vocabulary_of
-from trtspec.planning.check.selection import Chosen, look_up
-from trtspec.planning.check.sources import TARGET, Checkpoint, read_checkpoint
+from trtspec.planning.check.models import check_target, max_text_tokens, vocabulary_rows
+from trtspec.planning.check.selection import Selection, resolve_selection
+from trtspec.planning.check.sources import TARGET, CheckedModel, read_checkpoint
 from trtspec.planning.check.tokenizers import check_defaults, check_end_ids
-from trtspec.planning.prediction.warnings import warn_of_loss
+from trtspec.planning.prediction.warnings import warn_if_slower
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Recipe
-from trtspec.recipe.unsafe_overrides import loosened
+from trtspec.recipe.unsafe_overrides import find_unsafe_overrides
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     With `will_prepare` a source that a build will download is not an error, and dependent checks are skipped.
     """
     recipe, findings = loaded.recipe, Findings(loaded, will_prepare)
-    chosen = look_up(findings)
+    chosen = resolve_selection(findings)
     target = read_checkpoint(findings, chosen, TARGET, recipe.target)
     has_tokenizer = check_target(findings, chosen, target)
     end_ids = None
     if target.source:
         end_ids = check_end_ids(findings, TARGET, target.source)
-        check_defaults(findings, TARGET, target.source, vocabulary_of(target))
+        check_defaults(findings, TARGET, target.source, vocabulary_rows(target))
     options = check_method(findings, chosen, chosen.method, target.model) if chosen.method else None
     draft = check_draft(findings, chosen, options, target, has_tokenizer=has_tokenizer)
     if chosen.backend:
-        findings.add(check_placed(recipe, chosen.backend))
+        findings.add(check_device_and_dtype(recipe, chosen.backend))
         findings.add(check_warmup(recipe, chosen.backend))
     context = _context(chosen, options, target, draft)
     if context and chosen.backend:
@@ -70,10 +70,10 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
         if not any(each.code == MEMORY for each in findings.diagnostics):
             findings.add(check_memory(context, chosen.backend))
         if not findings.count_errors():
-            findings.add(warn_of_loss(context))
+            findings.add(warn_if_slower(context))
     _check_rest(findings, recipe)
     _warn_of_loosened(findings, recipe, options)
-    findings.diagnostics.sort(key=position)
+    findings.diagnostics.sort(key=sort_position)
     return CheckResult(findings.diagnostics, context, end_ids)
 
 
@@ -84,10 +84,10 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
         findings.attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
     if recipe.plugins:
         from trtspec.backends.steps.plugin import (
-            library_of,
+            plan_recipe_library,
         )  # steps that build, which few recipes need to be checked with
 
-        findings.attempt("plugins", "plugin", lambda: library_of(recipe.plugins, gpu or ""))
+        findings.attempt("plugins", "plugin", lambda: plan_recipe_library(recipe.plugins, gpu or ""))
     if prompts:
         findings.attempt("gates.prompts", "prompts", lambda: read_prompts(Path(prompts)))
 
@@ -95,14 +95,16 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
 def _warn_of_loosened(findings: Findings, recipe: Recipe, options: Options | None) -> None:
     """Warn about each key that is less strict than its default; a `lossy` that violates a gate is already an error."""
     hint = "remove it unless it is intended"
-    for each in loosened(recipe):
+    for each in find_unsafe_overrides(recipe):
         findings.warn(each.path, "loosened", f"{each}; the default is safer", hint)
     if options and options.acceptance != "exact" and not recipe.gates.lossless:
         message = f"{options.acceptance} acceptance: the output differs from the target's"
         findings.warn("speculation.options.lossy", "loosened", message, hint)
 
 
-def _context(chosen: Chosen, options: Options | None, target: Checkpoint, draft: Checkpoint) -> PlanContext | None:
+def _context(
+    chosen: Selection, options: Options | None, target: CheckedModel, draft: CheckedModel
+) -> PlanContext | None:
     """Return the context for the backend, or None if a part is missing."""
     speculation, method = chosen.recipe.speculation, chosen.method
     if method is None or options is None or chosen.choice is None or target.source is None:
@@ -124,8 +126,8 @@ def _context(chosen: Chosen, options: Options | None, target: Checkpoint, draft:
     )
 
 
-def _fitted(chosen: Chosen, target: Checkpoint) -> Recipe:
+def _fitted(chosen: Selection, target: CheckedModel) -> Recipe:
     """Lower the default text length to the target's positions; an explicit length was checked already."""
     recipe, engine = chosen.recipe, chosen.recipe.engine
-    length = min(engine.max_seq_len, longest(chosen, target) or engine.max_seq_len)
+    length = min(engine.max_seq_len, max_text_tokens(chosen, target) or engine.max_seq_len)
     return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})

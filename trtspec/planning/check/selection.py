@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtspec.backends.base import Backend, find_backend
-from trtspec.backends.choose import AUTO, choose
-from trtspec.backends.context import Choice
+from trtspec.backends.choose import AUTO, choose_backend
+from trtspec.backends.context import SelectedBackend
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.methods.base import Method, find_method
 from trtspec.planning.check.collector import Findings
@@ -15,13 +15,13 @@ from trtspec.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """A recipe and its selections; unknown or incompatible ones are None."""
 
     recipe: Recipe
     method: Method | None
     backend: Backend | None = None
-    choice: Choice | None = None
+    choice: SelectedBackend | None = None
 
     @property
     def converts(self) -> bool:
@@ -39,7 +39,7 @@ class Chosen:
         return self.backend.positions(config) if self.backend else config.exact_positions
 
 
-def look_up(findings: Findings) -> Chosen:
+def resolve_selection(findings: Findings) -> Selection:
     """Return the recipe's selections; failures are added to the findings."""
     recipe = findings.loaded.recipe
     engine, name = recipe.engine, recipe.speculation.method
@@ -48,6 +48,6 @@ def look_up(findings: Findings) -> Chosen:
     if engine.backend != AUTO:
         backend = findings.attempt("engine.backend", "backend", lambda: find_backend(engine.backend))
         if backend is None:
-            return Chosen(recipe, method)
-    choice = findings.attempt("engine.version", "version", lambda: choose(engine, name))
-    return Chosen(recipe, method, find_backend(choice.name) if choice else backend, choice)
+            return Selection(recipe, method)
+    choice = findings.attempt("engine.version", "version", lambda: choose_backend(engine, name))
+    return Selection(recipe, method, find_backend(choice.name) if choice else backend, choice)

@@ -14,11 +14,18 @@ from trtspec.checkpoints.generation_config import (
     find_end_ids,
     read_generation_config,
 )
-from trtspec.checkpoints.safe_json import shown
+from trtspec.checkpoints.safe_json import repr_short
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.vocabulary import TOKENIZER, VocabularyFiles
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.generation.model_defaults import MODEL, SAMPLING, ids_of, read_defaults, stated, unapplied
+from trtspec.engine.generation.model_defaults import (
+    MODEL,
+    SAMPLING,
+    default_token_ids,
+    effective_keys,
+    read_defaults,
+    unsupported_keys,
+)
 from trtspec.planning.check.collector import Findings
 
 ROWS_HINT = (
@@ -38,19 +45,18 @@ def _check_rows(findings: Findings, path: str, files: VocabularyFiles, rows: int
     where, added = files.root / TOKENIZER, files.added_by_transformers()
     if files.reaches(rows):
         token, number = files.largest()
-        problem = f"{where}: the token {shown(token)} has the id {number}, but the embedding has {rows:,} rows"
+        problem = f"{where}: the token {repr_short(token)} has the id {number}, but the embedding has {rows:,} rows"
         findings.error(path, "tokenizer", f"{problem}: texts that contain it cannot be served", ROWS_HINT)
     beyond = {token: number for token, number in added.items() if number >= rows}
     for token, number in list(beyond.items())[:1]:
         more = f", and {len(beyond) - 1} more" if len(beyond) > 1 else ""
-        problem = f"{files.root}: transformers adds the token {shown(token)} to the tokenizer as id {number}{more}"
+        problem = f"{files.root}: transformers adds the token {repr_short(token)} to the tokenizer as id {number}{more}"
         findings.error(path, "tokenizer", f"{problem}, but the embedding has {rows:,} rows", ROWS_HINT)
     if added and not beyond:
         token, number = next(iter(added.items()))
         more = f" and {len(added) - 1} more" if len(added) > 1 else ""
-        problem = (
-            f"{files.root}: tokenizer.json lacks the token {shown(token)}{more}, which transformers adds as id {number}"
-        )
+        lacks = f"tokenizer.json lacks the token {repr_short(token)}{more}"
+        problem = f"{files.root}: {lacks}, which transformers adds as id {number}"
         hint = "save the tokenizer again with transformers, which adds it to tokenizer.json"
         findings.warn(
             path, "tokenizer", f"{problem}: programs that read only tokenizer.json tokenize it differently", hint
@@ -86,19 +92,19 @@ def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> 
         return  # reported with the end ids
     if takes_them:
         read = findings.attempt(
-            "serving.defaults", "generation-config", lambda: (read_defaults(config), unapplied(config))
+            "serving.defaults", "generation-config", lambda: (read_defaults(config), unsupported_keys(config))
         )
         if read is None:
             return
         defaults, left = read
-        if rows and (odd := max(ids_of(defaults), default=0)) >= rows:
+        if rows and (odd := max(default_token_ids(defaults), default=0)) >= rows:
             message = f"{config.path}: the id {odd} is outside of the vocabulary of {rows:,}"
             findings.error("serving.defaults", "generation-config", message, "remove it from the file")
     else:
-        left = stated(config)
+        left = effective_keys(config)
     if not left:
         return
-    names = ", ".join(f"{key} {shown(str(value))[1:-1]}" for key, value in left.items())
+    names = ", ".join(f"{key} {repr_short(str(value))[1:-1]}" for key, value in left.items())
     message = f"{config.path}: {names}: not applied to requests, unlike in transformers' generate"
     hint = "no engine here supports it as a default" if takes_them else _how_to_apply(left)
     findings.warn("serving.defaults" if takes_them else path, "generation-config", message, hint)
@@ -127,7 +133,7 @@ def _warn_of_none(findings: Findings, path: str, source: Source, found: EndIds) 
 def _config_ids(source: Source) -> str:
     """Return the eos_token_id of config.json as text, "" if not set."""
     value = source.config.get("eos_token_id")
-    return "" if value is None else shown(str(value))[1:-1]
+    return "" if value is None else repr_short(str(value))[1:-1]
 
 
 def _no_token_id(token: str) -> int | None:

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from trtspec.core.errors import TrtspecError
 from trtspec.planning.compare.documents import headlines
-from trtspec.planning.compare.impact import effects_of
-from trtspec.planning.compare.inputs import Side
+from trtspec.planning.compare.impact import describe_effects
+from trtspec.planning.compare.inputs import ComparisonInput
 
 FORMAT_VERSION = 1
-What = Literal["differs", "only in a", "only in b", "same"]
+DifferenceKind = Literal["differs", "only in a", "only in b", "same"]
 # Sections whose values are records, which are shown completely.
 RECORDS = ("files",)
 # How to get a section that an input lacks.
@@ -31,14 +31,14 @@ MADE_BY = {
 
 
 @dataclass(frozen=True)
-class Place:
+class ValueDifference:
     """A value in one or both inputs; `a` or `b` is None if absent, and `path` is dotted within `section`."""
 
     section: str
     path: str
     a: Any
     b: Any
-    what: What
+    what: DifferenceKind
 
     @property
     def percent(self) -> float | None:
@@ -53,16 +53,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class InputComparison:
     """All values of the sections that both inputs have; `not_compared` gives the reason for each other section."""
 
-    a: Side
-    b: Side
-    places: tuple[Place, ...]
+    a: ComparisonInput
+    b: ComparisonInput
+    places: tuple[ValueDifference, ...]
     not_compared: dict[str, str]
 
     @property
-    def differences(self) -> list[Place]:
+    def differences(self) -> list[ValueDifference]:
         """Return the values that differ."""
         return [place for place in self.places if place.what != "same"]
 
@@ -71,10 +71,10 @@ class Comparison:
         """Return the number of equal values per section."""
         return dict(Counter(place.section for place in self.places if place.what == "same"))
 
-    def naming(self, a: Mapping[str, str], b: Mapping[str, str]) -> Comparison:
+    def naming(self, a: Mapping[str, str], b: Mapping[str, str]) -> InputComparison:
         """Return a comparison with models named as in {path: directory or hub id}, to distinguish equal names."""
 
-        def named(place: Place) -> Place:
+        def named(place: ValueDifference) -> ValueDifference:
             ours, theirs = a.get(place.path, place.a), b.get(place.path, place.b)
             if place.section != "recipe" or place.path not in {*a, *b} or "only" in place.what:
                 return place
@@ -93,11 +93,11 @@ class Comparison:
             "same": self.same,
             **({"unchanged": unchanged} if everything else {}),
             "not_compared": self.not_compared,
-            "effects": effects_of(self.a, self.b),
+            "effects": describe_effects(self.a, self.b),
         }
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare(a: ComparisonInput, b: ComparisonInput) -> InputComparison:
     """Compare two inputs; TrtspecError without a common section."""
     sections = {name: (a.sections[name], b.sections[name]) for name in a.sections if name in b.sections}
     sections = sections or _shared_metrics(a, b)
@@ -105,10 +105,10 @@ def compare(a: Side, b: Side) -> Comparison:
         hint = "compare recipes, plans and artifacts with each other, or reports with each other"
         raise TrtspecError(f"a {a.kind} and a {b.kind} have nothing in common", where=f"{a.path}, {b.path}", hint=hint)
     places = [place for name, (ours, theirs) in sections.items() for place in _entries(name, "", ours, theirs)]
-    return Comparison(a, b, tuple(places), _not_compared(a, b))
+    return InputComparison(a, b, tuple(places), _not_compared(a, b))
 
 
-def _shared_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+def _shared_metrics(a: ComparisonInput, b: ComparisonInput) -> dict[str, tuple[Any, Any]]:
     """Return the metrics that a report of `verify` and one of `bench` share."""
     ours, theirs = _headlines(a), _headlines(b)
     common = [name for name in ours if name in theirs]
@@ -116,11 +116,11 @@ def _shared_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     return {"report": both} if common else {}
 
 
-def _headlines(side: Side) -> dict[str, Any]:
+def _headlines(side: ComparisonInput) -> dict[str, Any]:
     return {name: value for section in side.sections.values() for name, value in headlines(section).items()}
 
 
-def _not_compared(a: Side, b: Side) -> dict[str, str]:
+def _not_compared(a: ComparisonInput, b: ComparisonInput) -> dict[str, str]:
     found = {}
     for name in {**a.sections, **b.sections}:
         for letter, side in (("a", a), ("b", b)):
@@ -134,24 +134,24 @@ def _article(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def _entries(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
+def _entries(section: str, path: str, a: Any, b: Any) -> Iterator[ValueDifference]:
     is_record = section in RECORDS and path
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or is_record:
-        yield Place(section, path, a, b, "same" if _equal(a, b) else "differs")
+        yield ValueDifference(section, path, a, b, "same" if _equal(a, b) else "differs")
         return
     for key in {**a, **b}:
         below = f"{path}.{key}" if path else str(key)
         if key in a and key in b:
             yield from _entries(section, below, a[key], b[key])
         elif key in a:
-            yield Place(section, below, a[key], None, "only in a")
+            yield ValueDifference(section, below, a[key], None, "only in a")
         else:
-            yield Place(section, below, None, b[key], "only in b")
+            yield ValueDifference(section, below, None, b[key], "only in b")
 
 
 def _equal(a: Any, b: Any) -> bool:
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _described(side: Side) -> dict[str, Any]:
+def _described(side: ComparisonInput) -> dict[str, Any]:
     return {"kind": side.kind, "path": side.path, "name": side.name, "remarks": list(side.remarks)}

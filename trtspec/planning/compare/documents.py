@@ -13,14 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trtspec.checkpoints.safe_json import parse_object, shown
-from trtspec.core.diagnostics import plain_words
+from trtspec.checkpoints.safe_json import parse_object, repr_short
+from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
 from trtspec.core.file_records import Sha256
-from trtspec.core.files import read_bounded, unreadable
+from trtspec.core.files import describe_read_error, read_bounded
 
 MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
-KNOWN = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
+SUPPORTED = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
 SAMPLES = 3  # lists of at least this many numbers are samples, shorter ones intervals
 
 
@@ -47,7 +47,7 @@ class MemoryPart(BaseModel):
     gpus: list[GpuPart]
 
 
-class PlanDocument(BaseModel):
+class PlanInput(BaseModel):
     """The document of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
 
     format_version: Literal[1]
@@ -67,7 +67,7 @@ class CheckPart(BaseModel):
     limit: Any = None
 
 
-class LeftOutPart(BaseModel):
+class SkippedCheckPart(BaseModel):
     """A skipped check."""
 
     name: str
@@ -82,10 +82,10 @@ class ReportDocument(BaseModel):
     format_version: Literal[1]
     acceptance: str
     checks: list[CheckPart] = []
-    left_out: list[LeftOutPart] = []
+    left_out: list[SkippedCheckPart] = []
 
 
-class VerifyDocument(ReportDocument):
+class VerifyInput(ReportDocument):
     """The document of `verify --json`, which is also the report in an artifact."""
 
     COMMAND: ClassVar[str] = "verify"
@@ -93,7 +93,7 @@ class VerifyDocument(ReportDocument):
     checks: list[CheckPart]
 
 
-class BenchDocument(ReportDocument):
+class BenchInput(ReportDocument):
     """The document of `bench --json`."""
 
     COMMAND: ClassVar[str] = "bench"
@@ -102,41 +102,41 @@ class BenchDocument(ReportDocument):
     speculative: dict[str, Any]
 
 
-Known = PlanDocument | VerifyDocument | BenchDocument
+KnownDocument = PlanInput | VerifyInput | BenchInput
 # The key that identifies each kind; documents of `bench` may have checks too.
-KINDS: dict[str, type[Known]] = {"steps": PlanDocument, "speculative": BenchDocument, "checks": VerifyDocument}
+KINDS: dict[str, type[KnownDocument]] = {"steps": PlanInput, "speculative": BenchInput, "checks": VerifyInput}
 # Keys of a report that are not metrics; the checks are added by name.
 NO_METRICS = ("format_version", "checks", "left_out", "manifest")
 
 
-def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
+def load_document(path: Path) -> tuple[KnownDocument, dict[str, Any]]:
     """Return a document and its plain values; TrtspecError if the file is not a supported document."""
     try:
         values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path), hint=KNOWN) from None
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=SUPPORTED) from None
     except ValueError as error:
-        raise TrtspecError(str(error), where=str(path), hint=KNOWN) from None
+        raise TrtspecError(str(error), where=str(path), hint=SUPPORTED) from None
     return _checked(values, path), values
 
 
-def _checked(values: dict[str, Any], path: Path) -> Known:
+def _checked(values: dict[str, Any], path: Path) -> KnownDocument:
     if "recipes" in values and "steps" not in values:
         raise TrtspecError("the file has the plans of several recipes", where=str(path), hint="save one of them")
     if values.get("kind") == "load":
         raise TrtspecError("a benchmark under load", where=str(path), hint="trtspec bench --compare A.json B.json")
     kind = next((kind for key, kind in KINDS.items() if key in values), None)
     if kind is None:
-        raise TrtspecError("not a document that can be compared", where=str(path), hint=KNOWN)
+        raise TrtspecError("not a document that can be compared", where=str(path), hint=SUPPORTED)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        message = f"{shown('.'.join(map(str, first['loc'])))}: {plain_words(first['msg'])}"
-        raise TrtspecError(message, where=str(path), hint=KNOWN) from None
+        message = f"{repr_short('.'.join(map(str, first['loc'])))}: {simplify_pydantic_message(first['msg'])}"
+        raise TrtspecError(message, where=str(path), hint=SUPPORTED) from None
 
 
-def metrics_of(document: ReportDocument, values: dict[str, Any]) -> dict[str, Any]:
+def extract_metrics(document: ReportDocument, values: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers and verdicts of a report, without samples."""
     checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
     left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from trtspec.planning.compare.documents import StepPart
-from trtspec.planning.compare.inputs import Side
+from trtspec.planning.compare.inputs import ComparisonInput
 
 UNKNOWN_WHY = "not recorded"
 
 
-def effects_of(a: Side, b: Side) -> dict[str, Any]:
+def describe_effects(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any]:
     """Return the effects of changing from `a` to `b`: `steps`, `build`, `memory`, `files`, `speedup`."""
     return {
         "steps": _steps(a, b),
@@ -26,7 +26,7 @@ def effects_of(a: Side, b: Side) -> dict[str, Any]:
     }
 
 
-def _steps(a: Side, b: Side) -> list[dict[str, str]] | None:
+def _steps(a: ComparisonInput, b: ComparisonInput) -> list[dict[str, str]] | None:
     """Return each step that differs, and why."""
     if not (a.steps and b.steps):
         return None
@@ -44,7 +44,7 @@ def _change(a: StepPart | None, b: StepPart | None) -> dict[str, str]:
     return {"what": "differs", "why": ", ".join(names) if a.key_parts and b.key_parts else UNKNOWN_WHY}
 
 
-def _build(a: Side, b: Side) -> dict[str, Any] | None:
+def _build(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any] | None:
     """Return the steps of `b` that remain to be run after `a` was built, and the bytes they read and write."""
     if not (a.steps and b.steps):
         return None
@@ -63,14 +63,14 @@ def _total(sizes: Iterable[int | None]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-def _memory(a: Side, b: Side) -> list[dict[str, Any]] | None:
+def _memory(a: ComparisonInput, b: ComparisonInput) -> list[dict[str, Any]] | None:
     ours, theirs = a.sections.get("memory"), b.sections.get("memory")
     if ours is None or theirs is None:
         return None
     return [{"gpu": gpu, "a_bytes": ours.get(gpu), "b_bytes": theirs.get(gpu)} for gpu in {**ours, **theirs}]
 
 
-def _files(a: Side, b: Side) -> dict[str, int] | None:
+def _files(a: ComparisonInput, b: ComparisonInput) -> dict[str, int] | None:
     ours, theirs = a.sections.get("files"), b.sections.get("files")
     if ours is None or theirs is None:
         return None
@@ -85,7 +85,7 @@ def _files(a: Side, b: Side) -> dict[str, int] | None:
     }
 
 
-def _speedup(a: Side, b: Side) -> dict[str, Any] | None:
+def _speedup(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any] | None:
     """Return both intervals and whether they overlap; then the difference may be chance."""
     ours, theirs = _interval(a), _interval(b)
     if ours is None or theirs is None:
@@ -93,7 +93,7 @@ def _speedup(a: Side, b: Side) -> dict[str, Any] | None:
     return {"a": ours, "b": theirs, "overlap": ours[0] <= theirs[1] and theirs[0] <= ours[1]}
 
 
-def _interval(side: Side) -> list[float] | None:
+def _interval(side: ComparisonInput) -> list[float] | None:
     found = [section.get("speedup_interval") for section in side.sections.values()]
     intervals = [each for each in found if isinstance(each, list) and len(each) == 2]
     is_numbers = bool(intervals) and all(type(bound) in (int, float) for bound in intervals[0])

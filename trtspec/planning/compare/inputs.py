@@ -14,8 +14,8 @@ from typing import Any
 
 from trtspec.checkpoints.safe_json import MAX_DEPTH, inside, is_shallow
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import open_regular, unreadable
-from trtspec.planning.compare.documents import KNOWN, PlanDocument, StepPart, load_document, metrics_of
+from trtspec.core.files import describe_read_error, open_regular
+from trtspec.planning.compare.documents import SUPPORTED, PlanInput, StepPart, extract_metrics, load_document
 from trtspec.recipe.files import find_recipe
 from trtspec.store.artifact_paths import MANIFEST, REPORTS
 from trtspec.store.manifest import load_manifest
@@ -27,7 +27,7 @@ PlanOf = Callable[[Path], dict[str, Any]]  # from a recipe file to the document 
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparisonInput:
     """One input of a comparison.
 
     `sections` are nested mappings of plain values: recipe, steps (keys by name), memory (bytes by GPU), tools, gpu,
@@ -43,17 +43,15 @@ class Side:
     remarks: tuple[str, ...] = ()
 
 
-def read_side(path: Path, plan_of: PlanOf) -> Side:
+def read_side(path: Path, plan_of: PlanOf) -> ComparisonInput:
     """Read the file or directory at `path`, or the shipped recipe of that name; TrtspecError if it is unsupported."""
     if path.is_dir():
         return _artifact(path)
     found = find_recipe(path)
     if not found.exists():
-        hint = f"name a recipe, an artifact's directory or a saved document: {KNOWN}"
+        hint = f"name a recipe, an artifact's directory or a saved document: {SUPPORTED}"
         raise TrtspecError("no such file or directory", where=str(path), hint=hint)
-    return (
-        _document(path) if _is_document(found) else _planned(RECIPE, path, PlanDocument.model_validate(plan_of(path)))
-    )
+    return _document(path) if _is_document(found) else _planned(RECIPE, path, PlanInput.model_validate(plan_of(path)))
 
 
 def _is_document(path: Path) -> bool:
@@ -61,19 +59,19 @@ def _is_document(path: Path) -> bool:
     try:
         file = open_regular(path)
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path)) from None
+        raise TrtspecError(describe_read_error(error), where=str(path)) from None
     with file:
         return path.suffix not in (".yaml", ".yml") and file.read(1 << 10).lstrip()[:1] == b"{"
 
 
-def _document(path: Path) -> Side:
+def _document(path: Path) -> ComparisonInput:
     document, values = load_document(path)
-    if isinstance(document, PlanDocument):
+    if isinstance(document, PlanInput):
         return _planned(PLAN, path, document)
-    return Side(REPORT, str(path), path.stem, {document.COMMAND: metrics_of(document, values)})
+    return ComparisonInput(REPORT, str(path), path.stem, {document.COMMAND: extract_metrics(document, values)})
 
 
-def _planned(kind: str, path: Path, plan: PlanDocument) -> Side:
+def _planned(kind: str, path: Path, plan: PlanInput) -> ComparisonInput:
     sections: dict[str, Mapping[str, Any]] = {
         "recipe": plan.recipe or {},
         "steps": {step.name: step.key for step in plan.steps},
@@ -81,10 +79,12 @@ def _planned(kind: str, path: Path, plan: PlanDocument) -> Side:
     }
     remark = "a source was never read, so step keys are not final; trtspec build reads it"
     steps = {step.name: step for step in plan.steps}
-    return Side(kind, str(path), plan.name, _filled(sections), steps, () if plan.keys_are_final else (remark,))
+    return ComparisonInput(
+        kind, str(path), plan.name, _filled(sections), steps, () if plan.keys_are_final else (remark,)
+    )
 
 
-def _artifact(root: Path) -> Side:
+def _artifact(root: Path) -> ComparisonInput:
     manifest = load_manifest(root)
     reports, remarks = _reports(root)
     sections: dict[str, Mapping[str, Any]] = {
@@ -98,7 +98,7 @@ def _artifact(root: Path) -> Side:
     if not is_shallow(sections):
         raise TrtspecError(f"nested more than {MAX_DEPTH} deep", where=str(root / MANIFEST), hint="build it again")
     steps = {step.name: StepPart(name=step.name, key=step.key) for step in manifest.steps}
-    return Side(ARTIFACT, str(root), manifest.recipe.name, _filled(sections), steps, tuple(remarks))
+    return ComparisonInput(ARTIFACT, str(root), manifest.recipe.name, _filled(sections), steps, tuple(remarks))
 
 
 def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
@@ -113,8 +113,8 @@ def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
         except TrtspecError as error:
             remarks.append(f"{REPORTS}/{path.name} is skipped: {error.message}")
             continue
-        if not isinstance(document, PlanDocument):
-            found.setdefault(document.COMMAND, metrics_of(document, values))
+        if not isinstance(document, PlanInput):
+            found.setdefault(document.COMMAND, extract_metrics(document, values))
     return found, remarks
 
 

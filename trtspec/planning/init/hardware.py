@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.gpus import Gpu, find_gpu, seen_gpus
+from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 
 MOST_GPUS = 8  # assumed for a machine other than this one
 
 
 @dataclass(frozen=True)
-class Machine:
+class InitHardware:
     """Number of GPUs of a kind, and the reason; `gpu` is None if unknown."""
 
     gpu: Gpu | None
@@ -20,18 +20,18 @@ class Machine:
     why: str
 
 
-def machine_for(name: str | None) -> Machine:
+def machine_for(name: str | None) -> InitHardware:
     """Return a machine with the named GPU, or this machine; TrtspecError for an unknown name."""
     if name is not None:
-        return Machine(find_gpu(name), MOST_GPUS, "set by --gpu")
+        return InitHardware(find_gpu(name), MOST_GPUS, "set by --gpu")
     try:
-        seen = seen_gpus()
+        seen = detect_gpus()
     except TrtspecError as error:
-        return Machine(None, 0, f"{error.where} {error.message}; name one with --gpu")
+        return InitHardware(None, 0, f"{error.where} {error.message}; name one with --gpu")
     if not seen:
-        return Machine(None, 0, "nvidia-smi shows none here; name one with --gpu, as h100")
+        return InitHardware(None, 0, "nvidia-smi shows none here; name one with --gpu, as h100")
     kind = seen[0].kind
     if kind is None:
-        return Machine(None, 0, f"the {seen[0].name} here is unknown; name another with --gpu")
+        return InitHardware(None, 0, f"the {seen[0].name} here is unknown; name another with --gpu")
     count = sum(each.is_a(kind) for each in seen)
-    return Machine(kind, count, f"nvidia-smi shows {count} of them here")
+    return InitHardware(kind, count, f"nvidia-smi shows {count} of them here")

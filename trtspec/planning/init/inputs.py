@@ -15,7 +15,7 @@ from trtspec.recipe.schema import ModelSource
 
 
 @dataclass(frozen=True)
-class Given:
+class InputModel:
     """A checkpoint: its recipe entry (directories as absolute paths), its headers, and the reason for its revision."""
 
     asked: ModelSource
@@ -33,7 +33,7 @@ class Given:
         return self.asked.model.rstrip("/").rpartition("/")[2]
 
 
-def open_checkpoint(written: str) -> Given:
+def open_checkpoint(written: str) -> InputModel:
     """Read a checkpoint given on the command line; a hub id gets its newest commit.
 
     CheckpointError if it is not a checkpoint or not accessible.
@@ -41,9 +41,9 @@ def open_checkpoint(written: str) -> Given:
     return _open_hub(written) if is_hub_id(written) else _open_directory(written)
 
 
-def _open_directory(written: str) -> Given:
+def _open_directory(written: str) -> InputModel:
     path = os.path.abspath(os.path.expanduser(written))
-    return Given(ModelSource(model=path), _read(locate_model(path, None)))
+    return InputModel(ModelSource(model=path), _read(locate_model(path, None)))
 
 
 def _read(root: Path) -> Source:
@@ -53,7 +53,7 @@ def _read(root: Path) -> Source:
     return load_source(root)
 
 
-def _open_hub(written: str) -> Given:
+def _open_hub(written: str) -> InputModel:
     revision, why = choose_commit(written)
     asked = ModelSource(model=written, revision=revision)
-    return Given(asked, find_source(asked), why)
+    return InputModel(asked, find_source(asked), why)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trtspec.backends.base import find_backend
-from trtspec.backends.choose import AUTO, choose
-from trtspec.backends.context import Choice as BackendChoice
+from trtspec.backends.choose import AUTO, choose_backend
+from trtspec.backends.context import SelectedBackend as BackendChoice
 from trtspec.checkpoints.source import Source
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import Gpu
@@ -16,7 +16,7 @@ from trtspec.recipe.schema import Engine
 
 
 @dataclass(frozen=True)
-class Way:
+class MethodProposal:
     """A proposed method, its options and reason, and its backend."""
 
     method: str
@@ -24,23 +24,25 @@ class Way:
     backend: BackendChoice
 
 
-def ways(method: str | None, backend: str | None, target: Source, draft: Source | None, gpu: Gpu | None) -> list[Way]:
+def propose_methods(
+    method: str | None, backend: str | None, target: Source, draft: Source | None, gpu: Gpu | None
+) -> list[MethodProposal]:
     """Return proposals, best first: the named method, the method of the draft, or methods without a draft.
 
     TrtspecError for an unknown method or backend, and for a method that does not fit the draft.
     """
     suggestions = [_named(method, target, draft)] if method else _suggested(target, draft)
     engine = Engine(backend=backend or AUTO, gpu=gpu.name if gpu else None)
-    found = [Way(name, suggestion, _choose(engine, name)) for name, suggestion in suggestions]
+    found = [MethodProposal(name, suggestion, _choose(engine, name)) for name, suggestion in suggestions]
     running = [way for way in found if way.method in find_backend(way.backend.name).methods()]
     if running or method or draft:
         return running or found  # `check` reports a method that the backend does not run
     chosen = _choose(engine, "none")
-    return [Way("none", Suggestion(0, f"every method of {chosen.name} needs a draft"), chosen)]
+    return [MethodProposal("none", Suggestion(0, f"every method of {chosen.name} needs a draft"), chosen)]
 
 
 def _choose(engine: Engine, method: str) -> BackendChoice:
-    chosen = choose(engine, method)
+    chosen = choose_backend(engine, method)
     return chosen if engine.backend == AUTO else replace(chosen, why="set by --backend")
 
 

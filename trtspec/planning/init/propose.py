@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtspec.backends.base import Backend, as_it_is, find_backend
+from trtspec.backends.base import Backend, find_backend, unconverted_hint
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.source_model import SourceModel, read_model
 from trtspec.core.diagnostics import Mark
@@ -16,21 +16,21 @@ from trtspec.core.errors import CheckpointError, UnsupportedModel
 from trtspec.core.processes import installed_version
 from trtspec.methods.base import find_method
 from trtspec.planning.check.recipe import CheckResult, check_recipe
-from trtspec.planning.init.hardware import Machine
-from trtspec.planning.init.inputs import Given
-from trtspec.planning.init.methods import Way
-from trtspec.planning.init.recipe_text import Choice, document_of
+from trtspec.planning.init.hardware import InitHardware
+from trtspec.planning.init.inputs import InputModel
+from trtspec.planning.init.methods import MethodProposal
+from trtspec.planning.init.recipe_text import RecipeChoice, build_document
 from trtspec.planning.init.sizes import Fit, TextLen, fit, text_len
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Recipe
-from trtspec.recipe.tree import Node
+from trtspec.recipe.tree import RecipeNode
 
 MAX_BATCH_SIZE = 8
 ONLINE = "--set target.quantization.weights=fp8 quantizes it to FP8 while loading, in half the memory"
 
 
 @dataclass(frozen=True)
-class Format:
+class StorageFormat:
     """Storage format of the target: the recipe value for weights and KV cache ("" for unchanged), and the reason."""
 
     quantization: str
@@ -38,17 +38,17 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RecipeCandidate:
     """A possible proposal before its sizes are determined, with everything that determines the choices."""
 
-    name: Choice
-    target: Given
-    draft: Given | None
-    machine: Machine
-    way: Way
+    name: RecipeChoice
+    target: InputModel
+    draft: InputModel | None
+    machine: InitHardware
+    way: MethodProposal
     target_model: SourceModel | None
     draft_model: SourceModel | None
-    stored: Format
+    stored: StorageFormat
 
     @property
     def backend(self) -> Backend:
@@ -57,13 +57,17 @@ class Candidate:
 
 
 def propose(
-    name: Choice, target: Given, draft: Given | None, machine: Machine, ways: Sequence[Way]
-) -> tuple[Choice, ...]:
+    name: RecipeChoice,
+    target: InputModel,
+    draft: InputModel | None,
+    machine: InitHardware,
+    ways: Sequence[MethodProposal],
+) -> tuple[RecipeChoice, ...]:
     """Return the choices of the first candidate without errors, else of the candidate with the fewest errors.
 
     CheckpointError for a model that the backend cannot run.
     """
-    best: tuple[Choice, ...] = ()
+    best: tuple[RecipeChoice, ...] = ()
     fewest, refused = None, ""
     for candidate in _candidates(name, target, draft, machine, ways):
         choices, result = _sized(candidate, refused)
@@ -76,18 +80,22 @@ def propose(
 
 
 def _candidates(
-    name: Choice, target: Given, draft: Given | None, machine: Machine, ways: Sequence[Way]
-) -> Iterator[Candidate]:
+    name: RecipeChoice,
+    target: InputModel,
+    draft: InputModel | None,
+    machine: InitHardware,
+    ways: Sequence[MethodProposal],
+) -> Iterator[RecipeCandidate]:
     for way in ways:
         backend = find_backend(way.backend.name)
         target_model = _read(target, way, backend)
         drafts = draft if find_method(way.method).drafts_with == "model" else None
         draft_model = _read(drafts, way, backend) if drafts else None
         for stored in _formats(backend, machine, target_model):
-            yield Candidate(name, target, draft, machine, way, target_model, draft_model, stored)
+            yield RecipeCandidate(name, target, draft, machine, way, target_model, draft_model, stored)
 
 
-def _read(given: Given, way: Way, backend: Backend) -> SourceModel | None:
+def _read(given: InputModel, way: MethodProposal, backend: Backend) -> SourceModel | None:
     """Return a model, or None for an unknown family if the backend does not convert."""
     try:
         return read_model(given.source, "auto")
@@ -95,28 +103,28 @@ def _read(given: Given, way: Way, backend: Backend) -> SourceModel | None:
         if not backend.converts:
             return None
         if isinstance(error, UnsupportedModel):
-            error.hint = as_it_is(way.method).replace("engine.backend: ", "--backend ")
+            error.hint = unconverted_hint(way.method).replace("engine.backend: ", "--backend ")
         raise
 
 
-def _formats(backend: Backend, machine: Machine, model: SourceModel | None) -> list[Format]:
+def _formats(backend: Backend, machine: InitHardware, model: SourceModel | None) -> list[StorageFormat]:
     """Return the possible storage formats of the target, best first."""
     gpu = machine.gpu
     if model is None or not backend.converts:
-        return [Format("", "this backend runs the checkpoint unchanged")]
+        return [StorageFormat("", "this backend runs the checkpoint unchanged")]
     if model.prequantized:
-        return [Format("", f"the checkpoint is stored as {model.prequantized.describe()} and used unchanged")]
+        return [StorageFormat("", f"the checkpoint is stored as {model.prequantized.describe()} and used unchanged")]
     if gpu is None:
-        return [Format("", "no GPU is known that supports FP8")]
+        return [StorageFormat("", "no GPU is known that supports FP8")]
     if not gpu.has_fp8:
-        return [Format("", f"{gpu.name} lacks FP8, which needs compute capability 8.9; it has {gpu.sm / 10}")]
+        return [StorageFormat("", f"{gpu.name} lacks FP8, which needs compute capability 8.9; it has {gpu.sm / 10}")]
     if backend.in_process:
-        return [Format("", "this engine simulates FP8, which is not faster")]
+        return [StorageFormat("", "this engine simulates FP8, which is not faster")]
     why = f"{gpu.name} supports FP8: half the memory, and faster; output may differ from {model.config.dtype}"
-    return [Format("fp8", why), Format("", "")]
+    return [StorageFormat("fp8", why), StorageFormat("", "")]
 
 
-def _sized(candidate: Candidate, refused: str) -> tuple[tuple[Choice, ...], CheckResult]:
+def _sized(candidate: RecipeCandidate, refused: str) -> tuple[tuple[RecipeChoice, ...], CheckResult]:
     """Return a candidate's choices with sizes that fit its memory, and the result of `check`."""
     backend = candidate.backend
     length = text_len(backend, _config(candidate.target_model), _config(candidate.draft_model))
@@ -134,13 +142,13 @@ def _sized(candidate: Candidate, refused: str) -> tuple[tuple[Choice, ...], Chec
     return choices, result
 
 
-def _quantizes_while_loading(candidate: Candidate, choices: Sequence[Choice]) -> bool:
+def _quantizes_while_loading(candidate: RecipeCandidate, choices: Sequence[RecipeChoice]) -> bool:
     """Return whether the engine can quantize an unquantized checkpoint to FP8 while loading, on the chosen GPU."""
     gpu, model = candidate.machine.gpu, candidate.target_model
     if candidate.backend.converts or not (gpu and gpu.has_fp8) or (model and model.prequantized):
         return False
     kept = [each for each in choices if each.path != "target.quantization"]
-    result = _examine(candidate, (*kept, Choice("target.quantization.weights", "fp8", "")))
+    result = _examine(candidate, (*kept, RecipeChoice("target.quantization.weights", "fp8", "")))
     return not any(each.path.startswith("target.quantization") for each in result.errors)
 
 
@@ -148,80 +156,86 @@ def _config(model: SourceModel | None) -> ModelConfig | None:
     return model.config if model else None
 
 
-def _examine(candidate: Candidate, choices: Sequence[Choice]) -> CheckResult:
+def _examine(candidate: RecipeCandidate, choices: Sequence[RecipeChoice]) -> CheckResult:
     """Return the result of `check` for choices that are not in a file yet."""
-    nowhere = Node({}, Mark(), Mark(), Path())
-    loaded = LoadedRecipe(Recipe.model_validate(document_of(choices)), Path(), nowhere)
+    nowhere = RecipeNode({}, Mark(), Mark(), Path())
+    loaded = LoadedRecipe(Recipe.model_validate(build_document(choices)), Path(), nowhere)
     return check_recipe(loaded)
 
 
-def _choices(candidate: Candidate, fitted: Fit, length: TextLen, refused: str) -> Iterator[Choice]:
-    yield Choice("schema", "trtspec.recipe/1", "")
+def _choices(candidate: RecipeCandidate, fitted: Fit, length: TextLen, refused: str) -> Iterator[RecipeChoice]:
+    yield RecipeChoice("schema", "trtspec.recipe/1", "")
     yield candidate.name
     yield from _target_choices(candidate, fitted, refused)
     yield from _speculation_choices(candidate)
     yield from _engine_choices(candidate, fitted, length)
-    yield Choice("gates.lossless", True, "the output must equal the target's, with any drafter")
+    yield RecipeChoice("gates.lossless", True, "the output must equal the target's, with any drafter")
 
 
-def _target_choices(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choice]:
+def _target_choices(candidate: RecipeCandidate, fitted: Fit, refused: str) -> Iterator[RecipeChoice]:
     yield from _source_choices("target", candidate.target, _described(candidate.target, candidate.target_model))
     stored, gpu = candidate.stored, candidate.machine.gpu
     if stored.quantization:
-        yield Choice("target.quantization.weights", stored.quantization, stored.why)
-        yield Choice("target.quantization.kv_cache", stored.quantization, "twice the tokens in the same memory")
+        yield RecipeChoice("target.quantization.weights", stored.quantization, stored.why)
+        yield RecipeChoice("target.quantization.kv_cache", stored.quantization, "twice the tokens in the same memory")
     else:
-        yield Choice("target.quantization", None, stored.why or f"FP8 is incompatible with other settings: {refused}")
+        yield RecipeChoice(
+            "target.quantization", None, stored.why or f"FP8 is incompatible with other settings: {refused}"
+        )
     if gpu and not candidate.backend.in_process:
         why = "it fits one GPU" if fitted.tensor == 1 else f"the fewest {gpu.name} that fit it and its KV cache"
-        yield Choice("target.parallel.tensor", fitted.tensor, why if fitted.holds else "it does not fit even these")
+        yield RecipeChoice(
+            "target.parallel.tensor", fitted.tensor, why if fitted.holds else "it does not fit even these"
+        )
 
 
-def _source_choices(path: str, given: Given, why: str) -> Iterator[Choice]:
-    yield Choice(f"{path}.model", given.asked.model, why)
+def _source_choices(path: str, given: InputModel, why: str) -> Iterator[RecipeChoice]:
+    yield RecipeChoice(f"{path}.model", given.asked.model, why)
     if given.asked.revision:
-        yield Choice(f"{path}.revision", given.asked.revision, given.revision_why)
+        yield RecipeChoice(f"{path}.revision", given.asked.revision, given.revision_why)
 
 
-def _described(given: Given, model: SourceModel | None) -> str:
+def _described(given: InputModel, model: SourceModel | None) -> str:
     kind = f"{model.family} in {model.config.dtype}, " if model else ""
     millions = given.num_parameters / 1e6
     return f"{kind}{millions / 1e3:.1f} B parameters" if millions >= 1e3 else f"{kind}{millions:.1f} M parameters"
 
 
-def _speculation_choices(candidate: Candidate) -> Iterator[Choice]:
+def _speculation_choices(candidate: RecipeCandidate) -> Iterator[RecipeChoice]:
     way, draft = candidate.way, candidate.draft
     method = find_method(way.method)
-    yield Choice("speculation.method", way.method, way.suggestion.why)
+    yield RecipeChoice("speculation.method", way.method, way.suggestion.why)
     if draft_len := min(way.suggestion.draft_len, method.draft_lens[-1] if method.draft_lens else 0):
-        yield Choice("speculation.draft_len", draft_len, "the length DRAFT was trained for")
+        yield RecipeChoice("speculation.draft_len", draft_len, "the length DRAFT was trained for")
     elif method.default_draft_len:
         why = f"usual for {way.method}; find the best for your texts with `trtspec bench`"
-        yield Choice("speculation.draft_len", method.default_draft_len, why)
+        yield RecipeChoice("speculation.draft_len", method.default_draft_len, why)
     if draft:
         ratio = candidate.target.num_parameters / max(1, draft.num_parameters)
         why = f"{_described(draft, candidate.draft_model)}, {ratio:.1f} times smaller than the target"
         yield from _source_choices("speculation.draft", draft, why)
     for key, value in way.suggestion.options.items():
-        yield Choice(f"speculation.options.{key}", value, way.suggestion.options_why)
+        yield RecipeChoice(f"speculation.options.{key}", value, way.suggestion.options_why)
 
 
-def _engine_choices(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[Choice]:
+def _engine_choices(candidate: RecipeCandidate, fitted: Fit, length: TextLen) -> Iterator[RecipeChoice]:
     way, machine = candidate.way, candidate.machine
-    yield Choice("engine.backend", way.backend.name, way.backend.why)
+    yield RecipeChoice("engine.backend", way.backend.name, way.backend.why)
     if way.backend.version:
         is_here = installed_version(candidate.backend.package) == way.backend.version
-        yield Choice(
+        yield RecipeChoice(
             "engine.version", way.backend.version, "installed here" if is_here else _usual(candidate.backend, way)
         )
-    yield Choice("engine.gpu", machine.gpu.name if machine.gpu else None, machine.why)
-    yield Choice("engine.max_batch_size", MAX_BATCH_SIZE, f"concurrent requests; {fitted.why}" if fitted.why else "")
-    yield Choice(
+    yield RecipeChoice("engine.gpu", machine.gpu.name if machine.gpu else None, machine.why)
+    yield RecipeChoice(
+        "engine.max_batch_size", MAX_BATCH_SIZE, f"concurrent requests; {fitted.why}" if fitted.why else ""
+    )
+    yield RecipeChoice(
         "engine.max_input_len",
         max(1, fitted.max_seq_len // 2),
         "half of max_seq_len, which leaves the other half to the response",
     )
-    yield Choice("engine.max_seq_len", fitted.max_seq_len, _why_so_long(fitted, length))
+    yield RecipeChoice("engine.max_seq_len", fitted.max_seq_len, _why_so_long(fitted, length))
 
 
 def _why_so_long(fitted: Fit, length: TextLen) -> str:
@@ -231,7 +245,7 @@ def _why_so_long(fitted: Fit, length: TextLen) -> str:
     return "the target's maximum positions" if fitted.max_seq_len < length.tokens else length.why
 
 
-def _usual(backend: Backend, way: Way) -> str:
+def _usual(backend: Backend, way: MethodProposal) -> str:
     """Return why a version that is not installed was chosen: it is the newest, or the default among newer ones."""
     newest = max(backend.versions(), key=_numbers)
     return "the newest known" if way.backend.version == newest else f"the default; the newest known is {newest}"

@@ -26,7 +26,7 @@ WORDS = {"true", "false", "null", "~", ".inf", ".nan"}  # YAML does not read the
 
 
 @dataclass(frozen=True)
-class Choice:
+class RecipeChoice:
     """A recipe key by dotted path, its value and the reason; value None omits the key."""
 
     path: str
@@ -34,7 +34,7 @@ class Choice:
     why: str
 
 
-def document_of(choices: Sequence[Choice]) -> dict[str, Any]:
+def build_document(choices: Sequence[RecipeChoice]) -> dict[str, Any]:
     """Return the recipe's data."""
     document: dict[str, Any] = {}
     for choice in choices:
@@ -47,7 +47,7 @@ def document_of(choices: Sequence[Choice]) -> dict[str, Any]:
     return document
 
 
-def relative_to(choices: Sequence[Choice], base: Path) -> list[Choice]:
+def relative_to(choices: Sequence[RecipeChoice], base: Path) -> list[RecipeChoice]:
     """Return the choices with model directories relative to `base`."""
     return [
         replace(choice, value=relative_model(choice.value, base)) if choice.path.endswith(".model") else choice
@@ -63,7 +63,7 @@ def relative_model(model: str, base: Path) -> str:
     return relative if relative.startswith("..") else f"./{relative}"
 
 
-def render(choices: Sequence[Choice]) -> str:
+def render(choices: Sequence[RecipeChoice]) -> str:
     """Return the recipe's text: one line per choice, followed by its reason, or preceded by it if both are long."""
     lines: list[str] = []
     written: set[tuple[str, ...]] = set()
@@ -77,7 +77,7 @@ def render(choices: Sequence[Choice]) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
-def _lines(choice: Choice, key: str, indent: str) -> Iterator[str]:
+def _lines(choice: RecipeChoice, key: str, indent: str) -> Iterator[str]:
     why = " ".join("".join(char if char.isprintable() else " " for char in choice.why).split())
     if choice.value is None:
         yield from textwrap.wrap(

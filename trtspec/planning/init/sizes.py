@@ -10,8 +10,8 @@ from trtspec.backends.base import Backend
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.source_model import mapping_of, scheme_wanted
-from trtspec.planning.init.hardware import Machine
+from trtspec.checkpoints.source_model import parallel_mapping, requested_scheme
+from trtspec.planning.init.hardware import InitHardware
 from trtspec.recipe.schema import Parallel
 
 RANKS = (1, 2, 4, 8)
@@ -64,7 +64,7 @@ def _positions(backend: Backend, config: ModelConfig) -> int:
     return min(backend.positions(config), config.max_positions)
 
 
-def fit(context: PlanContext, backend: Backend, machine: Machine) -> Fit:
+def fit(context: PlanContext, backend: Backend, machine: InitHardware) -> Fit:
     """Return the fewest GPUs that hold the longest text; shorter texts are tried if no number of GPUs does.
 
     If nothing fits, return the longest text on the most GPUs.
@@ -83,7 +83,7 @@ def _lengths(longest: int) -> Iterator[int]:
         yield longest
 
 
-def _ranks(context: PlanContext, backend: Backend, machine: Machine) -> list[int]:
+def _ranks(context: PlanContext, backend: Backend, machine: InitHardware) -> list[int]:
     """Return the numbers of GPUs that the target can be distributed over."""
     if machine.gpu is None or backend.in_process:
         return [1]
@@ -94,9 +94,9 @@ def _divides(context: PlanContext, backend: Backend, tensor: int) -> bool:
     asked = _divided(context, tensor).recipe.target
     found = []
     if context.target:
-        found += context.target.diagnose(scheme_wanted(asked), mapping_of(asked), converts=backend.converts)
+        found += context.target.diagnose(requested_scheme(asked), parallel_mapping(asked), converts=backend.converts)
     if context.head:
-        found += context.head.diagnose(mapping_of(asked))
+        found += context.head.diagnose(parallel_mapping(asked))
     return not any(each.severity == "error" and each.path.endswith("parallel") for each in found)
 
 

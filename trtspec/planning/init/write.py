@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoints.metadata_cache import named
+from trtspec.checkpoints.metadata_cache import with_model_ids
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.completion import editor_schema
 from trtspec.planning.init.hardware import machine_for
 from trtspec.planning.init.inputs import open_checkpoint
-from trtspec.planning.init.methods import ways
+from trtspec.planning.init.methods import propose_methods
 from trtspec.planning.init.propose import propose
-from trtspec.planning.init.recipe_text import SCHEMA_FILE, Choice, document_of, relative_to, render, write_file
+from trtspec.planning.init.recipe_text import SCHEMA_FILE, RecipeChoice, build_document, relative_to, render, write_file
 from trtspec.recipe.load import load_recipe
-from trtspec.recipe.schema import NAME, SAYS
+from trtspec.recipe.schema import NAME, PATTERN_DESCRIPTIONS
 
 
 @dataclass(frozen=True)
-class Wishes:
+class InitRequest:
     """The arguments of the command line; trtspec decides those that are None."""
 
     target: str
@@ -39,11 +39,11 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Made:
+class InitResult:
     """A written recipe: its path, its choices, and the diagnostics of `check`."""
 
     path: Path
-    choices: list[Choice]
+    choices: list[RecipeChoice]
     problems: list[Diagnostic]
 
     @property
@@ -54,10 +54,10 @@ class Made:
     @property
     def recipe(self) -> dict[str, Any]:
         """Return the recipe as data."""
-        return document_of(self.choices)
+        return build_document(self.choices)
 
 
-def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
+def make_recipe(wishes: InitRequest, out: Path | None, *, force: bool) -> InitResult:
     """Write the recipe to `out`, or to NAME.yaml here, and check it; an existing file is replaced only with `force`.
 
     TrtspecError for inputs that cannot be read, named or written; incompatibilities are in the result's diagnostics.
@@ -71,10 +71,12 @@ def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
     with _with_hub_ids():
         target = open_checkpoint(wishes.target)
         draft = open_checkpoint(wishes.draft) if wishes.draft else None
-        found = ways(wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu)
+        found = propose_methods(
+            wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu
+        )
         choices = relative_to(propose(name, target, draft, machine, found), Path(os.path.abspath(path)).parent)
         _write(path, render(choices))
-        return Made(path, choices, check_recipe(load_recipe(path)).diagnostics)
+        return InitResult(path, choices, check_recipe(load_recipe(path)).diagnostics)
 
 
 @contextmanager
@@ -83,18 +85,18 @@ def _with_hub_ids() -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        where = named(error.where) if error.where else None
-        raise CheckpointError(named(error.message), where=where, hint=error.hint) from error
+        where = with_model_ids(error.where) if error.where else None
+        raise CheckpointError(with_model_ids(error.message), where=where, hint=error.hint) from error
 
 
-def _name(wishes: Wishes) -> Choice:
+def _name(wishes: InitRequest) -> RecipeChoice:
     """Return the recipe's name: the given one, else one derived from the target."""
     if wishes.name is not None:
         if not re.fullmatch(NAME, wishes.name):
-            raise TrtspecError(f"{wishes.name!r} is not {SAYS[NAME]}", where="--name")
-        return Choice("name", wishes.name, "set by --name")
+            raise TrtspecError(f"{wishes.name!r} is not {PATTERN_DESCRIPTIONS[NAME]}", where="--name")
+        return RecipeChoice("name", wishes.name, "set by --name")
     last = re.split("[/\\\\]", os.path.abspath(wishes.target))[-1].lower()
-    return Choice(
+    return RecipeChoice(
         "name", re.sub(r"^[^a-z0-9]+|[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model", "from the target's name"
     )
 

@@ -11,7 +11,7 @@ from trtspec.methods.speedup import expected_tokens
 from trtspec.planning.prediction.capacity import largest_batch
 from trtspec.planning.prediction.cost import dollars_per_million
 from trtspec.planning.prediction.efficiency import published_acceptance
-from trtspec.planning.prediction.placement import place_draft
+from trtspec.planning.prediction.placement import choose_placement
 from trtspec.planning.prediction.predict import Prediction, Unpredictable, predict
 from trtspec.planning.prediction.speedup import tree_tokens
 
@@ -101,7 +101,7 @@ def _placement(context: PlanContext, found: Prediction) -> Document | None:
         return None
     gpus = find_backend(context.choice.name).memory(context)
     has_room = all(gpu.total_bytes <= gpu.limit_bytes for gpu in gpus if gpu.limit_bytes)
-    placed = place_draft(found.pair, USUAL_RATE, found.depth, 1, has_room=has_room)
+    placed = choose_placement(found.pair, USUAL_RATE, found.depth, 1, has_room=has_room)
     places = [
         {"where": place.where, "pass_ms": _ms(place.pass_s), "speedup": round(place.speedup, 2), "fits": place.fits}
         for place in placed.places

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.core.gpus import Gpu
-from trtspec.core.package_data import read_own
+from trtspec.core.package_data import load_package_yaml
 
 HOPPER_SM = 90
 
 
 @dataclass(frozen=True)
-class Reached:
+class EfficiencyData:
     """The shares of a GPU's bandwidth and arithmetic that a pass reaches, and additional seconds.
 
     `layer_s` is a layer's time other than reading and computing (launches, norms, waiting for other GPUs), `draft_s` is
@@ -32,7 +32,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class PublishedAcceptance:
     """Published acceptance of a method's drafts: the rate at each depth, and the source."""
 
     rates: tuple[float, ...]
@@ -45,23 +45,23 @@ class Acceptance:
 
 @cache
 def _published() -> dict[str, Any]:
-    document: dict[str, Any] = read_own(Path(__file__).with_name("published.yaml"))
+    document: dict[str, Any] = load_package_yaml(Path(__file__).with_name("published.yaml"))
     return document
 
 
 @cache
-def reached_on(generation: str) -> Reached:
+def load_efficiency(generation: str) -> EfficiencyData:
     """Return the efficiency of a GPU generation that has published rows."""
     found = _published()["reached"][generation]
-    return Reached(**found | {"fitted_to": tuple(found["fitted_to"])})
+    return EfficiencyData(**found | {"fitted_to": tuple(found["fitted_to"])})
 
 
-def reached_of(gpu: Gpu) -> Reached:
+def efficiency_for(gpu: Gpu) -> EfficiencyData:
     """Return the efficiency of a GPU: Blackwell counts as Hopper, older GPUs as Ampere."""
-    return reached_on("hopper" if gpu.sm >= HOPPER_SM else "ampere")
+    return load_efficiency("hopper" if gpu.sm >= HOPPER_SM else "ampere")
 
 
-def published_acceptance(method: str) -> Acceptance | None:
+def published_acceptance(method: str) -> PublishedAcceptance | None:
     """Return the published acceptance of a method's drafts, if any."""
     found = _published()["acceptance"].get(method)
-    return Acceptance(tuple(found["rates"]), found["source"]) if found else None
+    return PublishedAcceptance(tuple(found["rates"]), found["source"]) if found else None

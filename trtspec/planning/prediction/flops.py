@@ -14,7 +14,7 @@ from functools import cache, partial
 from math import prod
 from typing import NamedTuple
 
-from trtspec.checkpoints.memory_profile import LayerCache, read_outline
+from trtspec.checkpoints.memory_profile import LayerCache, read_memory_profile
 from trtspec.checkpoints.quant.quant_config import QuantFormat, source_format
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source
@@ -33,18 +33,18 @@ LINEAR_ROLES = ("dense", "expert")
 MANY_LAYERS = 1 << 30
 
 
-class Sizes(NamedTuple):
+class TensorSizes(NamedTuple):
     """Number of elements and bytes of tensors."""
 
     numbers: int
     nbytes: int
 
-    def plus(self, other: Sizes) -> Sizes:
+    def plus(self, other: TensorSizes) -> TensorSizes:
         """Return the sum of both."""
-        return Sizes(self.numbers + other.numbers, self.nbytes + other.nbytes)
+        return TensorSizes(self.numbers + other.numbers, self.nbytes + other.nbytes)
 
 
-NO_SIZES = Sizes(0, 0)
+NO_SIZES = TensorSizes(0, 0)
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Work:
     the GPU supports it.
     """
 
-    dense: Sizes
-    head: Sizes
-    experts: Sizes = NO_SIZES
+    dense: TensorSizes
+    head: TensorSizes
+    experts: TensorSizes = NO_SIZES
     num_experts: int = 1
     experts_per_token: int = 1
     num_layers: int = 1
@@ -87,11 +87,11 @@ class Work:
 
     def cache_bytes(self, texts: int, context: int, tensor: int) -> float:
         """Return the cache bytes that each of `tensor` ranks reads for texts of `context` tokens, once per pass."""
-        numbers = sum(count * layer.numbers_of_text(context, tensor) for layer, count in self.caches)
+        numbers = sum(count * layer.numbers_per_text(context, tensor) for layer, count in self.caches)
         return float(texts * numbers * self.cache_item_bytes)
 
 
-def numbers_of(tensor: TensorInfo) -> int:
+def count_weights(tensor: TensorInfo) -> int:
     """Return the number of weights in a tensor; 4-bit weights are unpacked, and scales do not count."""
     if tensor.name.endswith(SCALES) or tensor.dtype in TABLES:
         return 0
@@ -100,12 +100,12 @@ def numbers_of(tensor: TensorInfo) -> int:
 
 def count_parameters(source: Source) -> int:
     """Return the number of weights in a checkpoint, including those not used for text."""
-    return sum(numbers_of(tensor) for tensor in source.tensors.values())
+    return sum(count_weights(tensor) for tensor in source.tensors.values())
 
 
-def work_of(source: Source, stored: QuantFormat) -> Work:
+def model_work(source: Source, stored: QuantFormat) -> Work:
     """Return the work of a model's pass in its stored format; CheckpointError if its config lacks a size."""
-    outline, parts = read_outline(source), _parts(source, stored)
+    outline, parts = read_memory_profile(source), _parts(source, stored)
     own = {role: sizes for (role, is_further), sizes in parts.items() if not is_further}
     head = own.get("head") or own.get("embedding", NO_SIZES)
     return Work(
@@ -139,7 +139,7 @@ def head_work(source: Source, target: Work) -> Work:
     return _drafting(found, len({number[1] for name in source.tensors if (number := LAYER.search(name))}), target)
 
 
-def _drafting(parts: dict[str, Sizes], layers: int, target: Work) -> Work:
+def _drafting(parts: dict[str, TensorSizes], layers: int, target: Work) -> Work:
     return Work(
         dense=parts.get("dense", NO_SIZES).plus(parts.get("head", target.head)),
         head=target.head,
@@ -153,7 +153,7 @@ def _drafting(parts: dict[str, Sizes], layers: int, target: Work) -> Work:
     )
 
 
-def _parts(source: Source, stored: QuantFormat) -> dict[tuple[str, bool], Sizes]:
+def _parts(source: Source, stored: QuantFormat) -> dict[tuple[str, bool], TensorSizes]:
     """Return the sizes of all tensors by role, and by whether they belong to MTP layers.
 
     A 32-bit source is served in 16 bits, and its matrices in 8 if the recipe quantizes; embedding and head keep 16.
@@ -163,17 +163,20 @@ def _parts(source: Source, stored: QuantFormat) -> dict[tuple[str, bool], Sizes]
     nbytes: Counter[tuple[str, bool]] = Counter()
     for name, tensor in source.tensors.items():
         # Use one name for all experts of a layer, because a model can have ten thousands of them.
-        part, count = part_of(name[: name.index(EXPERT) + len(EXPERT)] if EXPERT in name else name), numbers_of(tensor)
+        part, count = (
+            part_of(name[: name.index(EXPERT) + len(EXPERT)] if EXPERT in name else name),
+            count_weights(tensor),
+        )
         item = 1 if stored.weights != "none" and len(tensor.shape) > 1 and part[0] in LINEAR_ROLES else ITEM_BYTES
         numbers[part] += count
         nbytes[part] += tensor.nbytes if is_quantized and tensor.dtype not in TABLES else count * item
-    return {part: Sizes(count, nbytes[part]) for part, count in numbers.items() if part[0] != "tower"}
+    return {part: TensorSizes(count, nbytes[part]) for part, count in numbers.items() if part[0] != "tower"}
 
 
 def _num_layers(source: Source) -> int:
     """Return the number of the first MTP layer; a draft head's layers are not counted."""
     try:
-        return read_outline(source).num_layers
+        return read_memory_profile(source).num_layers
     except CheckpointError:
         return MANY_LAYERS
 

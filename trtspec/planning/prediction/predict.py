@@ -11,9 +11,9 @@ from trtspec.backends.common.sources import stored_format
 from trtspec.backends.context import PlanContext
 from trtspec.core.errors import CheckpointError
 from trtspec.core.gpus import GPUS, Gpu
-from trtspec.planning.prediction.flops import Work, further_work, head_work, work_of
-from trtspec.planning.prediction.roofline import Machine
-from trtspec.planning.prediction.speedup import Drafting, Pair, reading_cost
+from trtspec.planning.prediction.flops import Work, further_work, head_work, model_work
+from trtspec.planning.prediction.roofline import GpuGroup
+from trtspec.planning.prediction.speedup import DrafterCost, TargetDraftPair, reading_cost
 
 LEAST_WEIGHTS = 10**9  # steps of smaller targets are mostly overhead, which was fitted to 7 billion weights and more
 
@@ -29,7 +29,7 @@ class Prediction:
     `depths` is empty if options determine the length, as for trees and nets trained for a fixed block.
     """
 
-    pair: Pair
+    pair: TargetDraftPair
     depth: int
     depths: Sequence[int]
 
@@ -39,7 +39,7 @@ def predict(context: PlanContext) -> Prediction:
     shape = context.draft_shape
     if not shape.max_depth:
         raise Unpredictable("nothing is drafted")
-    machine = Machine(_gpu(context), context.recipe.target.parallel.tensor)
+    machine = GpuGroup(_gpu(context), context.recipe.target.parallel.tensor)
     if machine.tensor > 1 and not machine.gpu.link:
         raise Unpredictable(f"{machine.gpu.name} has an unknown link between GPUs; several cannot be predicted")
     try:
@@ -49,8 +49,8 @@ def predict(context: PlanContext) -> Prediction:
         work = draft_work(context, target)
     except CheckpointError as error:
         raise Unpredictable(f"the model's shape is unknown: {error.message}") from None
-    drafting = Drafting(work, _draft_machine(context, machine), context.method.draft_passes, _breadth(context))
-    pair = Pair(target, machine, drafting, context.resolved.engine.max_seq_len // 2)
+    drafting = DrafterCost(work, _draft_machine(context, machine), context.method.draft_passes, _breadth(context))
+    pair = TargetDraftPair(target, machine, drafting, context.resolved.engine.max_seq_len // 2)
     is_block = context.method.drafts_with == "head" and context.method.draft_passes == "one"
     is_free = shape.max_depth == shape.max_tokens and not is_block
     return Prediction(pair, shape.max_depth, context.method.draft_lens if is_free else ())
@@ -68,7 +68,7 @@ def step_cost(context: PlanContext) -> float:
 
 def _target_work(context: PlanContext) -> Work:
     source = context.sources["target"]
-    return work_of(source, stored_format(source, context.recipe.target))
+    return model_work(source, stored_format(source, context.recipe.target))
 
 
 def _gpu(context: PlanContext) -> Gpu:
@@ -80,11 +80,11 @@ def _gpu(context: PlanContext) -> Gpu:
     return gpu
 
 
-def _draft_machine(context: PlanContext, target: Machine) -> Machine:
+def _draft_machine(context: PlanContext, target: GpuGroup) -> GpuGroup:
     """Return the GPUs of the draft: its own parallelism for a separate engine, else the target's."""
     draft = context.recipe.speculation.draft
     has_engine = context.method.drafts_with == "model" and find_backend(context.choice.name).converts
-    return Machine(target.gpu, draft.parallel.tensor) if draft and has_engine else target
+    return GpuGroup(target.gpu, draft.parallel.tensor) if draft and has_engine else target
 
 
 def _breadth(context: PlanContext) -> float:
@@ -98,7 +98,7 @@ def draft_work(context: PlanContext, target: Work) -> Work | None:
     if method.draft_passes == "none":
         return None
     if draft and source and method.drafts_with == "model":
-        return work_of(source, stored_format(source, draft))
+        return model_work(source, stored_format(source, draft))
     if source and method.drafts_with == "head":
         return head_work(source, target)
     work = further_work(context.sources["target"], target)

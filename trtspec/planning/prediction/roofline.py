@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trtspec.core.gpus import Gpu
-from trtspec.planning.prediction.efficiency import Reached, reached_of
+from trtspec.planning.prediction.efficiency import EfficiencyData, efficiency_for
 from trtspec.planning.prediction.flops import ITEM_BYTES, Work
 
 REDUCES = 2  # per layer: after attention and after the MLP
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuGroup:
     """GPUs that share each layer of a model; pipeline stages run sequentially, so they do not change the time."""
 
     gpu: Gpu
     tensor: int = 1
 
     @cached_property
-    def reached(self) -> Reached:
+    def reached(self) -> EfficiencyData:
         """Return the efficiency that engines reach on its GPUs."""
-        return reached_of(self.gpu)
+        return efficiency_for(self.gpu)
 
 
-def pass_seconds(work: Work, machine: Machine, texts: int, new_tokens: float, context: int) -> float:
+def pass_seconds(work: Work, machine: GpuGroup, texts: int, new_tokens: float, context: int) -> float:
     """Return the seconds of a pass that adds `new_tokens` to each of `texts` texts of `context` tokens."""
     tokens = max(1, round(texts * new_tokens))
     reached, gpu = machine.reached, machine.gpu
@@ -41,7 +41,7 @@ def pass_seconds(work: Work, machine: Machine, texts: int, new_tokens: float, co
     return reading + computing + work.num_layers * (reached.layer_s + _reducing(work, machine, tokens))
 
 
-def _reducing(work: Work, machine: Machine, tokens: int) -> float:
+def _reducing(work: Work, machine: GpuGroup, tokens: int) -> float:
     """Return a layer's seconds of communication: in a ring each GPU sends and receives nearly everything twice."""
     if machine.tensor == 1:
         return 0.0

@@ -15,14 +15,14 @@ from typing import Literal, TypeAlias
 
 from trtspec.methods.speedup import expected_tokens
 from trtspec.planning.prediction.flops import Work
-from trtspec.planning.prediction.roofline import Machine, pass_seconds
+from trtspec.planning.prediction.roofline import GpuGroup, pass_seconds
 
 MOST_TEXTS = 1024  # larger batches are not considered
 
 Passes: TypeAlias = Literal["none", "one", "each"]  # drafter passes per step, as in `Method.draft_passes`
 
 
-def passes_of(passes: Passes, depth: int, breadth: float) -> tuple[int, float]:
+def drafter_passes(passes: Passes, depth: int, breadth: float) -> tuple[int, float]:
     """Return the number of drafter passes per step, and the new tokens per text in each."""
     if passes == "none":
         return 0, 0.0
@@ -31,38 +31,38 @@ def passes_of(passes: Passes, depth: int, breadth: float) -> tuple[int, float]:
 
 def reading_cost(target: Work, draft: Work | None, passes: Passes, depth: int, breadth: float) -> float:
     """Return the weight bytes read by a step that drafts for one text, relative to the target alone."""
-    times, tokens = passes_of(passes, depth, breadth)
+    times, tokens = drafter_passes(passes, depth, breadth)
     drafting = times * draft.weight_bytes(round(tokens)) if draft else 0.0
     return (target.weight_bytes(1 + round(depth * breadth)) + drafting) / target.weight_bytes(1)
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DrafterCost:
     """The drafter; `work` is None if tokens are looked up, and `machine` is where it runs.
 
     A tree of depth d verifies `breadth` times d tokens.
     """
 
     work: Work | None
-    machine: Machine
+    machine: GpuGroup
     passes: Passes = "each"
     breadth: float = 1.0
 
     def seconds(self, depth: int, texts: int, context: int) -> float:
         """Return the drafting time of a step."""
-        passes, tokens = passes_of(self.passes, depth, self.breadth)
+        passes, tokens = drafter_passes(self.passes, depth, self.breadth)
         if self.work is None or not passes:
             return 0.0
         return passes * (pass_seconds(self.work, self.machine, texts, tokens, context) + self.machine.reached.draft_s)
 
 
 @dataclass(frozen=True)
-class Pair:
+class TargetDraftPair:
     """A target and its drafter, at a context length in tokens."""
 
     target: Work
-    machine: Machine
-    drafting: Drafting
+    machine: GpuGroup
+    drafting: DrafterCost
     context: int
     _known: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -12,7 +12,7 @@ from trtspec.recipe.schema import Speculation
 HIGH_RATE = 0.9  # acceptance rates are rarely higher
 
 
-def warn_of_loss(context: PlanContext) -> list[Diagnostic]:
+def warn_if_slower(context: PlanContext) -> list[Diagnostic]:
     """Return a warning if drafting cannot pay at the recipe's max_batch_size at any realistic acceptance rate."""
     texts = context.recipe.engine.max_batch_size
     try:

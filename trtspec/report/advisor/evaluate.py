@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import Any
 
 from trtspec.backends.base import backends
-from trtspec.report.advisor.questions import Answers, all_asked_for, with_derived
-from trtspec.report.advisor.rules import VERDICTS, Rule, method_rules, speculate_rules
+from trtspec.report.advisor.questions import AdvisorFacts, all_missing_options, with_derived
+from trtspec.report.advisor.rules import VERDICTS, AdviceRule, method_rules, speculate_rules
 
 FORMAT_VERSION = 1
 
@@ -23,12 +23,12 @@ class Advice:
     maps missing options to the rules that could change the verdict.
     """
 
-    answers: Answers
+    answers: AdvisorFacts
     speculate: str
-    decided_by: Rule
-    others: tuple[Rule, ...]
+    decided_by: AdviceRule
+    others: tuple[AdviceRule, ...]
     methods: tuple[str, ...]
-    method_rule: Rule
+    method_rule: AdviceRule
     not_told: dict[tuple[str, ...], list[str]]
     first: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -50,12 +50,12 @@ class Advice:
             "notes": list(self.notes),
         }
 
-    def _rule(self, rule: Rule) -> dict[str, str]:
+    def _rule(self, rule: AdviceRule) -> dict[str, str]:
         verdict = {"says": rule.says} if rule.says else {}
         return {"name": rule.name, **verdict, "why": rule.reason(self.answers), "source": rule.source}
 
 
-def advise(answers: Answers, notes: Sequence[str] = ()) -> Advice:
+def advise(answers: AdvisorFacts, notes: Sequence[str] = ()) -> Advice:
     """Return the advice for known facts; `notes` are passed through."""
     known = with_derived(answers)
     fired = [rule for rule in speculate_rules() if rule.fires(known)]
@@ -78,21 +78,21 @@ def advise(answers: Answers, notes: Sequence[str] = ()) -> Advice:
     )
 
 
-def _rank(rule: Rule) -> int:
+def _rank(rule: AdviceRule) -> int:
     """Return the precedence of a rule: by verdict, with unconditional rules last."""
     return VERDICTS.index(rule.says) if rule.when else len(VERDICTS)
 
 
-def _missing_facts(answers: Answers, rules: Sequence[Rule]) -> dict[tuple[str, ...], list[str]]:
+def _missing_facts(answers: AdvisorFacts, rules: Sequence[AdviceRule]) -> dict[tuple[str, ...], list[str]]:
     """Return the rules that missing facts could make apply, by the options that supply these facts."""
     found: dict[tuple[str, ...], list[str]] = {}
     for rule in rules:
-        if (options := all_asked_for(rule.when, answers)) and rule.could_fire(answers):
+        if (options := all_missing_options(rule.when, answers)) and rule.could_fire(answers):
             found.setdefault(tuple(sorted(options)), []).append(rule.name)
     return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
 
 
-def _first(verdict: str, methods: Sequence[str], answers: Answers) -> tuple[str, ...]:
+def _first(verdict: str, methods: Sequence[str], answers: AdvisorFacts) -> tuple[str, ...]:
     """Return the commands to run first."""
     recipe = answers["recipe"].value if "recipe" in answers else "RECIPE"
     if verdict == "no":

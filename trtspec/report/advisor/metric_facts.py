@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Protocol
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.package_data import read_own
+from trtspec.core.package_data import load_package_yaml
 from trtspec.core.prometheus_text import parse_metrics
-from trtspec.report.advisor.prometheus_values import Scraped
-from trtspec.report.advisor.questions import Answer
+from trtspec.report.advisor.prometheus_values import ScrapedMetrics
+from trtspec.report.advisor.questions import AdvisorFact
 from trtspec.report.monitoring.fetch import fetch
 
 NONE_KNOWN = "no known metrics found"
 
 
-class Numbers(Protocol):
+class MetricReader(Protocol):
     """Source of metric values; each method returns None if the metric is missing."""
 
     def gauge(self, name: str, labels: Mapping[str, str]) -> float | None:
@@ -37,7 +37,7 @@ class Numbers(Protocol):
 
 
 @dataclass(frozen=True)
-class Reading:
+class MetricSource:
     """An entry of `metrics.yaml`."""
 
     gauge: str = ""
@@ -50,7 +50,7 @@ class Reading:
     times: float = 1
     plus: float = 0
 
-    def of(self, numbers: Numbers) -> float | None:
+    def of(self, numbers: MetricReader) -> float | None:
         """Return the value of the entry, or None if it is unavailable."""
         if self.where and not numbers.ratio(self.where, self.per, self.labels):
             return None
@@ -63,20 +63,20 @@ class Reading:
 
 
 @cache
-def readings() -> dict[str, tuple[Reading, ...]]:
+def metric_sources() -> dict[str, tuple[MetricSource, ...]]:
     """Return the entries for each fact, in order of preference."""
-    found = read_own(Path(__file__).with_name("metrics.yaml"))
-    return {name: tuple(Reading(**each) for each in entries) for name, entries in found.items()}
+    found = load_package_yaml(Path(__file__).with_name("metrics.yaml"))
+    return {name: tuple(MetricSource(**each) for each in entries) for name, entries in found.items()}
 
 
-def measured_answers(numbers: Numbers, source: str) -> dict[str, Answer]:
+def measured_facts(numbers: MetricReader, source: str) -> dict[str, AdvisorFact]:
     """Return the facts that are available; TrtspecError if none is. Zeros count only for gpu_utilization."""
     found = {}
-    for name, entries in readings().items():
+    for name, entries in metric_sources().items():
         values = (entry.of(numbers) for entry in entries)
         value = next((value for value in values if value is not None), None)
         if value is not None and (value > 0 or name == "gpu_utilization"):
-            found[name] = Answer(value, source)
+            found[name] = AdvisorFact(value, source)
     if not found:
         raise TrtspecError(
             NONE_KNOWN, where=source, hint="the server must be busy; docs/advise.md lists the supported metrics"
@@ -84,9 +84,9 @@ def measured_answers(numbers: Numbers, source: str) -> dict[str, Answer]:
     return found
 
 
-def scrape(url: str, seconds: float, get: Callable[[str], bytes] = fetch) -> dict[str, Answer]:
+def scrape(url: str, seconds: float, get: Callable[[str], bytes] = fetch) -> dict[str, AdvisorFact]:
     """Return the facts from two readings of a server's /metrics, `seconds` apart."""
     before, started = parse_metrics(get(url)), time.monotonic()
     time.sleep(seconds)
     after = parse_metrics(get(url))
-    return measured_answers(Scraped(before, after, time.monotonic() - started), url)
+    return measured_facts(ScrapedMetrics(before, after, time.monotonic() - started), url)

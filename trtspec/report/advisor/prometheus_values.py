@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtspec.core.prometheus_text import Sample
+from trtspec.core.prometheus_text import MetricSample
 from trtspec.report.monitoring.prometheus import Prometheus
 
 Labels = Mapping[str, str]
-Samples = Mapping[str, list[Sample]]
+Samples = Mapping[str, list[MetricSample]]
 WINDOW = "5m"
 
 
 @dataclass(frozen=True)
-class Scraped:
+class ScrapedMetrics:
     """Two readings of one server, `seconds` apart."""
 
     before: Samples
@@ -56,7 +56,7 @@ class Scraped:
         return {model: value - before.get(model, 0.0) for model, value in self._counted(name, labels).items()}
 
 
-def _chosen(samples: Samples, name: str, labels: Labels) -> list[Sample]:
+def _chosen(samples: Samples, name: str, labels: Labels) -> list[MetricSample]:
     return [each for each in samples.get(name, ()) if labels.items() <= each.labels.items()]
 
 
@@ -69,7 +69,7 @@ def _by_model(samples: Samples, name: str, labels: Labels) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Queried:
+class QueriedMetrics:
     """Values of the last five minutes from Prometheus; `selector` holds label matchers such as `instance="a:8002"`.
 
     Values are means over servers, since the rules apply to a single server.

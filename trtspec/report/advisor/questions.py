@@ -11,17 +11,17 @@ TOLD, DERIVED_BY = "told", "derived"
 
 
 @dataclass(frozen=True)
-class Answer:
+class AdvisorFact:
     """A fact with its source: "told" (an option), "derived", a URL or the name of a recipe."""
 
     value: Any
     source: str
 
 
-Answers = Mapping[str, Answer]
+AdvisorFacts = Mapping[str, AdvisorFact]
 
 # Facts and the options that supply them.
-QUESTIONS = {
+FACT_OPTIONS = {
     "concurrency": "--concurrency",
     "request_rate": "--request-rate",
     "prompt_tokens": "--prompt-tokens",
@@ -66,30 +66,30 @@ PLANNED: dict[str, tuple[str, ...]] = {
 RECIPE = "RECIPE"
 
 
-def with_derived(answers: Answers) -> dict[str, Answer]:
+def with_derived(answers: AdvisorFacts) -> dict[str, AdvisorFact]:
     """Return the facts with derived ones added; given and measured facts are kept."""
     found = dict(answers)
     for name, derived in DERIVED.items():
         if name not in found and all(each in found for each in derived.of):
             value = derived.compute(*(found[each].value for each in derived.of))
-            found[name] = Answer(value, DERIVED_BY)
+            found[name] = AdvisorFact(value, DERIVED_BY)
     return found
 
 
-def asked_for(name: str, answers: Answers) -> set[str] | None:
+def missing_options(name: str, answers: AdvisorFacts) -> set[str] | None:
     """Return the options still required for a fact, or None if no option can supply it."""
     if name in answers:
         return set()
-    if name in QUESTIONS:
-        return {QUESTIONS[name]}
+    if name in FACT_OPTIONS:
+        return {FACT_OPTIONS[name]}
     if name in DERIVED:
-        return all_asked_for(DERIVED[name].of, answers)
+        return all_missing_options(DERIVED[name].of, answers)
     if "recipe" not in answers:
-        return {RECIPE} | (all_asked_for(PLANNED[name], answers) or set())
-    return all_asked_for(PLANNED[name], answers) or None if "break_even_batch" in answers else None
+        return {RECIPE} | (all_missing_options(PLANNED[name], answers) or set())
+    return all_missing_options(PLANNED[name], answers) or None if "break_even_batch" in answers else None
 
 
-def all_asked_for(names: Iterable[str], answers: Answers) -> set[str] | None:
+def all_missing_options(names: Iterable[str], answers: AdvisorFacts) -> set[str] | None:
     """Return the options still required for all facts, or None if one of them cannot be supplied."""
-    each = [asked_for(name, answers) for name in names]
+    each = [missing_options(name, answers) for name in names]
     return None if None in each else {option for options in each for option in options or ()}

@@ -16,14 +16,14 @@ from trtspec.planning.prediction.predict import Prediction, Unpredictable, predi
 from trtspec.planning.prediction.speedup import MOST_TEXTS
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Recipe
-from trtspec.report.advisor.questions import Answer, Answers, with_derived
+from trtspec.report.advisor.questions import AdvisorFact, AdvisorFacts, with_derived
 
 USUAL_RATE = 0.8
 DRAFTS = {"model": "model", "head": "head"}
 FURTHER = "mtp"
 
 
-def recipe_answers(loaded: LoadedRecipe, told: Answers) -> tuple[dict[str, Answer], list[str]]:
+def recipe_facts(loaded: LoadedRecipe, told: AdvisorFacts) -> tuple[dict[str, AdvisorFact], list[str]]:
     """Return the facts from a recipe, and notes; raise RecipeError if the recipe has errors.
 
     `told` are the facts known so far, which give the load and the measured acceptance rate.
@@ -34,10 +34,10 @@ def recipe_answers(loaded: LoadedRecipe, told: Answers) -> tuple[dict[str, Answe
     context, known = checked.context, with_derived(told)
     found, notes = dict(_described(context)), []
     try:
-        found |= predicted_answers(predict(context), context.recipe, known)
+        found |= predicted_facts(predict(context), context.recipe, known)
     except Unpredictable as reason:
         notes.append(f"no prediction for {loaded.recipe.name}: {reason}")
-    return {name: Answer(value, loaded.recipe.name) for name, value in found.items()}, notes
+    return {name: AdvisorFact(value, loaded.recipe.name) for name, value in found.items()}, notes
 
 
 def _described(context: PlanContext) -> Iterator[tuple[str, float | str]]:
@@ -53,7 +53,7 @@ def _described(context: PlanContext) -> Iterator[tuple[str, float | str]]:
         yield "largest_batch", most
 
 
-def predicted_answers(found: Prediction, recipe: Recipe, known: Answers) -> dict[str, float]:
+def predicted_facts(found: Prediction, recipe: Recipe, known: AdvisorFacts) -> dict[str, float]:
     """Return the break-even batch size, and the minimum speed-up over the batch sizes up to the load.
 
     Batch sizes are limited to max_batch_size, since further requests wait. The minimum keeps the result monotonic in
@@ -68,7 +68,7 @@ def predicted_answers(found: Prediction, recipe: Recipe, known: Answers) -> dict
     return answers
 
 
-def _rate(found: Prediction, method: str, known: Answers) -> float:
+def _rate(found: Prediction, method: str, known: AdvisorFacts) -> float:
     """Return the given acceptance rate, else the published mean of the method, else USUAL_RATE."""
     if "acceptance_rate" in known:
         return float(known["acceptance_rate"].value)

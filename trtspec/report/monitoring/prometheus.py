@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
 
-from trtspec.checkpoints.safe_json import parse_object, shown
+from trtspec.checkpoints.safe_json import parse_object, repr_short
 from trtspec.core.errors import DeployError
 from trtspec.report.monitoring.fetch import fetch, split
 
@@ -50,7 +50,9 @@ class Prometheus:
             raise DeployError(str(error), where=where, hint=HINT) from None
         data = answer.get("data")
         if answer.get("status") != "success" or not isinstance(data, dict):
-            raise DeployError(f"returned an error: {shown(str(answer.get('error', answer)))}", where=where, hint=HINT)
+            raise DeployError(
+                f"returned an error: {repr_short(str(answer.get('error', answer)))}", where=where, hint=HINT
+            )
         return data
 
 

@@ -16,7 +16,7 @@ def rules_text() -> str:
 
 def rules() -> dict[str, Any]:
     """Return the rules as a dictionary with the key `groups`."""
-    from trtspec.core.package_data import read_own
+    from trtspec.core.package_data import load_package_yaml
 
-    document: dict[str, Any] = read_own(RULES)
+    document: dict[str, Any] = load_package_yaml(RULES)
     return document

@@ -15,9 +15,9 @@ from pathlib import Path
 @cache
 def style() -> str:
     """Return the CSS of plots and of their page."""
-    return packed(Path(__file__).with_name("plots.css"))
+    return minify_css(Path(__file__).with_name("plots.css"))
 
 
-def packed(sheet: Path) -> str:
+def minify_css(sheet: Path) -> str:
     """Return a style sheet without optional white space."""
     return re.sub(r"\s*([{};,])\s*", r"\1", re.sub(r": ", ":", sheet.read_text())).strip()

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtspec.report.plots.frame import FONT, Series, colour, line, short, swatch, text
-from trtspec.report.plots.rows import Rows
+from trtspec.report.plots.frame import FONT, Series, colour, format_number, line, swatch, text
+from trtspec.report.plots.rows import BarRows
 
 THICK, THIN = 17, 9
 
@@ -15,7 +15,7 @@ def grouped(title: str, labels: Sequence[str], series: Sequence[Series], x_name:
     """Return a group of bars for each label, with whiskers for intervals and a reference line at `mark`."""
     thick = THICK if len(series) <= 2 else THIN
     most = max([*(each.highest for each in series), mark or 0.0])
-    rows = Rows.to(most, labels, thick * len(series))
+    rows = BarRows.to(most, labels, thick * len(series))
     parts = rows.axes()
     for number, each in enumerate(series):
         for group, value in enumerate(each.values):
@@ -34,7 +34,7 @@ def stacked(
 ) -> str:
     """Return a stacked bar for each label; `limits` are drawn as lines."""
     sums = [sum(each.values[number] or 0.0 for each in series) for number in range(len(labels))]
-    rows = Rows.to(max([*sums, *(limit for limit in limits if limit)]), labels, THICK)
+    rows = BarRows.to(max([*sums, *(limit for limit in limits if limit)]), labels, THICK)
     parts = rows.axes()
     for group, total in enumerate(sums):
         y, before = rows.start(group), 0.0
@@ -49,7 +49,7 @@ def stacked(
 
 
 def _bar(
-    rows: Rows, y: float, thick: float, value: float, number: int, interval: tuple[float, float] | None
+    rows: BarRows, y: float, thick: float, value: float, number: int, interval: tuple[float, float] | None
 ) -> Iterator[str]:
     yield _rect(rows.left, y, rows.scale.at(value), thick - 2, number)
     end = rows.scale.at(interval[1] if interval else value)
@@ -67,4 +67,4 @@ def _rect(start: float, y: float, end: float, thick: float, number: int) -> str:
 
 
 def _value(x: float, y: float, thick: float, value: float) -> str:
-    return text(x + 6, y + thick / 2 + FONT * 0.3, short(value))
+    return text(x + 6, y + thick / 2 + FONT * 0.3, format_number(value))

@@ -68,17 +68,17 @@ def tick_name(value: float) -> str:
     return f"{round(value, 9):,.6g}"
 
 
-def short(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with about three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def width_of(words: str) -> float:
+def text_width(words: str) -> float:
     """Return an upper bound of the width of a text, in units."""
     return len(words) * FONT * GLYPH
 
 
-def cut(words: str, room: float) -> str:
+def truncate_text(words: str, room: float) -> str:
     """Return a text truncated to a width in units."""
     most = max(1, int(room / (FONT * GLYPH)))
     return words if len(words) <= most else words[: most - 1] + "…"
@@ -99,15 +99,15 @@ def legend(names: Sequence[str], y: float, sample: Callable[[float, float, int],
     """Return the parts of a legend that starts at `y`, and the y coordinate below it."""
     parts, x = [], 0.0
     for number, name in enumerate(names):
-        shown = cut(name, WIDTH - SAMPLE)
-        if x and x + SAMPLE + width_of(shown) > WIDTH:
+        shown = truncate_text(name, WIDTH - SAMPLE)
+        if x and x + SAMPLE + text_width(shown) > WIDTH:
             x, y = 0.0, y + LINE
         parts += [sample(x, y - FONT * 0.35, number), text(x + SAMPLE, y, shown)]
-        x += SAMPLE + width_of(shown) + GAP
+        x += SAMPLE + text_width(shown) + GAP
     return parts, y + LINE
 
 
-def picture(title: str, parts: Sequence[str], height: float) -> str:
+def svg_picture(title: str, parts: Sequence[str], height: float) -> str:
     """Return the SVG element with a title and the parts."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'

@@ -16,13 +16,13 @@ from trtspec.report.plots.frame import (
     Series,
     colour,
     columns,
-    cut,
     legend,
     line,
-    picture,
+    svg_picture,
     text,
+    text_width,
     tick_name,
-    width_of,
+    truncate_text,
 )
 
 AREA = 190  # height of the plot area in units
@@ -54,7 +54,7 @@ def lines(
     """
     most = max([*(each.highest for each in series), mark[0] if mark else 0.0])
     scale = Scale.to(most, TOP + AREA, TOP)
-    left = 10 + max(width_of(tick_name(tick)) for tick in scale.ticks)
+    left = 10 + max(text_width(tick_name(tick)) for tick in scale.ticks)
     places = list(columns(len(labels), left))
     parts = [*_axes(scale, left, y_name), *_labels(labels, places, x_name)]
     parts += _mark(mark, scale, left) if mark else []
@@ -64,7 +64,7 @@ def lines(
         if crossing is not None and mark:
             parts += _crossing(_between(places, crossing), scale.at(mark[0]), number)
     named, bottom = legend([each.name for each in series], TOP + AREA + 3 * LINE + 6, _sample)
-    return picture(title, [*parts, *named], bottom - LINE + 8)
+    return svg_picture(title, [*parts, *named], bottom - LINE + 8)
 
 
 def _axes(scale: Scale, left: float, name: str) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _labels(labels: Sequence[str], places: Sequence[float], name: str) -> Iterat
     room = places[1] - places[0] if len(places) > 1 else WIDTH / 2
     every = ceil(24 / room)
     for label, x in list(zip(labels, places, strict=True))[::every]:
-        yield text(x, TOP + AREA + LINE, cut(label, every * room - 4), "middle")
+        yield text(x, TOP + AREA + LINE, truncate_text(label, every * room - 4), "middle")
     yield text((places[0] + places[-1]) / 2, TOP + AREA + 2 * LINE, name, "middle", "axis")
 
 

@@ -13,13 +13,13 @@ from trtspec.report.plots.frame import (
     RIGHT,
     WIDTH,
     Scale,
-    cut,
     legend,
     line,
-    picture,
+    svg_picture,
     text,
+    text_width,
     tick_name,
-    width_of,
+    truncate_text,
 )
 
 MOST_LABEL = 130
@@ -28,7 +28,7 @@ VALUE = 46  # units for the number after the longest bar
 
 
 @dataclass(frozen=True)
-class Rows:
+class BarRows:
     """Geometry of the rows: labels end at `left`, rows of height `high` start at `top`, with gaps of BETWEEN."""
 
     labels: Sequence[str]
@@ -38,9 +38,9 @@ class Rows:
     top: float = 8
 
     @classmethod
-    def to(cls, most: float, labels: Sequence[str], high: float) -> Rows:
+    def to(cls, most: float, labels: Sequence[str], high: float) -> BarRows:
         """Return rows with a scale that covers `most`."""
-        left = 8 + min(MOST_LABEL, max(map(width_of, labels)))
+        left = 8 + min(MOST_LABEL, max(map(text_width, labels)))
         return cls(labels, high, left, Scale.to(most, left, WIDTH - RIGHT - VALUE))
 
     @property
@@ -57,12 +57,12 @@ class Rows:
         ticks = self.scale.ticks
         parts = [line(x, self.top, x, self.bottom, "grid") for x in map(self.scale.at, ticks)]
         room = self.scale.at(ticks[1]) - self.scale.at(ticks[0])
-        every = ceil((width_of(tick_name(ticks[-1])) + 6) / room)
+        every = ceil((text_width(tick_name(ticks[-1])) + 6) / room)
         for tick in ticks[::every]:
             parts.append(text(self.scale.at(tick), self.bottom + LINE - 2, tick_name(tick), "middle"))
         middle = self.high / 2 + FONT * 0.35
         for number, label in enumerate(self.labels):
-            parts.append(text(self.left - 8, self.start(number) + middle, cut(label, self.left - 6), "end"))
+            parts.append(text(self.left - 8, self.start(number) + middle, truncate_text(label, self.left - 6), "end"))
         return parts
 
     def finish(
@@ -77,6 +77,6 @@ class Rows:
         y = self.bottom + 2 * LINE
         named = text((self.left + WIDTH - RIGHT - VALUE) / 2, y, x_name, "middle", "axis")
         if len(names) < 2:
-            return picture(title, [*parts, named], y + 8)
+            return svg_picture(title, [*parts, named], y + 8)
         entries, bottom = legend(names, y + LINE + 6, sample)
-        return picture(title, [*parts, named, *entries], bottom - LINE + 8)
+        return svg_picture(title, [*parts, named, *entries], bottom - LINE + 8)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtspec.report.plots.frame import colour, swatch
-from trtspec.report.plots.rows import Rows
+from trtspec.report.plots.rows import BarRows
 
 THICK = 13
 
 
 @dataclass(frozen=True)
-class Spread:
+class PercentileSpan:
     """Minimum and percentiles of a distribution."""
 
     least: float
@@ -22,10 +22,10 @@ class Spread:
     p99: float
 
 
-def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[Spread | None]], x_name: str) -> str:
+def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[PercentileSpan | None]], x_name: str) -> str:
     """Return a plot with a row for each label and a distribution, or None, for each series."""
     most = max((each.p99 for values in series.values() for each in values if each), default=1.0)
-    rows = Rows.to(most, labels, THICK * len(series))
+    rows = BarRows.to(most, labels, THICK * len(series))
     parts = rows.axes()
     for number, values in enumerate(series.values()):
         for row, spread in enumerate(values):
@@ -34,7 +34,7 @@ def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[Sprea
     return rows.finish(title, parts, x_name, list(series), swatch)
 
 
-def _span(rows: Rows, y: float, spread: Spread, number: int) -> str:
+def _span(rows: BarRows, y: float, spread: PercentileSpan, number: int) -> str:
     least, p50, p90, p99 = map(rows.scale.at, (spread.least, spread.p50, spread.p90, spread.p99))
     fill = colour(number)
     return (

@@ -6,24 +6,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.base import find_backend
-from trtspec.bench.gates import wanted_gates
+from trtspec.bench.gates import active_gates
 from trtspec.bench.speedup import UNDECIDED
-from trtspec.recipe.unsafe_overrides import loosened
-from trtspec.report.readiness.facts import Facts
-from trtspec.report.readiness.row import MEASURED, Row, done, missing, not_needed
+from trtspec.recipe.unsafe_overrides import find_unsafe_overrides
+from trtspec.report.readiness.facts import ReadinessInputs
+from trtspec.report.readiness.row import MEASURED, ReadinessItem, done, missing, not_needed
 
 SHORT = 12
 ELSEWHERE = "measured elsewhere, not verified here"
-NOTHING_DRAFTED = "the recipe does not speculate"
+NOT_SPECULATING = "the recipe does not speculate"
 
 
-def built(facts: Facts) -> Row:
+def built(facts: ReadinessInputs) -> ReadinessItem:
     """Report the manifest and the date of the artifact; always done."""
     named = f"manifest {facts.manifest_sha256[:SHORT]}, {len(facts.manifest.files)} files"
     return done("built", f"{named}, {facts.published:{MEASURED}}")
 
 
-def verified(facts: Facts) -> Row:
+def verified(facts: ReadinessInputs) -> ReadinessItem:
     """Check that the artifact was verified on this machine and that all checks passed."""
     command, found = f"trtspec verify {facts.root}", facts.report
     if found is None:
@@ -34,13 +34,13 @@ def verified(facts: Facts) -> Row:
     return done("verified", f"{len(found.checks)} checks passed {when}")
 
 
-def gates(facts: Facts) -> Row:
+def gates(facts: ReadinessInputs) -> ReadinessItem:
     """Check that the recipe's gates passed on the serving engine."""
     in_process = find_backend(facts.manifest.backend.name).in_process
     command = f"trtspec verify {facts.root}" if in_process else f"trtspec bench {facts.recipe.name} --gates"
-    wanted = wanted_gates(facts.recipe)
+    wanted = active_gates(facts.recipe)
     if not wanted or not facts.drafts:
-        return not_needed("gates", NOTHING_DRAFTED if not facts.drafts else "the recipe sets no gates")
+        return not_needed("gates", NOT_SPECULATING if not facts.drafts else "the recipe sets no gates")
     judged = {check.name: check for check in (facts.report.checks if facts.report else ())}
     if open_ := [name for name in wanted if name not in judged]:
         return missing("gates", f"not evaluated: {', '.join(open_)}", command)
@@ -51,10 +51,10 @@ def gates(facts: Facts) -> Row:
     return done("gates", "; ".join(judged[name].detail for name in wanted))
 
 
-def limits(facts: Facts) -> Row:
+def limits(facts: ReadinessInputs) -> ReadinessItem:
     """Check that the recipe sets min_acceptance and min_speedup."""
     if not facts.drafts:
-        return not_needed("limits", NOTHING_DRAFTED)
+        return not_needed("limits", NOT_SPECULATING)
     wanted = {"min_acceptance": facts.recipe.gates.min_acceptance, "min_speedup": facts.recipe.gates.min_speedup}
     if unset := [name for name, limit in wanted.items() if not limit]:
         settings = " ".join(f"--set gates.{name}=N" for name in unset)
@@ -62,7 +62,7 @@ def limits(facts: Facts) -> Row:
     return done("limits", ", ".join(f"{name} {limit:g}" for name, limit in wanted.items()))
 
 
-def parity(facts: Facts) -> Row:
+def parity(facts: ReadinessInputs) -> ReadinessItem:
     """Check that a quantized target was compared with its source."""
     stored = facts.recipe.target.quantization
     if stored.weights == "none" and stored.kv_cache == "none":
@@ -73,7 +73,7 @@ def parity(facts: Facts) -> Row:
     return done("parity", check.detail)
 
 
-def defaults(facts: Facts) -> Row:
+def defaults(facts: ReadinessInputs) -> ReadinessItem:
     """Check that no recipe key loosens a default."""
     loosened = list(_loosened(facts))
     if loosened:
@@ -81,13 +81,13 @@ def defaults(facts: Facts) -> Row:
     return done("defaults", "no gate, limit or serving setting is looser than its default")
 
 
-def _loosened(facts: Facts) -> Iterator[str]:
+def _loosened(facts: ReadinessInputs) -> Iterator[str]:
     if facts.recipe.speculation.acceptance != "exact":
         yield f"speculation.options.lossy ({facts.recipe.speculation.acceptance} acceptance)"
-    yield from map(str, loosened(facts.recipe))
+    yield from map(str, find_unsafe_overrides(facts.recipe))
 
 
-def warmup(facts: Facts) -> Row:
+def warmup(facts: ReadinessInputs) -> ReadinessItem:
     """Check that the server warms up before its first request."""
     if facts.recipe.serving.warmup:
         return done("warm-up", "serving.warmup: Triton generates texts before its models are ready")
@@ -96,7 +96,7 @@ def warmup(facts: Facts) -> Row:
     return missing("warm-up", "serving.warmup is off", "trtspec build RECIPE --set serving.warmup=true")
 
 
-def rollout(facts: Facts) -> Row:
+def rollout(facts: ReadinessInputs) -> ReadinessItem:
     """Check that a rollout starts with a share of the requests, under limits."""
     serving, wanted = facts.recipe.serving, facts.recipe.serving.rollout
     if not serving.openai:

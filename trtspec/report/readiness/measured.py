@@ -5,30 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trtspec.bench.saved_documents import Saved
-from trtspec.report.readiness.artifact_checks import NOTHING_DRAFTED, SHORT
-from trtspec.report.readiness.facts import Facts
-from trtspec.report.readiness.row import MEASURED, Row, done, missing, not_needed
+from trtspec.bench.saved_documents import SavedDocument
+from trtspec.report.readiness.artifact_checks import NOT_SPECULATING, SHORT
+from trtspec.report.readiness.facts import ReadinessInputs
+from trtspec.report.readiness.row import MEASURED, ReadinessItem, done, missing, not_needed
 
-Describe = Callable[[Saved], str]
+Describe = Callable[[SavedDocument], str]
 
 
-def baseline(facts: Facts) -> Row:
+def baseline(facts: ReadinessInputs) -> ReadinessItem:
     """Check that the target alone was measured."""
     return _row("baseline", facts, facts.of_kind("baseline"), f"trtspec baseline {facts.root}", _tokens_per_s)
 
 
-def profile(facts: Facts) -> Row:
+def profile(facts: ReadinessInputs) -> ReadinessItem:
     """Check that drafts were profiled."""
     return _draft_row("profile", facts, facts.of_kind("profile"), "trtspec profile RECIPE --prompts FILE --json")
 
 
-def tune(facts: Facts) -> Row:
+def tune(facts: ReadinessInputs) -> ReadinessItem:
     """Check that draft length and options were tuned."""
     return _draft_row("tuning", facts, facts.of_kind("tune"), "trtspec tune RECIPE --prompts FILE --json")
 
 
-def load(facts: Facts) -> Row:
+def load(facts: ReadinessInputs) -> ReadinessItem:
     """Check that speculation was measured under load; a benchmark of single requests does not suffice."""
     command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
     found, alone = facts.of_kind("load"), facts.of_kind("bench")
@@ -38,17 +38,21 @@ def load(facts: Facts) -> Row:
     return missing("load", f"{single.evidence}, one request at a time", command, alone)
 
 
-def _nothing(document: Saved) -> str:
+def _nothing(document: SavedDocument) -> str:
     return ""
 
 
-def _draft_row(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe = _nothing) -> Row:
+def _draft_row(
+    name: str, facts: ReadinessInputs, found: Sequence[SavedDocument], command: str, describe: Describe = _nothing
+) -> ReadinessItem:
     if not facts.drafts:
-        return not_needed(name, NOTHING_DRAFTED)
+        return not_needed(name, NOT_SPECULATING)
     return _row(name, facts, found, command, describe)
 
 
-def _row(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe) -> Row:
+def _row(
+    name: str, facts: ReadinessInputs, found: Sequence[SavedDocument], command: str, describe: Describe
+) -> ReadinessItem:
     """Return the row for the first document, which is the best one."""
     if not found:
         return missing(name, "no saved result; pass one with --with FILE", command)
@@ -60,15 +64,15 @@ def _row(name: str, facts: Facts, found: Sequence[Saved], command: str, describe
     return done(name, f"{named}: {details}" if details else named, found)
 
 
-def _tokens_per_s(document: Saved) -> str:
+def _tokens_per_s(document: SavedDocument) -> str:
     return f"{_number(document, 'median_tokens_per_s')} tokens/s"
 
 
-def _speedup(document: Saved) -> str:
+def _speedup(document: SavedDocument) -> str:
     return f"{_number(document, 'speedup')} times as fast"
 
 
-def _number(document: Saved, key: str) -> str:
+def _number(document: SavedDocument, key: str) -> str:
     value = document.values.get(key)
     return f"{value:g}" if isinstance(value, int | float) else "?"
 

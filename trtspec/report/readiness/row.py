@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.bench.saved_documents import Saved
+from trtspec.bench.saved_documents import SavedDocument
 
 DONE, MISSING, NOT_NEEDED = "done", "missing", "not needed"
 MEASURED = "%Y-%m-%d"
 
 
 @dataclass(frozen=True)
-class Row:
+class ReadinessItem:
     """An item; `evidence` describes the findings, and `documents` are their sources."""
 
     name: str
     state: str
     evidence: str
     command: str = ""
-    documents: Sequence[Saved] = ()
+    documents: Sequence[SavedDocument] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as an entry of the JSON document."""
@@ -38,16 +38,16 @@ class Row:
         }
 
 
-def done(name: str, evidence: str, documents: Sequence[Saved] = ()) -> Row:
+def done(name: str, evidence: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
     """Return a row with state "done"."""
-    return Row(name, DONE, evidence, documents=documents)
+    return ReadinessItem(name, DONE, evidence, documents=documents)
 
 
-def missing(name: str, evidence: str, command: str, documents: Sequence[Saved] = ()) -> Row:
+def missing(name: str, evidence: str, command: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
     """Return a row with state "missing" and the command that completes it."""
-    return Row(name, MISSING, evidence, command, documents)
+    return ReadinessItem(name, MISSING, evidence, command, documents)
 
 
-def not_needed(name: str, evidence: str) -> Row:
+def not_needed(name: str, evidence: str) -> ReadinessItem:
     """Return a row with state "not needed"."""
-    return Row(name, NOT_NEEDED, evidence)
+    return ReadinessItem(name, NOT_NEEDED, evidence)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from trtspec.report.schemas.bounds import Count, Millis, Positive, Text
 
 
-class Spread(BaseModel):
+class LatencySpread(BaseModel):
     """A distribution over all requests."""
 
     mean: Millis
@@ -18,14 +18,14 @@ class Spread(BaseModel):
     p95: Millis
 
 
-class Engine(BaseModel):
+class BaselineEngine(BaseModel):
     """Backend that ran the target; `measured_by` is "process" or "server"."""
 
     backend: Text
     measured_by: Text
 
 
-class Prompts(BaseModel):
+class PromptCount(BaseModel):
     """Number of prompts."""
 
     count: Count
@@ -36,11 +36,11 @@ class BaselineDocument(BaseModel):
 
     format_version: Literal[1]
     time: Text
-    engine: Engine
-    prompts: Prompts
+    engine: BaselineEngine
+    prompts: PromptCount
     max_tokens: Count
     runs: Count
     tokens_per_s: Annotated[list[Positive], Field(min_length=1, max_length=10_000)]
     median_tokens_per_s: Positive
-    request_s: Spread
-    ms_per_token: Spread
+    request_s: LatencySpread
+    ms_per_token: LatencySpread

@@ -19,7 +19,7 @@ class Arm(BaseModel):
     mean_accepted_len: Positive
 
 
-class BenchDocument(BaseModel):
+class BenchSchema(BaseModel):
     """Output of `bench --json`."""
 
     format_version: Literal[1]

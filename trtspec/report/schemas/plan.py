@@ -28,7 +28,7 @@ class Predicted(BaseModel):
     batches: Annotated[list[PredictedBatch], Field(max_length=64)] = []
 
 
-class PlanDocument(BaseModel):
+class PlanSchema(BaseModel):
     """Output of `plan --json`."""
 
     format_version: Literal[1]

@@ -10,24 +10,24 @@ from pydantic import BaseModel, Field
 from trtspec.report.schemas.bounds import Count, Number, Positive, Share, Text
 
 
-class Means(BaseModel):
+class MeanLengths(BaseModel):
     """Mean accepted lengths as [mean, low, high]."""
 
     token_weighted: tuple[Number, Number, Number]
     request_weighted: tuple[Number, Number, Number]
 
 
-class OfKind(BaseModel):
+class KindStats(BaseModel):
     """The acceptance of one kind of prompt."""
 
     kind: Text
     prompts: Count
     acceptance_rate: Share
-    mean_accepted_len: Means
+    mean_accepted_len: MeanLengths
     by_position: Annotated[list[Share], Field(max_length=64)] = []
 
 
-class AtBatch(BaseModel):
+class BatchSpeedup(BaseModel):
     """Expected speed-up at a batch size and draft length."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)]
@@ -36,19 +36,19 @@ class AtBatch(BaseModel):
     interval: tuple[Number, Number]
 
 
-class Candidate(BaseModel):
+class ProfiledCandidate(BaseModel):
     """A profiled method or draft."""
 
     method: Text
     draft: Text | None
     draft_len: Count
     acceptance_rate: Share
-    mean_accepted_len: Means
+    mean_accepted_len: MeanLengths
     by_position: Annotated[list[Share], Field(max_length=64)]
-    by_kind: Annotated[list[OfKind], Field(max_length=1000)]
+    by_kind: Annotated[list[KindStats], Field(max_length=1000)]
     verdict: Text
-    best: Annotated[list[AtBatch], Field(max_length=64)]
-    speedups: Annotated[list[AtBatch], Field(max_length=10_000)]
+    best: Annotated[list[BatchSpeedup], Field(max_length=64)]
+    speedups: Annotated[list[BatchSpeedup], Field(max_length=10_000)]
 
     @property
     def name(self) -> str:
@@ -71,5 +71,5 @@ class ProfileDocument(BaseModel):
     name: Text
     prompts: Count
     tokens: Count
-    methods: Annotated[list[Candidate], Field(max_length=100)]
+    methods: Annotated[list[ProfiledCandidate], Field(max_length=100)]
     recommendation: Recommended

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from trtspec.report.schemas.bounds import Count, Number, Positive, Share, Text
 
 
-class TrainedSide(BaseModel):
+class DraftAcceptance(BaseModel):
     """The acceptance of a draft on held-out prompts."""
 
     mean_accepted_len: Positive
@@ -18,13 +18,13 @@ class TrainedSide(BaseModel):
     acceptance_rate: Share
 
 
-class TrainedKind(BaseModel):
+class KindAcceptance(BaseModel):
     """The acceptance for one kind of prompt before and after training."""
 
     kind: Text
     prompts: Count
-    before: TrainedSide
-    after: TrainedSide
+    before: DraftAcceptance
+    after: DraftAcceptance
     verdict: Text
 
 
@@ -34,6 +34,6 @@ class TrainDocument(BaseModel):
     format_version: Literal[1]
     published: bool
     refusals: Annotated[list[Text], Field(max_length=1000)]
-    before: TrainedSide
-    after: TrainedSide
-    kinds: Annotated[list[TrainedKind], Field(max_length=1000)]
+    before: DraftAcceptance
+    after: DraftAcceptance
+    kinds: Annotated[list[KindAcceptance], Field(max_length=1000)]

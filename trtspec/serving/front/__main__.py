@@ -19,9 +19,9 @@ from typing import Any
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.http_hosts import allowed_hosts, host_rules
-from trtspec.serving.front.command import DOORS, FRONT_SOCKET, PORT_IN_USE, STARTED
-from trtspec.serving.front.proxy import ClientConnection, Front, HealthConnection
-from trtspec.serving.triton.names import DEPARTURES
+from trtspec.serving.front.command import PORT_IN_USE, PROXY_PORTS, PROXY_SOCKET, STARTED_MESSAGE
+from trtspec.serving.front.proxy import ClientConnection, HealthConnection, ProxyState
+from trtspec.serving.triton.names import DISCONNECTS
 
 LOG = logging.getLogger("front")
 MOST = 1024
@@ -35,7 +35,7 @@ def main() -> int:
     parser = ArgumentParser(prog="trtspec.serving.front")
     parser.add_argument("directory")
     parser.add_argument("--host", required=True)
-    for name in DOORS:
+    for name in PROXY_PORTS:
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     logging.basicConfig(format="front: %(message)s", level=logging.INFO)
@@ -43,32 +43,32 @@ def main() -> int:
         rules = host_rules(options.host, allowed_hosts())
         os.chdir(options.directory)  # keeps the socket paths short
         listening = {}
-        for name in DOORS:
+        for name in PROXY_PORTS:
             if (found := _listen(options.host, getattr(options, name), name)) is None:
                 return PORT_IN_USE
             listening[name] = found
     except (TrtspecError, OSError) as error:
         LOG.error("cannot start: %s", error)
         return 1
-    departures = Path(DEPARTURES)
-    front = Front(rules, _most_connections(), departures=departures if departures.is_dir() else None)
+    departures = Path(DISCONNECTS)
+    front = ProxyState(rules, _most_connections(), departures=departures if departures.is_dir() else None)
     _run(_serve(front, listening))
     return 0
 
 
-async def _serve(front: Front, listening: dict[str, socket.socket]) -> None:
+async def _serve(front: ProxyState, listening: dict[str, socket.socket]) -> None:
     """Serve until SIGTERM or SIGINT; open responses then get FLUSH_S."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     checks = loop.create_task(front.check())
     servers = []
-    for name, door in DOORS.items():
+    for name, door in PROXY_PORTS.items():
         connection = partial(ClientConnection, front, door.socket, door.methods)
         servers.append(await loop.create_server(connection, sock=listening[name], backlog=BACKLOG))
-    servers.append(await loop.create_unix_server(partial(HealthConnection, front), FRONT_SOCKET))
+    servers.append(await loop.create_unix_server(partial(HealthConnection, front), PROXY_SOCKET))
     gc.freeze()
-    LOG.info(STARTED)
+    LOG.info(STARTED_MESSAGE)
     await over.wait()  # runs until SIGTERM or SIGINT
     for server in servers:
         server.close()
@@ -76,7 +76,7 @@ async def _serve(front: Front, listening: dict[str, socket.socket]) -> None:
     checks.cancel()
 
 
-async def _flush(front: Front) -> None:
+async def _flush(front: ProxyState) -> None:
     """Wait until clients have received their responses, at most FLUSH_S."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + FLUSH_S

@@ -11,28 +11,28 @@ from pathlib import Path
 
 from trtspec.serving.triton.names import SOCKETS
 
-FRONT_SOCKET = "front.sock"  # health checks of the supervisor, independent of the proxy's ports
+PROXY_SOCKET = "front.sock"  # health checks of the supervisor, independent of the proxy's ports
 PORT_IN_USE = errno.EADDRINUSE  # exit status if a port is in use
-STARTED = "listening"
-DOWN = "the server is not accepting requests: it is starting, restarting or stopping"
+STARTED_MESSAGE = "listening"
+UNAVAILABLE_MESSAGE = "the server is not accepting requests: it is starting, restarting or stopping"
 
 
 @dataclass(frozen=True)
-class Door:
+class ProxyPort:
     """A port of the proxy: the server's socket behind it and the forwarded methods."""
 
     socket: str
     methods: tuple[bytes, ...]
 
 
-DOORS: Mapping[str, Door] = {
-    "http": Door(SOCKETS["http"], (b"GET", b"POST")),
-    "metrics": Door(SOCKETS["metrics"], (b"GET",)),
+PROXY_PORTS: Mapping[str, ProxyPort] = {
+    "http": ProxyPort(SOCKETS["http"], (b"GET", b"POST")),
+    "metrics": ProxyPort(SOCKETS["metrics"], (b"GET",)),
 }
 
 
-def front_command(directory: Path, host: str, ports: Mapping[str, int]) -> list[str]:
+def proxy_command(directory: Path, host: str, ports: Mapping[str, int]) -> list[str]:
     """Return the argv of the proxy for the server whose sockets are in `directory`."""
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # do not import from the current directory
-    listening = [f"--{name}={ports[name]}" for name in DOORS]
+    listening = [f"--{name}={ports[name]}" for name in PROXY_PORTS]
     return [sys.executable, *safe_path, "-m", "trtspec.serving.front", str(directory), f"--host={host}", *listening]

@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import cast
 
 from trtspec.core.http_hosts import HostRules
-from trtspec.serving.front.command import DOWN
+from trtspec.serving.front.command import UNAVAILABLE_MESSAGE
 from trtspec.serving.front.requests import (
     END,
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
-    Chunks,
-    Refused,
-    Request,
+    ChunkedBody,
+    ProxyRequest,
+    RequestRejected,
     check_body,
     check_incomplete_head,
     parse_head,
 )
-from trtspec.serving.front.responses import Malformed, Response
-from trtspec.serving.triton.disconnects import forget_departed, mark_departed, tagged
+from trtspec.serving.front.responses import MalformedResponse, UpstreamResponse
+from trtspec.serving.triton.disconnects import add_client_token, clear_disconnected, mark_disconnected
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class State(enum.Enum):
 
 
 @dataclass
-class Front:
+class ProxyState:
     """State and limits shared by all connections; at most `most` client connections are open."""
 
     rules: HostRules
@@ -101,14 +101,14 @@ class Front:
 class ClientConnection(asyncio.Protocol):
     """A client's connection: requests are handled one after another."""
 
-    def __init__(self, front: Front, server: str, methods: tuple[bytes, ...]) -> None:
+    def __init__(self, front: ProxyState, server: str, methods: tuple[bytes, ...]) -> None:
         self.state = State.HEAD
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._front, self._server, self._methods = front, server, methods
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
-        self._request: Request | None = None
-        self._chunks: Chunks | None = None
+        self._request: ProxyRequest | None = None
+        self._chunks: ChunkedBody | None = None
         self._upstream: ServerConnection | None = None
         # keeps a reference so that the task is not garbage-collected
         self._connecting: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._front.refused += 1
         self._enter(State.CLOSING)
-        self.transport.write(Refused(503, "too many connections are open").render())
+        self.transport.write(RequestRejected(503, "too many connections are open").render())
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -194,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def _late(self) -> None:
-        self._refuse(Refused(408, "the request did not arrive in time"))
+        self._refuse(RequestRejected(408, "the request did not arrive in time"))
 
     def _enter(self, state: State) -> None:
         self.state, self._since = state, self._loop.time()
@@ -213,12 +213,12 @@ class ClientConnection(asyncio.Protocol):
             if self.state is State.HEAD and not self._read_head():
                 return
             if self._front.held > MAX_HELD_BYTES:
-                raise Refused(503, "too many large requests are in progress")
+                raise RequestRejected(503, "too many large requests are in progress")
             if (body := self._read_body()) is not None:
                 assert self._request is not None
                 content = check_body(self._request, body)
                 self._forward(self._request, content)
-        except Refused as refused:
+        except RequestRejected as refused:
             self._refuse(refused)
 
     def _read_head(self) -> bool:
@@ -235,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         self._request = parse_head(bytes(buffer[:end]), self._front.rules, self._methods)
         del buffer[: end + len(END)]
         self._is_first = False
-        self._chunks = Chunks() if self._request.length is None else None
+        self._chunks = ChunkedBody() if self._request.length is None else None
         self._enter(State.BODY)
         self._hold(len(buffer))
         if self._request.expects and not buffer and self._request.length != 0:
@@ -257,12 +257,12 @@ class ClientConnection(asyncio.Protocol):
             del self._buffer[:length]
         return body
 
-    def _forward(self, request: Request, content: bytes | bytearray) -> None:
+    def _forward(self, request: ProxyRequest, content: bytes | bytearray) -> None:
         self._enter(State.RESPONSE)
         self._chunks = None
         token = ""
         if request.is_generate and self._front.departures is not None:
-            token, content = tagged(bytes(content))
+            token, content = add_client_token(bytes(content))
         self._upstream = ServerConnection(self, self._front, request.render(content), content, token)
         self._connecting = self._loop.create_task(self._upstream.connect(self._server))
 
@@ -298,7 +298,7 @@ class ClientConnection(asyncio.Protocol):
         if self.state is State.HEAD:
             self._go_on()
 
-    def failed(self, refused: Refused | None) -> None:
+    def failed(self, refused: RequestRejected | None) -> None:
         """Handle a missing response, or one that broke off (`refused` is None)."""
         self._upstream = None
         if refused is None:
@@ -306,7 +306,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._refuse(refused)
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: RequestRejected) -> None:
         """Respond with an error and discard the rest of the request, so that the client reads the response."""
         self._front.refused += 1
         self._release()
@@ -327,12 +327,12 @@ class ServerConnection(asyncio.Protocol):
     """The server's side of one request."""
 
     def __init__(
-        self, client: ClientConnection, front: Front, head: bytes, content: bytes | bytearray, token: str
+        self, client: ClientConnection, front: ProxyState, head: bytes, content: bytes | bytearray, token: str
     ) -> None:
         self._client: ClientConnection | None = client
         self._front, self._token = front, token
         self._head, self._content = head, content
-        self._response = Response()
+        self._response = UpstreamResponse()
         self._has_begun = False
         self._transport: asyncio.Transport | None = None
 
@@ -341,7 +341,7 @@ class ServerConnection(asyncio.Protocol):
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: self, server)
         except OSError:
-            self._fail(Refused(503, DOWN))
+            self._fail(RequestRejected(503, UNAVAILABLE_MESSAGE))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -365,8 +365,8 @@ class ServerConnection(asyncio.Protocol):
         client = self._client
         try:
             count = self._response.follow(data)
-        except Malformed:
-            self._fail(Refused(502, "the server's response is malformed"))
+        except MalformedResponse:
+            self._fail(RequestRejected(502, "the server's response is malformed"))
             return
         if client is None:  # the client disconnected
             if self._response.is_over:
@@ -384,7 +384,7 @@ class ServerConnection(asyncio.Protocol):
         if exc is None and self._response.ends():
             self._finish(client)
         else:
-            self._fail(Refused(503, DOWN))
+            self._fail(RequestRejected(503, UNAVAILABLE_MESSAGE))
 
     def pause(self) -> None:
         if self._transport is not None:
@@ -408,7 +408,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport.resume_reading()
         self._front.departed[self] = asyncio.get_running_loop().time()
         try:
-            mark_departed(cast(Path, self._front.departures), self._token)
+            mark_disconnected(cast(Path, self._front.departures), self._token)
         except OSError as error:
             LOG.warning("cannot record a disconnected client: %s", error.strerror)
 
@@ -418,7 +418,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
         if self._front.departed.pop(self, None) is not None:
             with suppress(OSError):  # the models ignore old records
-                forget_departed(cast(Path, self._front.departures), self._token)
+                clear_disconnected(cast(Path, self._front.departures), self._token)
 
     def _finish(self, client: ClientConnection) -> None:
         self._client = None
@@ -426,7 +426,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport.abort()
         client.responded(self._response.closes)
 
-    def _fail(self, refused: Refused) -> None:
+    def _fail(self, refused: RequestRejected) -> None:
         client, self._client = self._client, None
         self.close()
         if client is not None:
@@ -436,7 +436,7 @@ class ServerConnection(asyncio.Protocol):
 class HealthConnection(asyncio.Protocol):
     """Responds on the proxy's own socket with its counters, which also shows that it runs."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: ProxyState) -> None:
         self._front = front
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

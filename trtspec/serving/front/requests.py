@@ -63,7 +63,7 @@ REASONS = {
 RETRY_AFTER_S = 1
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """A rejected request: the status and message of the response."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -82,7 +82,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Request:
+class ProxyRequest:
     """The head of an accepted request.
 
     Attributes:
@@ -119,12 +119,12 @@ def check_incomplete_head(received: bytes | bytearray, checked: int) -> None:
     The first `checked` bytes were checked before.
     """
     if len(received) > MAX_HEAD_BYTES:
-        raise Refused(431, f"the request head exceeds {MAX_HEAD_BYTES:,} bytes")
+        raise RequestRejected(431, f"the request head exceeds {MAX_HEAD_BYTES:,} bytes")
     if BARE_END.search(received, max(0, checked - len(END))):
-        raise Refused(400, "request lines must end with CR LF")
+        raise RequestRejected(400, "request lines must end with CR LF")
 
 
-def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GET", b"POST")) -> Request:
+def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GET", b"POST")) -> ProxyRequest:
     """Parse a head without its final empty line; raises Refused if the request is rejected."""
     lines = head.split(b"\r\n")
     line = REQUEST_LINE.fullmatch(lines[0])
@@ -132,25 +132,25 @@ def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GE
         raise _bad_request_line(lines[0])
     method, target, minor = line[1], line[2], line[3]
     if method not in methods:
-        raise Refused(405, f"{method.decode()} is not supported here")
+        raise RequestRejected(405, f"{method.decode()} is not supported here")
     if len(target) > MAX_TARGET_BYTES:
-        raise Refused(431, f"the request path exceeds {MAX_TARGET_BYTES:,} bytes")
+        raise RequestRejected(431, f"the request path exceeds {MAX_TARGET_BYTES:,} bytes")
     if target.startswith(b"//") or b"#" in target:
-        raise Refused(400, "the request path must begin with a single slash and not have a fragment")
+        raise RequestRejected(400, "the request path must begin with a single slash and not have a fragment")
     if len(lines) > MAX_HEADERS + 1:
-        raise Refused(431, f"the request has more than {MAX_HEADERS} headers")
+        raise RequestRejected(431, f"the request has more than {MAX_HEADERS} headers")
     headers: dict[bytes, list[bytes]] = {}
     forwarded = [b"%s %s HTTP/1.%s" % (method, target, minor)]
     for each in lines[1:]:
         header = HEADER.fullmatch(each)
         if header is None:
-            raise Refused(400, "a header of the request is malformed")
+            raise RequestRejected(400, "a header of the request is malformed")
         name = header[1].lower()
         headers.setdefault(name, []).append(header[2].strip(b" \t"))
         if name not in DROPPED:
             forwarded.append(each)
     if repeated := next((name for name in ONCE if len(headers.get(name, ())) > 1), None):
-        raise Refused(400, f"the request has several headers {repeated.decode()}")
+        raise RequestRejected(400, f"the request has several headers {repeated.decode()}")
     _check_sender(headers, rules, method)
     request = _request(method, minor, headers, forwarded)
     path = target.partition(b"?")[0]
@@ -158,23 +158,23 @@ def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GE
     return request
 
 
-def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], forwarded: list[bytes]) -> Request:
+def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], forwarded: list[bytes]) -> ProxyRequest:
     length = _length(minor, headers)
     kind = headers.get(b"content-type", [b""])[0].lower()
     if MULTIPART in kind:
-        raise Refused(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
+        raise RequestRejected(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
     is_form = FORM in kind
     if is_form:
         forwarded = [each for each in forwarded if not each.lower().startswith(b"content-type:")]
     expects = headers.get(b"expect", [b""])[0].lower()
     if expects not in (b"", b"100-continue"):
-        raise Refused(417, "the only supported expectation is 100-continue")
+        raise RequestRejected(417, "the only supported expectation is 100-continue")
     _check_upgrade(headers)
     connection = {word.strip().lower() for value in headers.get(b"connection", ()) for word in value.split(b",")}
     keeps = minor == b"1" and b"close" not in connection
     if not keeps:
         forwarded.append(b"Connection: close")
-    return Request(
+    return ProxyRequest(
         b"\r\n".join(forwarded) + b"\r\n",
         length,
         has_length=method != b"GET" or length != 0,
@@ -186,23 +186,23 @@ def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], for
     )
 
 
-def _bad_request_line(line: bytes) -> Refused:
+def _bad_request_line(line: bytes) -> RequestRejected:
     words = line.split(b" ")
     if len(words) == 3 and words[2].startswith(b"HTTP/") and words[2] not in (b"HTTP/1.0", b"HTTP/1.1"):
-        return Refused(505, "the supported versions are HTTP/1.1 and HTTP/1.0")
+        return RequestRejected(505, "the supported versions are HTTP/1.1 and HTTP/1.0")
     if len(words) == 3 and not words[1].startswith(b"/"):
-        return Refused(400, "the request target must be a path; this server does not proxy to other hosts")
-    return Refused(400, "the first line of the request is malformed")
+        return RequestRejected(400, "the request target must be a path; this server does not proxy to other hosts")
+    return RequestRejected(400, "the first line of the request is malformed")
 
 
 def _check_sender(headers: dict[bytes, list[bytes]], rules: HostRules, method: bytes) -> None:
     """Reject cross-site requests, including those that use a DNS name which resolves to this machine."""
     hosts, origins = ([value.decode("latin-1") for value in headers.get(name, ())] for name in (b"host", b"origin"))
     if (refusal := rules.refusal(hosts, origins)) is not None:
-        raise Refused(refusal.status, refusal.message)
+        raise RequestRejected(refusal.status, refusal.message)
     site = {value.lower() for value in headers.get(b"sec-fetch-site", ())}
     if method != b"GET" and not origins and site - {b"same-origin", b"none"}:
-        raise Refused(403, "cross-site requests are not allowed")
+        raise RequestRejected(403, "cross-site requests are not allowed")
 
 
 def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
@@ -210,36 +210,36 @@ def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
     encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if encoding is not None:
         if length is not None:
-            raise Refused(400, "the request has both Content-Length and Transfer-Encoding")
+            raise RequestRejected(400, "the request has both Content-Length and Transfer-Encoding")
         if minor == b"0":
-            raise Refused(400, "HTTP/1.0 does not support Transfer-Encoding")
+            raise RequestRejected(400, "HTTP/1.0 does not support Transfer-Encoding")
         if encoding[0].lower() != b"chunked":
-            raise Refused(501, "the only supported Transfer-Encoding is chunked")
+            raise RequestRejected(501, "the only supported Transfer-Encoding is chunked")
         return None
     if length is None:
         return 0
     if LENGTH.fullmatch(length[0]) is None:
-        raise Refused(400, "the Content-Length is not a number")
+        raise RequestRejected(400, "the Content-Length is not a number")
     count = int(length[0])
     if count > MAX_BODY_BYTES:
         raise _too_large()
     return count
 
 
-def _too_large() -> Refused:
-    return Refused(413, f"the request body exceeds {MAX_BODY_BYTES:,} bytes")
+def _too_large() -> RequestRejected:
+    return RequestRejected(413, f"the request body exceeds {MAX_BODY_BYTES:,} bytes")
 
 
 def _check_upgrade(headers: dict[bytes, list[bytes]]) -> None:
     """Reject protocol upgrades except h2c, which some clients offer with each request but do not need."""
     if {value.lower() for value in headers.get(b"upgrade", ())} - {b"h2c"}:
-        raise Refused(501, "protocols other than HTTP/1.1 are not supported")
+        raise RequestRejected(501, "protocols other than HTTP/1.1 are not supported")
 
 
 def _encoding(headers: dict[bytes, list[bytes]]) -> str:
     encoding = headers.get(b"content-encoding", [b"identity"])[0].lower().decode("latin-1")
     if encoding not in ("identity", "gzip", "deflate"):
-        raise Refused(415, "the supported encodings of a body are gzip, deflate and identity")
+        raise RequestRejected(415, "the supported encodings of a body are gzip, deflate and identity")
     return "" if encoding == "identity" else encoding
 
 
@@ -248,12 +248,12 @@ def _json_length(headers: dict[bytes, list[bytes]]) -> int | None:
     if not lengths:
         return None
     if len(lengths) > 1 or LENGTH.fullmatch(lengths[0]) is None:
-        raise Refused(400, "the Inference-Header-Content-Length is not a number")
+        raise RequestRejected(400, "the Inference-Header-Content-Length is not a number")
     return int(lengths[0])
 
 
 @dataclass
-class Chunks:
+class ChunkedBody:
     """Reads a chunked body; `take` removes the bytes that it reads from a buffer."""
 
     body: bytearray = field(default_factory=bytearray)
@@ -273,12 +273,12 @@ class Chunks:
                 end = buffer.find(b"\r\n", at, at + MAX_CHUNK_LINE)
                 if end < 0:
                     if len(buffer) - at >= MAX_CHUNK_LINE or (self._is_last and len(buffer) - at >= 2):
-                        raise Refused(400, "a chunk of the body is malformed")
+                        raise RequestRejected(400, "a chunk of the body is malformed")
                     return False
                 line, at = buffer[at:end], end + 2
                 if self._is_last:
                     if line:
-                        raise Refused(400, "trailers after the body are not supported")
+                        raise RequestRejected(400, "trailers after the body are not supported")
                     return True
                 self._begin(line)
         finally:
@@ -292,30 +292,30 @@ class Chunks:
         self._left -= data
         if self._left <= 2 and len(buffer) - at >= self._left:
             if buffer[at : at + 2] != b"\r\n":
-                raise Refused(400, "a chunk of the body is longer than its size")
+                raise RequestRejected(400, "a chunk of the body is longer than its size")
             at += 2
             self._left = 0
         return at
 
     def _begin(self, line: bytearray) -> None:
         if CHUNK_SIZE.fullmatch(line) is None:
-            raise Refused(400, "the size of a chunk is malformed")
+            raise RequestRejected(400, "the size of a chunk is malformed")
         size, self._count = int(line, 16), self._count + 1
         if len(self.body) + size > MAX_BODY_BYTES:
             raise _too_large()
         if self._count > MAX_CHUNKS:
-            raise Refused(413, f"the body has more than {MAX_CHUNKS:,} chunks")
+            raise RequestRejected(413, f"the body has more than {MAX_CHUNKS:,} chunks")
         self._is_last = size == 0
         self._left = size + 2 if size else 0
 
 
-def check_body(request: Request, body: bytearray) -> bytes | bytearray:
+def check_body(request: ProxyRequest, body: bytearray) -> bytes | bytearray:
     """Return the body to forward; raises Refused if it would be unsafe for the server."""
     content = _decoded(body, request.encoding) if request.encoding else body
     if request.is_form and content and content[:64].lstrip()[:1] != b"{":
-        raise Refused(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
+        raise RequestRejected(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
     if request.json_length is not None and request.json_length > len(content):
-        raise Refused(400, "the Inference-Header-Content-Length is larger than the body")
+        raise RequestRejected(400, "the Inference-Header-Content-Length is larger than the body")
     if content:
         check_depth(content, request.json_length)
     return content
@@ -328,16 +328,16 @@ def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
         return
     part = STRING.sub(b"", content if length is None else content[:length])
     if part.count(b":") > MAX_KEYS:
-        raise Refused(400, f"JSON with more than {MAX_KEYS:,} keys is not supported")
+        raise RequestRejected(400, f"JSON with more than {MAX_KEYS:,} keys is not supported")
     brackets = part.translate(None, NO_BRACKET)
     if len(brackets) > MAX_BRACKETS:
-        raise Refused(400, f"JSON with more than {MAX_BRACKETS // 2:,} lists and objects is not supported")
+        raise RequestRejected(400, f"JSON with more than {MAX_BRACKETS // 2:,} lists and objects is not supported")
     depth = 0
     for bracket in brackets:
         if bracket in b"[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise Refused(400, f"JSON that is nested more than {MAX_DEPTH} levels deep is not supported")
+                raise RequestRejected(400, f"JSON that is nested more than {MAX_DEPTH} levels deep is not supported")
         else:
             depth -= 1
 
@@ -348,9 +348,9 @@ def _decoded(body: bytearray, encoding: str) -> bytes:
     try:
         content = reader.decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error:
-        raise Refused(400, f"the body is not valid {encoding}") from None
+        raise RequestRejected(400, f"the body is not valid {encoding}") from None
     if len(content) > MAX_BODY_BYTES:
         raise _too_large()
     if not reader.eof or reader.unused_data:
-        raise Refused(400, f"the body is not valid {encoding}")
+        raise RequestRejected(400, f"the body is not valid {encoding}")
     return content

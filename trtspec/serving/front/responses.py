@@ -15,11 +15,11 @@ LONGEST_LINE = 1 << 10  # limit for a chunk-size line
 NO_BODY = (b"204", b"304")
 
 
-class Malformed(Exception):
+class MalformedResponse(Exception):
     """A response that violates HTTP/1.1."""
 
 
-class Response:
+class UpstreamResponse:
     """Tracks the bytes of one response; `is_over` is True after the last one."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Response:
         end = self._head.find(END, max(0, before - len(END)))
         if end < 0:
             if len(self._head) > MAX_HEAD_BYTES:
-                raise Malformed
+                raise MalformedResponse
             return len(data)
         head = bytes(self._head[: end + 2])
         self._head = None
         status = STATUS.match(head)
         if status is None or status[1].startswith(b"1"):  # 1xx responses are never requested
-            raise Malformed
+            raise MalformedResponse
         self._is_chunked = CHUNKED.search(head) is not None
         length = LENGTH.search(head)
         if not self._is_chunked and length:
@@ -86,7 +86,7 @@ class Response:
             if end < 0:
                 self._line += data[at:]
                 if len(self._line) > LONGEST_LINE:
-                    raise Malformed
+                    raise MalformedResponse
                 return size
             line, self._line, at = self._line + data[at:end], b"", end + 1
             if self._is_last:
@@ -97,7 +97,7 @@ class Response:
             try:
                 count = int(line.partition(b";")[0], 16)
             except ValueError:
-                raise Malformed from None
+                raise MalformedResponse from None
             self._is_last = count == 0
             self._left = count + 2 if count else 0
         return at

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.gateway.config import Limits
+from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.serving.gateway.errors import ApiError, overloaded
 
 VARIABLE = "TRTSPEC_OPENAI_KEYS"
@@ -44,10 +44,10 @@ def _private_text(path: Path) -> str:
         raise TrtspecError(f"cannot be read: {error.strerror}", where=str(path)) from None
 
 
-class Gate:
+class AdmissionControl:
     """Admits or rejects requests; `clock` returns seconds."""
 
-    def __init__(self, limits: Limits, keys: list[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: GatewayLimits, keys: list[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._keys = [_digest(key) for key in keys]
         self._spent: dict[bytes, tuple[float, float]] = {}  # per key: requests left, and the time of that count

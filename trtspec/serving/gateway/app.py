@@ -22,34 +22,34 @@ from starlette.types import ASGIApp
 
 from trtspec import __version__
 from trtspec.core.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules, host_rules
-from trtspec.serving.gateway.admission import Gate
-from trtspec.serving.gateway.bodies import Bodies
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.admission import AdmissionControl
+from trtspec.serving.gateway.bodies import RequestBodies
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.connections import MAX_LINES
 from trtspec.serving.gateway.errors import ApiError, overloaded
-from trtspec.serving.gateway.http import TICK_S, Exchange
+from trtspec.serving.gateway.http import TICK_S, HttpExchange
 from trtspec.serving.gateway.internal import internal_error
-from trtspec.serving.gateway.metrics import CONTENT_TYPE, Metrics
+from trtspec.serving.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from trtspec.serving.gateway.openapi import describe
-from trtspec.serving.gateway.parameters import no_model
-from trtspec.serving.gateway.prompts import Prompts
-from trtspec.serving.gateway.router import Versions
+from trtspec.serving.gateway.parameters import unknown_model
+from trtspec.serving.gateway.prompts import PromptReader
+from trtspec.serving.gateway.router import Router
 
 REJECTED = (401, 429, 503)
 HOST_CODES = {BAD_REQUEST: "invalid_host", FORBIDDEN: "foreign_origin", MISDIRECTED: "foreign_host"}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Entry:
+class GatewayState:
     """State shared by all requests; create it in the running event loop."""
 
-    def __init__(self, config: EntryConfig, keys: list[str], prompts: Prompts) -> None:
+    def __init__(self, config: GatewayConfig, keys: list[str], prompts: PromptReader) -> None:
         self.config = config
-        self.gate = Gate(config.limits, keys)
-        self.metrics = Metrics()
-        self.versions = Versions(config, prompts, self.gate)
-        self.open: set[Exchange] = set()
-        self.bodies = Bodies(config.limits.max_body_bytes)
+        self.gate = AdmissionControl(config.limits, keys)
+        self.metrics = GatewayMetrics()
+        self.versions = Router(config, prompts, self.gate)
+        self.open: set[HttpExchange] = set()
+        self.bodies = RequestBodies(config.limits.max_body_bytes)
         self.created = int(time.time())
 
     async def watch(self) -> None:
@@ -61,7 +61,7 @@ class Entry:
                 exchange.look(now)
             await self.versions.look()
 
-    async def serve(self, exchange: Exchange, endpoint: str, *, chat: bool) -> None:
+    async def serve(self, exchange: HttpExchange, endpoint: str, *, chat: bool) -> None:
         """Answer one completion request and count it."""
         self.open.add(exchange)
         self.metrics.in_flight += 1
@@ -72,7 +72,7 @@ class Entry:
             self.metrics.in_flight -= 1
             self._count(exchange, endpoint)
 
-    async def _answer(self, exchange: Exchange, *, chat: bool) -> None:
+    async def _answer(self, exchange: HttpExchange, *, chat: bool) -> None:
         """Answer one request; raises ApiError if it is rejected."""
         self.gate.check(exchange.headers.get("authorization", ""))
         body = await exchange.document(self.versions.most_values)
@@ -96,7 +96,7 @@ class Entry:
             "max_model_len": config.max_seq_len,
         }
 
-    def _count(self, exchange: Exchange, endpoint: str) -> None:
+    def _count(self, exchange: HttpExchange, endpoint: str) -> None:
         now = time.monotonic()
         self.metrics.requests[endpoint, exchange.status] += 1
         self.metrics.duration.observe(endpoint, now - exchange.began_at)
@@ -108,23 +108,23 @@ class Entry:
             self.metrics.rejected[exchange.error.code or "unknown"] += 1
 
 
-class Texts:
+class CompletionEndpoint:
     """ASGI application of one completion endpoint."""
 
-    def __init__(self, entry: Callable[[], Entry], path: str, *, chat: bool) -> None:
+    def __init__(self, entry: Callable[[], GatewayState], path: str, *, chat: bool) -> None:
         self._entry, self._path, self._chat = entry, path, chat
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         entry = self._entry()
         await entry.serve(
-            Exchange(scope, receive, send, entry.config.limits, entry.bodies), self._path, chat=self._chat
+            HttpExchange(scope, receive, send, entry.config.limits, entry.bodies), self._path, chat=self._chat
         )
 
 
 class HeadCheck:
     """Middleware that rejects requests with too many headers or a disallowed Host or Origin."""
 
-    def __init__(self, app: ASGIApp, rules: HostRules, entry: Callable[[], Entry]) -> None:
+    def __init__(self, app: ASGIApp, rules: HostRules, entry: Callable[[], GatewayState]) -> None:
         self._app, self._rules, self._entry = app, rules, entry
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -144,17 +144,17 @@ class HeadCheck:
         return ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status]) if refusal else None
 
 
-def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
+def make_app(config: GatewayConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
     """Return the application; raises TrtspecError if the tokenizer is unreadable.
 
     `rules` defaults to the hosts of a server at the configured address.
     """
-    prompts = Prompts(config)
-    entries: list[Entry] = []
+    prompts = PromptReader(config)
+    entries: list[GatewayState] = []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        entries.append(Entry(config, keys, prompts))
+        entries.append(GatewayState(config, keys, prompts))
         await entries[0].versions.look()
         watching = asyncio.ensure_future(entries[0].watch())
         yield
@@ -163,49 +163,49 @@ def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = Non
             await watching
         await entries[0].versions.close()
 
-    def entry() -> Entry:
+    def entry() -> GatewayState:
         return entries[0]
 
     texts = [("/v1/completions", False), ("/v1/chat/completions", True)]
-    routes = [Route(path, Texts(entry, path, chat=chat), methods=["POST"]) for path, chat in texts]
+    routes = [Route(path, CompletionEndpoint(entry, path, chat=chat), methods=["POST"]) for path, chat in texts]
     routes += [Route(path, _counted(entry, path, get)) for path, get in GETS.items()]
     handlers: Any = {HTTPException: partial(_no_route, entry)}
     checked = Middleware(HeadCheck, rules=rules or host_rules(config.host), entry=entry)
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[checked])
 
 
-async def _models(entry: Entry, request: Request) -> Response:
+async def _models(entry: GatewayState, request: Request) -> Response:
     entry.gate.check(request.headers.get("authorization", ""))
     return _json({"object": "list", "data": [entry.described()]})
 
 
-async def _model(entry: Entry, request: Request) -> Response:
+async def _model(entry: GatewayState, request: Request) -> Response:
     entry.gate.check(request.headers.get("authorization", ""))
     if request.path_params["model"] != entry.config.model:
-        raise no_model(request.path_params["model"])
+        raise unknown_model(request.path_params["model"])
     return _json(entry.described())
 
 
-async def _health(entry: Entry, request: Request) -> Response:
+async def _health(entry: GatewayState, request: Request) -> Response:
     if not await entry.versions.main.triton.is_ready():
         raise overloaded("the model is not ready")
     return _json({"status": "ok"})
 
 
-async def _version(entry: Entry, request: Request) -> Response:
+async def _version(entry: GatewayState, request: Request) -> Response:
     return _json({"version": __version__})
 
 
-async def _metrics(entry: Entry, request: Request) -> Response:
+async def _metrics(entry: GatewayState, request: Request) -> Response:
     text = entry.metrics.render(entry.gate.texts, entry.versions.counts())
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-async def _openapi(entry: Entry, request: Request) -> Response:
+async def _openapi(entry: GatewayState, request: Request) -> Response:
     return _json(describe(entry.versions.main.route.config, __version__))
 
 
-GETS: dict[str, Callable[[Entry, Request], Awaitable[Response]]] = {
+GETS: dict[str, Callable[[GatewayState, Request], Awaitable[Response]]] = {
     "/v1/models": _models,
     "/v1/models/{model:path}": _model,
     "/health": _health,
@@ -215,7 +215,9 @@ GETS: dict[str, Callable[[Entry, Request], Awaitable[Response]]] = {
 }
 
 
-def _counted(entry: Callable[[], Entry], path: str, get: Callable[[Entry, Request], Awaitable[Response]]) -> Endpoint:
+def _counted(
+    entry: Callable[[], GatewayState], path: str, get: Callable[[GatewayState, Request], Awaitable[Response]]
+) -> Endpoint:
     """Return an endpoint that returns errors in OpenAI's format and counts its responses."""
 
     async def endpoint(request: Request) -> Response:
@@ -231,7 +233,7 @@ def _counted(entry: Callable[[], Entry], path: str, get: Callable[[Entry, Reques
     return endpoint
 
 
-async def _no_route(entry: Callable[[], Entry], request: Request, error: HTTPException) -> Response:
+async def _no_route(entry: Callable[[], GatewayState], request: Request, error: HTTPException) -> Response:
     messages = {404: "no such path", 405: "method not allowed for this path"}
     response = entry().count("other", ApiError(error.status_code, messages.get(error.status_code, error.detail)))
     response.headers.update(error.headers or {})

@@ -13,14 +13,14 @@ import json
 import time
 from typing import Any
 
-from trtspec.serving.gateway.errors import ApiError, overloaded, wrong
+from trtspec.serving.gateway.errors import ApiError, invalid_request, overloaded
 
 LARGE_BYTES = 64 << 10
 BODIES = 16  # maximum-size bodies read concurrently
 MARKS = (b",", b"[", b"{")  # at most one mark per JSON value, except for the first
 
 
-class Bodies:
+class RequestBodies:
     """The bodies being read or parsed; create it in the running event loop."""
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -69,9 +69,9 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise wrong("the body is not JSON", code="invalid_json") from None
+        raise invalid_request("the body is not JSON", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise wrong("the body is not a JSON object", code="invalid_json")
+        raise invalid_request("the body is not a JSON object", code="invalid_json")
     return value
 
 

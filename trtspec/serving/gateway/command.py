@@ -13,7 +13,7 @@ from pathlib import Path
 from trtspec.core.files import replace_file
 from trtspec.core.hashing import file_sha256
 from trtspec.core.ports import LOOPBACK
-from trtspec.serving.gateway.config import EntryConfig, Limits
+from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
 from trtspec.serving.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
 from trtspec.serving.triton.nvidia_compat import NVIDIA, PARAMETER
 from trtspec.serving.triton.repository_writer import CONFIG
@@ -23,7 +23,7 @@ from trtspec.store.manifest import Manifest, load_manifest
 ANYWHERE = "0.0.0.0"
 
 
-def entry_config(
+def gateway_config(
     artifact: Path,
     *,
     grpc: str,
@@ -32,7 +32,7 @@ def entry_config(
     model: str = "",
     keys_file: str = "",
     routes_file: str = "",
-) -> EntryConfig:
+) -> GatewayConfig:
     """Return the configuration that serves an artifact as `model`, by default the recipe's name.
 
     Requests go to the token-level target model if it drafts itself or does not draft. They go to `ensemble` if a
@@ -44,7 +44,7 @@ def entry_config(
     repository = artifact / REPOSITORY
     by_steps = _parameter(repository / BLS, "draft_method", "none") != "none"
     text_level = by_steps or not (repository / TARGET).is_dir()
-    return EntryConfig(
+    return GatewayConfig(
         grpc=grpc,
         port=port,
         host=host,
@@ -61,7 +61,9 @@ def entry_config(
         fingerprint=f"trtspec-{file_sha256(artifact / MANIFEST)[:16]}",
         same_text=same_text(manifest),
         routes_file=routes_file,
-        limits=Limits(max_texts=recipe.engine.max_batch_size + serving.max_queue_size, **serving.limits.model_dump()),
+        limits=GatewayLimits(
+            max_texts=recipe.engine.max_batch_size + serving.max_queue_size, **serving.limits.model_dump()
+        ),
     )
 
 
@@ -79,23 +81,23 @@ def same_text(manifest: Manifest) -> str:
     return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
-def write_config(config: EntryConfig, path: Path) -> None:
+def write_config(config: GatewayConfig, path: Path) -> None:
     """Write a configuration file that only the current user can read."""
     replace_file(path, config.render(), mode=0o600)
 
 
-def entry_command(path: Path) -> list[str]:
+def gateway_command(path: Path) -> list[str]:
     """Return the argv of the gateway for the configuration at `path`."""
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # do not import from the current directory
     return [sys.executable, *safe_path, "-m", "trtspec.serving.gateway", "--config", str(path)]
 
 
-def base_url(config: EntryConfig) -> str:
+def base_url(config: GatewayConfig) -> str:
     """Return OpenAI clients' base_url without /v1."""
     return f"http://{LOOPBACK if config.host == ANYWHERE else config.host}:{config.port}"
 
 
-def ready_url(config: EntryConfig) -> str:
+def ready_url(config: GatewayConfig) -> str:
     """Return the URL that responds 200 once the gateway and its model accept requests."""
     return f"{base_url(config)}/health"
 

@@ -10,46 +10,46 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError
-from trtspec.serving.gateway.generation import Delta, GrowingText, PlainText, TokenText
-from trtspec.serving.gateway.http import Exchange
-from trtspec.serving.gateway.parameters import Asked, Sizes, check_model, read_parameters
-from trtspec.serving.gateway.prompts import Prompt, Prompts
-from trtspec.serving.gateway.response_format import Answer, ChatAnswer
-from trtspec.serving.gateway.tensors import Ends, Model, seed_of, text_request, token_request
-from trtspec.serving.gateway.triton import Triton
+from trtspec.serving.gateway.generation import Delta, GenerationState, TextGeneration, TokenGeneration
+from trtspec.serving.gateway.http import HttpExchange
+from trtspec.serving.gateway.parameters import RequestParameters, RequestSizeLimits, check_model, read_parameters
+from trtspec.serving.gateway.prompts import Prompt, PromptReader
+from trtspec.serving.gateway.response_format import ChatFormat, CompletionFormat
+from trtspec.serving.gateway.tensors import StopConditions, TritonModelInfo, choice_seed, text_request, token_request
+from trtspec.serving.gateway.triton import TritonClient
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
 
-RESCUES = 2  # attempts to resume one completion
+MAX_RESUMES = 2  # attempts to resume one completion
 MANY_BIASES = 1000  # larger maps are parsed in a thread so that the event loop keeps serving
-Rescue: TypeAlias = "Callable[[ApiError], Awaitable[Triton | None]]"
-Merged: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
+ResumeFn: TypeAlias = "Callable[[ApiError], Awaitable[TritonClient | None]]"
+MergedDeltas: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
 
 
 @dataclass
-class Making:
+class ChoiceGeneration:
     """One completion and the model request that generates it."""
 
-    text: GrowingText
+    text: GenerationState
     request: Any
     # Returns the request for the rest of a resumable completion, or None if the prompt and the tokens so far exceed the
     # input limit.
     rest: Callable[[], Any] | None = None
 
-    async def deltas(self, triton: Triton, rescue: Rescue) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, triton: TritonClient, rescue: ResumeFn) -> AsyncGenerator[Delta, None]:
         """Yield the visible pieces of the completion; closing the iterator cancels the model request.
 
         If the stream breaks off, the server returned by `rescue` generates the rest.
         """
-        for attempt in range(1 + RESCUES):
+        for attempt in range(1 + MAX_RESUMES):
             try:
                 async with aclosing(self._deltas(triton)) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
             except ApiError as error:
-                able = error.status >= 500 and self.text.completion_tokens and attempt < RESCUES
+                able = error.status >= 500 and self.text.completion_tokens and attempt < MAX_RESUMES
                 rest = self.rest() if able and self.rest is not None else None
                 other = None if rest is None else await rescue(error)
                 if other is None:
@@ -57,7 +57,7 @@ class Making:
                 triton, self.request = other, rest
                 self.text.resume()
 
-    async def _deltas(self, triton: Triton) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, triton: TritonClient) -> AsyncGenerator[Delta, None]:
         async with aclosing(triton.generate(self.request)) as responses:
             async for outputs, last in responses:
                 delta = self.text.take(outputs, last=last)
@@ -68,36 +68,36 @@ class Making:
 
 
 @dataclass
-class Job:
+class CompletionJob:
     """A parsed request: its prompts, and the parameters shared by its completions."""
 
-    asked: Asked
+    asked: RequestParameters
     prompts: Sequence[Prompt]
     chat: bool
-    makings: list[Making] = field(default_factory=list)
+    makings: list[ChoiceGeneration] = field(default_factory=list)
 
     @property
     def texts(self) -> int:
         return len(self.prompts) * int(self.asked["n"])
 
     @property
-    def grown(self) -> list[GrowingText]:
+    def grown(self) -> list[GenerationState]:
         return [making.text for making in self.makings]
 
 
 class Completions:
     """Answers completion requests with one model."""
 
-    def __init__(self, config: EntryConfig, triton: Triton, prompts: Prompts) -> None:
+    def __init__(self, config: GatewayConfig, triton: TritonClient, prompts: PromptReader) -> None:
         self._config, self._triton, self._prompts = config, triton, prompts
-        self._sizes = Sizes(config.max_input_len, config.limits.max_choices, prompts.bias_len)
+        self._sizes = RequestSizeLimits(config.max_input_len, config.limits.max_choices, prompts.bias_len)
 
     @property
     def most_values(self) -> int:
         """Return the maximum number of JSON values in a request."""
         return self._sizes.most_values
 
-    async def read(self, body: Mapping[str, Any], *, chat: bool) -> Job:
+    async def read(self, body: Mapping[str, Any], *, chat: bool) -> CompletionJob:
         """Parse a request body; raises ApiError if it is invalid."""
         check_model(body, self._config.model)
         self._sizes.check(body)
@@ -107,9 +107,9 @@ class Completions:
         else:
             asked = read_parameters(body, chat=chat)
         self._prompts.check_bias(asked)
-        return Job(asked, await self._prompts.read(body, asked["n"], chat=chat), chat)
+        return CompletionJob(asked, await self._prompts.read(body, asked["n"], chat=chat), chat)
 
-    async def make(self, exchange: Exchange, job: Job, rescue: Rescue) -> None:
+    async def make(self, exchange: HttpExchange, job: CompletionJob, rescue: ResumeFn) -> None:
         """Generate the completions of a job and send the response; raises ApiError if the model fails.
 
         If a greedy completion breaks off, the server returned by `rescue` resumes it; its output must be identical to
@@ -117,24 +117,24 @@ class Completions:
         """
         asked = job.asked
         await self._begin(job)
-        form = (ChatAnswer if job.chat else Answer)(
+        form = (ChatFormat if job.chat else CompletionFormat)(
             self._config.model,
             texts_a_prompt=asked["n"],
             include_usage=asked.include_usage,
             draft_len=self._config.draft_len,
             fingerprint=self._config.fingerprint,
         )
-        deltas = merged([making.deltas(self._triton, rescue) for making in job.makings])
+        deltas = merge_deltas([making.deltas(self._triton, rescue) for making in job.makings])
         await (self._stream if asked["stream"] else self._respond_whole)(exchange, form, job.makings, asked, deltas)
 
-    async def make_unheard(self, job: Job) -> None:
+    async def generate_silent(self, job: CompletionJob) -> None:
         """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
         await self._begin(job)
-        async with aclosing(merged([making.deltas(self._triton, _nobody) for making in job.makings])) as deltas:
+        async with aclosing(merge_deltas([making.deltas(self._triton, _nobody) for making in job.makings])) as deltas:
             async for _ in deltas:
                 pass
 
-    async def _begin(self, job: Job) -> None:
+    async def _begin(self, job: CompletionJob) -> None:
         """Build the model request of each completion."""
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
@@ -145,13 +145,15 @@ class Completions:
             for choice in range(asked["n"])
         ]
 
-    def _making(self, model: Model, prompt: Prompt, asked: Asked, choice: int) -> Making:
-        seed = seed_of(asked, choice)
+    def _making(
+        self, model: TritonModelInfo, prompt: Prompt, asked: RequestParameters, choice: int
+    ) -> ChoiceGeneration:
+        seed = choice_seed(asked, choice)
         if isinstance(prompt, str):
             prompt = self._prompts.as_sent(prompt, takes_flag=ADD_SPECIAL_TOKENS in model.inputs)
-            text: GrowingText = PlainText(asked, prompt, own_counts=model.own_counts)
-            return Making(text, text_request(model, prompt, asked, seed))
-        text, ends = TokenText(asked, prompt, self._prompts.tokenizer, self._prompts.pieces), self._ends(asked)
+            text: GenerationState = TextGeneration(asked, prompt, own_counts=model.own_counts)
+            return ChoiceGeneration(text, text_request(model, prompt, asked, seed))
+        text, ends = TokenGeneration(asked, prompt, self._prompts.tokenizer, self._prompts.pieces), self._ends(asked)
         bias_len = self._prompts.bias_len
 
         def rest() -> Any:
@@ -161,18 +163,23 @@ class Completions:
             return token_request(model, (*prompt, *text.ids), left, seed, ends, bias_len)
 
         request = token_request(model, prompt, asked, seed, ends, bias_len)
-        return Making(text, request, rest if may_resume(asked) else None)
+        return ChoiceGeneration(text, request, rest if is_resumable(asked) else None)
 
-    def _ends(self, asked: Asked) -> Ends:
+    def _ends(self, asked: RequestParameters) -> StopConditions:
         """Return the engine's stop conditions; stop strings without a token sequence are found in the text only."""
         words = self._prompts.stop_words(asked.stop)
         end_ids = self._prompts.tokenizer.end_ids
         if asked["ignore_eos"] or not end_ids:
-            return Ends(words=words)
-        return Ends(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
+            return StopConditions(words=words)
+        return StopConditions(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
 
     async def _stream(
-        self, exchange: Exchange, form: Answer, makings: Sequence[Making], asked: Asked, made: Merged
+        self,
+        exchange: HttpExchange,
+        form: CompletionFormat,
+        makings: Sequence[ChoiceGeneration],
+        asked: RequestParameters,
+        made: MergedDeltas,
     ) -> None:
         """Send the events; the response starts with the first token so that earlier errors have an HTTP status."""
         begun: set[int] = set()
@@ -188,7 +195,12 @@ class Completions:
         await exchange.end_stream()
 
     async def _respond_whole(
-        self, exchange: Exchange, form: Answer, makings: Sequence[Making], asked: Asked, made: Merged
+        self,
+        exchange: HttpExchange,
+        form: CompletionFormat,
+        makings: Sequence[ChoiceGeneration],
+        asked: RequestParameters,
+        made: MergedDeltas,
     ) -> None:
         found: list[list[Delta]] = [[] for _ in makings]
         async with aclosing(made) as deltas:
@@ -202,18 +214,18 @@ async def _nobody(error: ApiError) -> None:
     """Decline to resume a completion."""
 
 
-def is_greedy(asked: Asked) -> bool:
+def is_greedy(asked: RequestParameters) -> bool:
     """Return whether decoding is greedy and therefore deterministic."""
     return bool(asked["temperature"] == 0 or asked["top_p"] == 0 or asked["top_k"] == 1)
 
 
-def may_resume(asked: Asked) -> bool:
+def is_resumable(asked: RequestParameters) -> bool:
     """Return whether the continuation depends on the tokens so far only: greedy, and no parameter counts tokens."""
     counts = asked["presence_penalty"] or asked["frequency_penalty"] or asked["min_tokens"]
     return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
 
 
-async def merged(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
+async def merge_deltas(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yield the deltas of several completions as they arrive, each with its index; closing it closes the sources."""
     if len(sources) == 1:
         async with aclosing(sources[0]) as source:

@@ -13,7 +13,7 @@ from trtspec.core.ports import LOOPBACK
 
 
 @dataclass(frozen=True)
-class Limits:
+class GatewayLimits:
     """Limits of the gateway; a recipe's `serving.limits` sets some of them, with the same defaults.
 
     Attributes:
@@ -41,7 +41,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class EntryConfig:
+class GatewayConfig:
     """The configuration of one gateway: its address, its Triton server and its model.
 
     Attributes:
@@ -75,14 +75,14 @@ class EntryConfig:
     fingerprint: str = ""
     same_text: str = ""
     routes_file: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     def render(self) -> bytes:
         """Return the content of the configuration file."""
         return (json.dumps(asdict(self), indent=2) + "\n").encode()
 
 
-def load_config(path: Path) -> EntryConfig:
+def load_config(path: Path) -> GatewayConfig:
     """Read a configuration file; raises TrtspecError if it is invalid."""
     try:
         document = json.loads(path.read_bytes())
@@ -90,15 +90,15 @@ def load_config(path: Path) -> EntryConfig:
         raise TrtspecError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except ValueError as error:
         raise TrtspecError(f"not JSON: {error}", where=str(path)) from None
-    return config_of(document, str(path))
+    return parse_gateway_config(document, str(path))
 
 
-def config_of(document: dict[str, Any], where: str) -> EntryConfig:
+def parse_gateway_config(document: dict[str, Any], where: str) -> GatewayConfig:
     """Parse a configuration document; raises TrtspecError if it is invalid."""
     try:
-        limits = _build(Limits, document.get("limits", {}))
-        made: EntryConfig = _build(
-            EntryConfig, {**document, "limits": limits, "stop_ids": tuple(document.get("stop_ids", ()))}
+        limits = _build(GatewayLimits, document.get("limits", {}))
+        made: GatewayConfig = _build(
+            GatewayConfig, {**document, "limits": limits, "stop_ids": tuple(document.get("stop_ids", ()))}
         )
         return made
     except (TypeError, AttributeError) as error:

@@ -15,7 +15,7 @@ from h11 import DONE
 
 LOG = logging.getLogger(__name__)
 HEAD_S = 10.0
-MOST = 16384
+MAX_CONNECTIONS = 16384
 PART = 2  # half of the file descriptors stay free for the tokenizer's files, the engine and others
 MAX_HEAD_BYTES = 64 << 10  # of the request line and headers, of trailers, and between two pieces of a body
 MAX_LINES = 512  # headers or trailers; a short line takes far more memory than its bytes
@@ -30,23 +30,23 @@ RESPONSE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/
 )
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """Return the maximum number of open connections, at most half of the process's file descriptors."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // PART))
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, files // PART))
 
 
-class Held:
+class HeldBytes:
     """Total bytes of unfinished heads over all connections of a server."""
 
     def __init__(self) -> None:
         self.total = 0
 
 
-class Head:
+class HeadCounter:
     """Bytes and lines received on a connection since its last complete head or body piece."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HeldBytes) -> None:
         self._held = held
         self._bytes = 0
         self._lines = 0
@@ -78,20 +78,20 @@ class Head:
         return largest > MAX_HEAD_BYTES or self._lines > MAX_LINES or crowded
 
 
-def bounded(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Protocol]:
+def with_limits(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Protocol]:
     """Return a subclass of a uvicorn protocol that closes connections beyond `most` or with a late or large head.
 
     The time limit for a head starts with the connection, or with the first byte after a response; in between, uvicorn's
     keep-alive timeout applies. A head that is too large gets a 431 response unless another response is in progress.
     """
     warned: list[float] = []
-    held = Held()
+    held = HeldBytes()
 
     class Bounded(protocol):  # type: ignore[misc]
         late: asyncio.TimerHandle | None = None
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.head = Head(held)
+            self.head = HeadCounter(held)
             super().__init__(*args, **kwargs)
 
         def connection_made(self, transport: asyncio.Transport) -> None:

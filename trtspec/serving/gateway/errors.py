@@ -63,21 +63,21 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
-def wrong(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+def invalid_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """Return the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unsupported(what: str, param: str) -> ApiError:
     """Return the error for a feature of OpenAI's API that this server does not support."""
-    return wrong(f"{what} is not supported by this server", param, "unsupported_parameter")
+    return invalid_request(f"{what} is not supported by this server", param, "unsupported_parameter")
 
 
 def too_long(prompt_len: int, max_tokens: int, limit: int, param: str) -> ApiError:
     """Return the error for a prompt and completion that exceed the context; lengths in tokens."""
     asked = f" and the request asks for {max_tokens} more" if max_tokens else ""
     message = f"This model's maximum context length is {limit} tokens; the prompt has {prompt_len}{asked}"
-    return wrong(message, param, "context_length_exceeded")
+    return invalid_request(message, param, "context_length_exceeded")
 
 
 def shutting_down() -> ApiError:

@@ -10,10 +10,10 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.text import Pieces, TextStream
-from trtspec.serving.gateway.parameters import Asked
+from trtspec.engine.generation.text import TextPieces, TextStream
+from trtspec.serving.gateway.parameters import RequestParameters
 from trtspec.serving.gateway.prompts import Prompt
-from trtspec.serving.gateway.tensors import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, floats, ints, text_of
+from trtspec.serving.gateway.tensors import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, decode_text, floats, ints
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _begun(text: str, stop: str) -> int:
     return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
-class GrowingText:
+class GenerationState:
     """The state of one completion; call `take` with the tensors of each response until it returns a finish reason.
 
     Attributes:
@@ -73,7 +73,7 @@ class GrowingText:
             if it reports none.
     """
 
-    def __init__(self, asked: Asked, prompt: Prompt) -> None:
+    def __init__(self, asked: RequestParameters, prompt: Prompt) -> None:
         self.prompt_tokens = len(prompt) if isinstance(prompt, tuple) else 0
         self.completion_tokens = 0
         self.drafted = self.accepted = 0
@@ -118,10 +118,10 @@ class GrowingText:
             self.accepted_by_position = [sum(pair) for pair in zip_longest(by_position, now, fillvalue=0)]
 
 
-class TokenText(GrowingText):
+class TokenGeneration(GenerationState):
     """A completion received as token ids."""
 
-    def __init__(self, asked: Asked, prompt: Prompt, tokenizer: Tokenizer, pieces: Pieces) -> None:
+    def __init__(self, asked: RequestParameters, prompt: Prompt, tokenizer: Tokenizer, pieces: TextPieces) -> None:
         super().__init__(asked, prompt)
         self._stream = TextStream(tokenizer, pieces)
         self._pieces = pieces
@@ -152,10 +152,10 @@ class TokenText(GrowingText):
         ]
 
 
-class PlainText(GrowingText):
+class TextGeneration(GenerationState):
     """A completion received as text; with `own_counts`, a response counts its own tokens only."""
 
-    def __init__(self, asked: Asked, prompt: Prompt, *, own_counts: bool) -> None:
+    def __init__(self, asked: RequestParameters, prompt: Prompt, *, own_counts: bool) -> None:
         super().__init__(asked, prompt)
         self._own_counts = own_counts
 
@@ -166,10 +166,10 @@ class PlainText(GrowingText):
         if prompt := ints(outputs.get("num_input_tokens")):
             self.prompt_tokens = prompt[0]
         self._count(outputs)
-        return self._delta(text_of(outputs.get("text_output")), ended=False, last=last)
+        return self._delta(decode_text(outputs.get("text_output")), ended=False, last=last)
 
 
-def speculation(text: GrowingText, draft_len: int) -> dict[str, Any] | None:
+def speculation_metrics(text: GenerationState, draft_len: int) -> dict[str, Any] | None:
     """Return vLLM's `metrics.speculative_decoding` of a completion, or None if the model reports no draft counts.
 
     `acceptance_histogram[j]` is the number of steps that accepted exactly j draft tokens, j from 0 to `draft_len`.

@@ -15,14 +15,14 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from trtspec.serving.gateway.bodies import Bodies
-from trtspec.serving.gateway.config import Limits
+from trtspec.serving.gateway.bodies import RequestBodies
+from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError, shutting_down
 from trtspec.serving.gateway.internal import internal_error
 from trtspec.serving.gateway.response_format import DONE
 
 TICK_S = 0.2
-LEFT = 499  # status counted for a client that disconnected; never sent
+CLIENT_DISCONNECTED = 499  # status counted for a client that disconnected; never sent
 STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 JSON = {"content-type": "application/json"}
 
@@ -31,7 +31,7 @@ Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 
 
-class Exchange:
+class HttpExchange:
     """A request and its response.
 
     Attributes:
@@ -41,7 +41,9 @@ class Exchange:
         ended: why `look` ended the work.
     """
 
-    def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send, limits: Limits, bodies: Bodies) -> None:
+    def __init__(
+        self, scope: Mapping[str, Any], receive: Receive, send: Send, limits: GatewayLimits, bodies: RequestBodies
+    ) -> None:
         self.headers = Headers(raw=scope["headers"])
         self.status = 0
         self.error: ApiError | None = None
@@ -54,7 +56,7 @@ class Exchange:
         self._work: asyncio.Future[None] | None = None
         self.ended: ApiError | None = None
 
-    async def run(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
+    async def run(self, answer: Callable[[HttpExchange], Awaitable[None]]) -> None:
         """Run `answer` until it finishes, fails, or the client disconnects."""
         self._work = asyncio.ensure_future(answer(self))
         gone = asyncio.ensure_future(self._departure())
@@ -69,13 +71,13 @@ class Exchange:
         finally:
             gone.cancel()
         if left:
-            self.broken, self.status = "client_left", self.status or LEFT
+            self.broken, self.status = "client_left", self.status or CLIENT_DISCONNECTED
 
     def look(self, now: float) -> None:
         """End the work if the client or the model exceeds its time limit; call it every TICK_S."""
         waited = now - self._since
         if self._writes and waited > self._limits.write_timeout_s:
-            self._end(ApiError(LEFT, "the client does not read the response", code="slow_client"))
+            self._end(ApiError(CLIENT_DISCONNECTED, "the client does not read the response", code="slow_client"))
         elif self._streams and waited > self._limits.stall_s:
             self._end(ApiError(504, "the model stopped sending tokens", code="stalled"))
 
@@ -173,7 +175,7 @@ class Exchange:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ApiError(LEFT, "the client disconnected", code="client_left")
+                raise ApiError(CLIENT_DISCONNECTED, "the client disconnected", code="client_left")
             part = message.get("body", b"")
             if size + len(part) > self._limits.max_body_bytes:
                 raise self._too_large()

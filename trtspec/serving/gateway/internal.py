@@ -6,14 +6,14 @@ from __future__ import annotations
 import logging
 
 from trtspec.serving.gateway.errors import ApiError
-from trtspec.serving.triton.python_models.error_ids import fault_words, new_fault
+from trtspec.serving.triton.python_models.error_ids import client_message, new_error_id
 
 log = logging.getLogger(__name__)
 
 
 def internal_error(what: str, details: str, *, code: str = "internal_error") -> ApiError:
     """Return the error for the client and log its details."""
-    fault = new_fault()
+    fault = new_error_id()
     log.error("internal error %s: %s: %s", fault, what, details)
-    message = fault_words(fault, "the gateway's")
+    message = client_message(fault, "the gateway's")
     return ApiError(500, f"{what}: {message}", code=code)

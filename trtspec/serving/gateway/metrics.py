@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from trtspec.serving.gateway.routing_state import Shadowed
+from trtspec.serving.gateway.routing_state import MirrorStats
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,13 +39,13 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class OfRevision:
+class RevisionMetrics:
     """Exported counters of a revision: percent of new requests, finished requests by outcome, mirrored requests."""
 
     revision: int
     share: int
     ended: Mapping[str, int]
-    shadow: Shadowed | None = None
+    shadow: MirrorStats | None = None
 
     @property
     def shadowed(self) -> dict[str, int]:
@@ -64,7 +64,7 @@ class OfRevision:
         return [f'{{revision="{self.revision}",outcome="{outcome}"}} {n}' for outcome, n in outcomes.items()]
 
 
-class Metrics:
+class GatewayMetrics:
     """The gateway's counters, gauges and histograms."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Metrics:
         self.in_flight = 0
         self.duration, self.first_token = Histogram(), Histogram()
 
-    def render(self, texts: int, revisions: Sequence[OfRevision] = ()) -> str:
+    def render(self, texts: int, revisions: Sequence[RevisionMetrics] = ()) -> str:
         """Return all metrics; `texts` completions are in progress."""
         shares = [f'{{revision="{each.revision}"}} {each.share / 100:g}' for each in revisions]
         ended = [sample for each in revisions for sample in each.samples(each.ended)]

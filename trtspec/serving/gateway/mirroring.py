@@ -15,18 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtspec.serving.gateway.completions import Completions, Job, is_greedy
+from trtspec.serving.gateway.completions import CompletionJob, Completions, is_greedy
 from trtspec.serving.gateway.errors import ApiError
-from trtspec.serving.gateway.routing_state import Shadowed
+from trtspec.serving.gateway.routing_state import MirrorStats
 
 log = logging.getLogger(__name__)
 
-MOST = 4  # mirrored requests in progress
-KEPT = 1000  # latency pairs kept
+MAX_CONCURRENT = 4  # mirrored requests in progress
+MAX_PAIRS = 1000  # latency pairs kept
 
 
 @dataclass(frozen=True)
-class Told:
+class CompletionOutcome:
     """The outcome of a request: digests of its completions, seconds and token counts."""
 
     digests: tuple[bytes, ...]
@@ -35,35 +35,35 @@ class Told:
     accepted: int
 
     @classmethod
-    def of(cls, job: Job, seconds: float) -> Told:
+    def of(cls, job: CompletionJob, seconds: float) -> CompletionOutcome:
         """Return the outcome of a finished job."""
         texts = job.grown
         drafted, accepted = sum(text.drafted for text in texts), sum(text.accepted for text in texts)
         return cls(tuple(text.digest for text in texts), seconds, drafted, accepted)
 
 
-class Shadow:
+class TrafficMirror:
     """Mirrors `share` percent of the other revisions' requests to one revision, unless `is_busy` returns True."""
 
     def __init__(self, completions: Completions, is_busy: Callable[[], bool]) -> None:
         self.share = 0
         self._completions, self._is_busy = completions, is_busy
-        self._seen, self._answered = Shadowed(), 0
-        self._pairs: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._seen, self._answered = MirrorStats(), 0
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=MAX_PAIRS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def seen(self) -> Shadowed:
+    def seen(self) -> MirrorStats:
         """Return the statistics so far."""
         old_s, new_s = zip(*self._pairs, strict=True) if self._pairs else ((), ())
         return replace(self._seen, old_s=old_s, new_s=new_s)
 
-    def offer(self, body: dict[str, Any], job: Job, baseline: Told) -> None:
+    def offer(self, body: dict[str, Any], job: CompletionJob, baseline: CompletionOutcome) -> None:
         """Mirror a finished request if its turn has come and there is capacity; does not block."""
         self._answered += 1
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
             return
-        if len(self._tasks) >= MOST or self._is_busy():
+        if len(self._tasks) >= MAX_CONCURRENT or self._is_busy():
             self._seen = replace(self._seen, dropped=self._seen.dropped + 1)
             return
         task = asyncio.ensure_future(self._send(body, job.chat, is_greedy(job.asked), baseline))
@@ -75,23 +75,23 @@ class Shadow:
         for task in self._tasks:
             task.cancel()
 
-    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, baseline: Told) -> None:
+    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, baseline: CompletionOutcome) -> None:
         try:
             job = await self._completions.read(body, chat=chat)
             began = time.monotonic()
-            await self._completions.make_unheard(job)
+            await self._completions.generate_silent(job)
         except ApiError as error:
             self._fail(error.message)
         except Exception as error:
             log.exception("a mirrored request failed")
             self._fail(type(error).__name__)
         else:
-            self._compare(baseline, Told.of(job, time.monotonic() - began), greedy)
+            self._compare(baseline, CompletionOutcome.of(job, time.monotonic() - began), greedy)
 
     def _fail(self, message: str) -> None:
         self._seen = replace(self._seen, sent=self._seen.sent + 1, failed=self._seen.failed + 1, said=message)
 
-    def _compare(self, old: Told, new: Told, greedy: bool) -> None:
+    def _compare(self, old: CompletionOutcome, new: CompletionOutcome, greedy: bool) -> None:
         seen = self._seen
         self._pairs.append((old.seconds, new.seconds))
         self._seen = replace(
@@ -106,5 +106,5 @@ class Shadow:
         )
 
 
-def _differing(old: Told, new: Told) -> int:
+def _differing(old: CompletionOutcome, new: CompletionOutcome) -> int:
     return sum(one != other for one, other in zip(old.digests, new.digests, strict=True))

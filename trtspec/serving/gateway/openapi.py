@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.parameters import (
     CHAT,
     COMPLETION,
@@ -66,7 +66,7 @@ ERROR = {
 FAILS = (400, 401, 403, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 
 
-def describe(config: EntryConfig, version: str) -> dict[str, Any]:
+def describe(config: GatewayConfig, version: str) -> dict[str, Any]:
     """Return the OpenAPI document."""
     text = {"prompt": PROMPT}, {"messages": MESSAGES}
     return {
@@ -88,7 +88,7 @@ def describe(config: EntryConfig, version: str) -> dict[str, Any]:
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _body(config: EntryConfig, table: Mapping[str, Parameter], text: Mapping[str, Any]) -> dict[str, Any]:
+def _body(config: GatewayConfig, table: Mapping[str, Parameter], text: Mapping[str, Any]) -> dict[str, Any]:
     neutral = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
     properties = {
         "model": {"const": config.model},

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtspec.engine.prompts.messages import is_text
-from trtspec.serving.gateway.errors import ApiError, too_long, unsupported, wrong
+from trtspec.serving.gateway.errors import ApiError, invalid_request, too_long, unsupported
 
-MOST = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100
@@ -43,9 +43,11 @@ class Parameter:
         if value is None:
             return self.default
         if not self._is_kind(value):
-            raise wrong(f"{name} is {_json_preview(value)}, expected {_article(self.kind)}", name, "invalid_type")
+            raise invalid_request(
+                f"{name} is {_json_preview(value)}, expected {_article(self.kind)}", name, "invalid_type"
+            )
         if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            raise wrong(f"{name} is {_json_preview(value)}, expected {self.low} to {self.high}", name)
+            raise invalid_request(f"{name} is {_json_preview(value)}, expected {self.low} to {self.high}", name)
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -64,26 +66,26 @@ class Parameter:
 SHARED = {
     "temperature": Parameter(NUMBER, 1.0, 0, 2),
     "top_p": Parameter(NUMBER, 1.0, 0, 1),
-    "top_k": Parameter(INTEGER, 0, -1, MOST),
+    "top_k": Parameter(INTEGER, 0, -1, MAX_INT32),
     "presence_penalty": Parameter(NUMBER, 0.0, -2, 2),
     "frequency_penalty": Parameter(NUMBER, 0.0, -2, 2),
     "repetition_penalty": Parameter(NUMBER, 1.0, 0.01, 10),
-    "min_tokens": Parameter(INTEGER, 0, 0, MOST),
+    "min_tokens": Parameter(INTEGER, 0, 0, MAX_INT32),
     "seed": Parameter(INTEGER, None, -(2**63), 2**63 - 1),
     "n": Parameter(INTEGER, 1, 1, 128),
     "stream": Parameter(BOOLEAN, False),
     "ignore_eos": Parameter(BOOLEAN, False),
-    "num_draft_tokens": Parameter(INTEGER, None, 0, MOST),  # trtspec's extension; 0 disables drafting
+    "num_draft_tokens": Parameter(INTEGER, None, 0, MAX_INT32),  # trtspec's extension; 0 disables drafting
     "length_penalty": Parameter(NUMBER, 1.0),  # no effect without beam search, which is unsupported
 }
 COMPLETION = SHARED | {
     "add_special_tokens": Parameter(BOOLEAN, True),  # false: the prompt is a rendered chat template
-    "max_tokens": Parameter(INTEGER, 16, 1, MOST),
+    "max_tokens": Parameter(INTEGER, 16, 1, MAX_INT32),
     "logprobs": Parameter(INTEGER, None, 0, 5),
 }
 CHAT = SHARED | {
-    "max_tokens": Parameter(INTEGER, None, 1, MOST),
-    "max_completion_tokens": Parameter(INTEGER, None, 1, MOST),
+    "max_tokens": Parameter(INTEGER, None, 1, MAX_INT32),
+    "max_completion_tokens": Parameter(INTEGER, None, 1, MAX_INT32),
     "logprobs": Parameter(BOOLEAN, False),
     "top_logprobs": Parameter(INTEGER, None, 0, 20),
 }
@@ -105,7 +107,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 # Names of other APIs, and the equivalent here.
-ELSEWHERE = {
+FOREIGN_NAMES = {
     "random_seed": "seed",
     "min_length": "min_tokens",
     "min_new_tokens": "min_tokens",
@@ -139,7 +141,7 @@ STRUCTURED = ("model", "stop", "stream_options", "logit_bias")
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestParameters:
     """The parsed parameters of a request, except its prompt; `values` are by the names in the tables.
 
     `max_tokens` is None for as many as fit. `top_logprobs` is the number of alternatives per token, None without log
@@ -158,7 +160,7 @@ class Asked:
         return self.values[name]
 
 
-def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
+def read_parameters(body: Mapping[str, Any], *, chat: bool) -> RequestParameters:
     """Parse the parameters of a request; raises ApiError for the first invalid one."""
     table = CHAT if chat else COMPLETION
     _check_names(body, table, "messages" if chat else "prompt")
@@ -169,7 +171,7 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
     max_tokens = values["max_tokens"]
     if values.get("max_completion_tokens") is not None:
         max_tokens = values["max_completion_tokens"]
-    return Asked(
+    return RequestParameters(
         values,
         max_tokens,
         _stops(body.get("stop")),
@@ -181,7 +183,7 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RequestSizeLimits:
     """Limits on the sizes of a request's parts, checked before their values are read."""
 
     max_input_len: int
@@ -197,7 +199,7 @@ class Sizes:
         """Raise ApiError if the prompt or `logit_bias` has more entries than any valid request."""
         bias, prompt = body.get("logit_bias"), body.get("prompt")
         if isinstance(bias, dict) and len(bias) > self.vocab_size:
-            raise wrong(
+            raise invalid_request(
                 f"logit_bias has {len(bias):,} entries, but the model has {self.vocab_size:,} token ids", "logit_bias"
             )
         if not isinstance(prompt, list) or not prompt:
@@ -205,7 +207,7 @@ class Sizes:
         several = not isinstance(prompt[0], int)
         if several and len(prompt) > self.max_choices:
             message = f"prompt has {len(prompt):,} items; one request can have at most {self.max_choices} completions"
-            raise wrong(message, "prompt")
+            raise invalid_request(message, "prompt")
         for each in prompt if several else [prompt]:
             if isinstance(each, list) and len(each) > self.max_input_len:
                 raise too_long(len(each), 0, self.max_input_len, "prompt")
@@ -215,9 +217,9 @@ def _check_names(body: Mapping[str, Any], table: Mapping[str, Parameter], text: 
     known = {text, *STRUCTURED, *table, *NEUTRAL, *IGNORED}
     for name in body:
         if name not in known:
-            near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
+            near = FOREIGN_NAMES.get(name) or next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
             hint = f"; did you mean {near}?" if near in known else ""
-            raise wrong(
+            raise invalid_request(
                 f"Unrecognized request argument supplied: {_json_preview(name)}{hint}", name[:64], "unknown_parameter"
             )
 
@@ -226,7 +228,7 @@ def _top_logprobs(values: Mapping[str, Any], chat: bool) -> int | None:
     if not chat:
         return values["logprobs"]  # type: ignore[no-any-return]
     if values["top_logprobs"] is not None and not values["logprobs"]:
-        raise wrong("top_logprobs requires logprobs to be true", "top_logprobs")
+        raise invalid_request("top_logprobs requires logprobs to be true", "top_logprobs")
     return (values["top_logprobs"] or 0) if values["logprobs"] else None
 
 
@@ -235,7 +237,9 @@ def _stops(value: Any) -> tuple[str, ...]:
     if stops is None or stops == []:
         return ()
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(map(_is_stop, stops)):
-        raise wrong(f"stop must be a string or up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters", "stop")
+        raise invalid_request(
+            f"stop must be a string or up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters", "stop"
+        )
     return tuple(dict.fromkeys(stops))
 
 
@@ -244,11 +248,13 @@ def _logit_bias(value: Any) -> dict[int, float]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise wrong("logit_bias must be an object that maps token ids to numbers", "logit_bias", "invalid_type")
+        raise invalid_request(
+            "logit_bias must be an object that maps token ids to numbers", "logit_bias", "invalid_type"
+        )
     number = Parameter(NUMBER, 0.0, -MAX_BIAS, MAX_BIAS)
     for key in value:
         if not TOKEN_ID.fullmatch(key):
-            raise wrong(f"logit_bias has {_json_preview(key)}, expected token ids as strings", "logit_bias")
+            raise invalid_request(f"logit_bias has {_json_preview(key)}, expected token ids as strings", "logit_bias")
     biases = {int(key): number.read("logit_bias", bias) for key, bias in value.items()}
     return {token: float(bias) for token, bias in biases.items() if bias}
 
@@ -262,9 +268,9 @@ def _include_usage(body: Mapping[str, Any]) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise wrong("stream_options must be an object", "stream_options", "invalid_type")
+        raise invalid_request("stream_options must be an object", "stream_options", "invalid_type")
     if not body.get("stream"):
-        raise wrong("stream_options requires stream to be true", "stream_options")
+        raise invalid_request("stream_options requires stream to be true", "stream_options")
     return bool(Parameter(BOOLEAN, False).read("stream_options.include_usage", options.get("include_usage")))
 
 
@@ -272,12 +278,12 @@ def check_model(body: Mapping[str, Any], served: str) -> None:
     """Raise ApiError if the request is for another model."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
-        raise wrong("you must provide a model parameter", "model", "missing_required_parameter")
+        raise invalid_request("you must provide a model parameter", "model", "missing_required_parameter")
     if model != served:
-        raise no_model(model)
+        raise unknown_model(model)
 
 
-def no_model(model: str) -> ApiError:
+def unknown_model(model: str) -> ApiError:
     """Return the error for a model that is not served."""
     return ApiError(404, f"The model {_json_preview(model)} does not exist", param="model", code="model_not_found")
 

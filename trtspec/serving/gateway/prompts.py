@@ -10,29 +10,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.text import Pieces
+from trtspec.engine.generation.text import TextPieces
 from trtspec.engine.prompts.chat import ChatTemplate
 from trtspec.engine.prompts.messages import ChatError, is_text
-from trtspec.serving.gateway.config import EntryConfig
-from trtspec.serving.gateway.errors import ApiError, too_long, unsupported, wrong
-from trtspec.serving.gateway.parameters import Asked
+from trtspec.serving.gateway.config import GatewayConfig
+from trtspec.serving.gateway.errors import ApiError, invalid_request, too_long, unsupported
+from trtspec.serving.gateway.parameters import RequestParameters
 
 Prompt: TypeAlias = "tuple[int, ...] | str"
 
-ELSEWHERE_BYTES = 4 << 10  # longer texts are tokenized in a thread so that the event loop keeps serving
+THREADED_BYTES = 4 << 10  # longer texts are tokenized in a thread so that the event loop keeps serving
 
 
-class Prompts:
+class PromptReader:
     """Converts prompts to the model's input: token ids, or text for a model that tokenizes itself."""
 
-    def __init__(self, config: EntryConfig) -> None:
+    def __init__(self, config: GatewayConfig) -> None:
         root = Path(config.tokenizer)
         self._config = config
         self.tokenizer = Tokenizer(root)
-        self.pieces = Pieces(self.tokenizer)
+        self.pieces = TextPieces(self.tokenizer)
         self._vocab_size = self.tokenizer.vocab_size
         self.bias_len = config.vocab_size or self._vocab_size  # logits of the model
         longest = max((len(token.encode()) for token in self.tokenizer.vocabulary), default=1)
@@ -45,20 +45,20 @@ class Prompts:
         prompts = [] if chat else _prompts(body.get("prompt"))
         texts, most = texts_a_prompt * max(1, len(prompts)), self._config.limits.max_choices
         if texts > most:
-            raise wrong(f"the request asks for {texts} completions; the limit is {most}", "n")
+            raise invalid_request(f"the request asks for {texts} completions; the limit is {most}", "n")
         if chat:
             text = await self._chat_text(body.get("messages"))
             return [await self._encoded(text, "messages", add_special_tokens=False)]
         adds = body.get("add_special_tokens") is not False
         return [await self._prompt(prompt, add_special_tokens=adds) for prompt in prompts]
 
-    def check_bias(self, asked: Asked) -> None:
+    def check_bias(self, asked: RequestParameters) -> None:
         """Raise ApiError for a bias whose token id is unknown to the tokenizer or the model."""
         size = min(self._vocab_size, self.bias_len)
         if any(token >= size for token in asked.logit_bias):
-            raise wrong(f"logit_bias has a token id outside 0 to {size - 1}", "logit_bias")
+            raise invalid_request(f"logit_bias has a token id outside 0 to {size - 1}", "logit_bias")
 
-    def fitted(self, asked: Asked, prompt: Prompt, param: str) -> Asked:
+    def fitted(self, asked: RequestParameters, prompt: Prompt, param: str) -> RequestParameters:
         """Return the parameters with `max_tokens` set; raises ApiError if prompt and completion exceed the context.
 
         A model that tokenizes itself checks its own limit; the space left after its prompt is then a lower bound.
@@ -81,9 +81,11 @@ class Prompts:
                 words.append(self.pieces.encode(stop))
         return words
 
-    async def _chat_text(self, messages: Any) -> Rendered:
+    async def _chat_text(self, messages: Any) -> RenderedText:
         if not self._template.is_there:
-            raise wrong("this model has no chat template; use the completions API", "messages", "no_chat_template")
+            raise invalid_request(
+                "this model has no chat template; use the completions API", "messages", "no_chat_template"
+            )
         try:
             return await self._template.render_async(messages)
         except ChatError as error:
@@ -94,7 +96,7 @@ class Prompts:
 
         An engine that tokenizes itself adds its special tokens to every text.
         """
-        if takes_flag or not isinstance(prompt, Rendered):
+        if takes_flag or not isinstance(prompt, RenderedText):
             return prompt
         plain = self.tokenizer.as_plain(prompt)
         if plain is None:
@@ -104,29 +106,29 @@ class Prompts:
 
     async def _prompt(self, prompt: str | list[int], *, add_special_tokens: bool) -> Prompt:
         if isinstance(prompt, str):
-            text = prompt if add_special_tokens else Rendered(prompt)
+            text = prompt if add_special_tokens else RenderedText(prompt)
             return await self._encoded(text, "prompt", add_special_tokens=add_special_tokens)
         if self._config.text_level:
             raise unsupported("a prompt of token ids", "prompt")
         if not all(0 <= token < self._vocab_size for token in prompt):
-            raise wrong(f"prompt has a token id outside 0 to {self._vocab_size - 1}", "prompt")
+            raise invalid_request(f"prompt has a token id outside 0 to {self._vocab_size - 1}", "prompt")
         return tuple(prompt)
 
     async def _encoded(self, text: str, param: str, *, add_special_tokens: bool) -> Prompt:
         size = len(text.encode())
         if size > self.max_bytes:
-            raise wrong(
+            raise invalid_request(
                 f"{param} has {size:,} bytes; the limit is {self.max_bytes:,}", param, "context_length_exceeded"
             )
         if self._config.text_level:
-            return text  # `Rendered` if it has its special tokens
+            return text  # `RenderedText` if it has its special tokens
         encode = self.tokenizer.encode
-        if size > ELSEWHERE_BYTES:
+        if size > THREADED_BYTES:
             ids = await asyncio.to_thread(encode, text, add_special_tokens)
         else:
             ids = encode(text, add_special_tokens)
         if not ids:
-            raise wrong(f"{param} is empty", param)
+            raise invalid_request(f"{param} is empty", param)
         return tuple(ids)
 
 
@@ -135,10 +137,14 @@ def _prompts(prompt: Any) -> Sequence[str | list[int]]:
     if isinstance(prompt, str) or _is_ids(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise wrong("prompt must be a string, a list of strings, a list of token ids or a list of such lists", "prompt")
+        raise invalid_request(
+            "prompt must be a string, a list of strings, a list of token ids or a list of such lists", "prompt"
+        )
     for each in prompt:
         if not (isinstance(each, str) and is_text(each)) and not _is_ids(each):
-            raise wrong("prompt has an item that is neither a string nor a list of token ids", "prompt", "invalid_type")
+            raise invalid_request(
+                "prompt has an item that is neither a string nor a list of token ids", "prompt", "invalid_type"
+            )
     return prompt
 
 

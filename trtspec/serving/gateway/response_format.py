@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trtspec.serving.gateway.generation import Delta, GrowingText, TokenLogprob, speculation
+from trtspec.serving.gateway.generation import Delta, GenerationState, TokenLogprob, speculation_metrics
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Answer:
+class CompletionFormat:
     """The format of one response."""
 
     prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
@@ -33,21 +33,21 @@ class Answer:
         choice = self._choice(index, delta, first)
         return f'{self._event}"choices": [{choice}]{self._end}'.encode()
 
-    def usage_chunk(self, texts: Sequence[GrowingText]) -> bytes:
+    def usage_chunk(self, texts: Sequence[GenerationState]) -> bytes:
         """Return the event with the usage and an empty list of choices."""
         return f'{self._event}"choices": [], {json.dumps(self._counted(texts))[1:-1]}}}\n\n'.encode()
 
-    def whole(self, texts: Sequence[GrowingText], deltas: Sequence[Delta]) -> bytes:
+    def whole(self, texts: Sequence[GenerationState], deltas: Sequence[Delta]) -> bytes:
         """Return the body of a non-streamed response."""
         choices = [self._document_choice(index, delta) for index, delta in enumerate(deltas)]
         return json.dumps({**self._document(self.object_name), "choices": choices, **self._counted(texts)}).encode()
 
-    def _counted(self, texts: Sequence[GrowingText]) -> dict[str, Any]:
+    def _counted(self, texts: Sequence[GenerationState]) -> dict[str, Any]:
         """Return `usage` and, for a single completion, vLLM's speculative decoding metrics."""
         made = sum(text.completion_tokens for text in texts)
         read = sum(text.prompt_tokens for text in texts[:: self._texts_a_prompt])
         usage = {"usage": {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}}
-        drafts = speculation(texts[0], self._draft_len) if len(texts) == 1 else None
+        drafts = speculation_metrics(texts[0], self._draft_len) if len(texts) == 1 else None
         return usage | ({} if drafts is None else {"metrics": {"speculative_decoding": drafts}})
 
     def _document(self, kind: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Answer:
         return choice
 
 
-class ChatAnswer(Answer):
+class ChatFormat(CompletionFormat):
     """The format of a chat response."""
 
     prefix, object_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"

@@ -19,57 +19,59 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.gateway.admission import Gate
-from trtspec.serving.gateway.completions import Completions, Job, Rescue
-from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.admission import AdmissionControl
+from trtspec.serving.gateway.completions import CompletionJob, Completions, ResumeFn
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError
-from trtspec.serving.gateway.http import LEFT, Exchange
-from trtspec.serving.gateway.metrics import OfRevision
-from trtspec.serving.gateway.mirroring import Shadow, Told
-from trtspec.serving.gateway.prompts import Prompts
+from trtspec.serving.gateway.http import CLIENT_DISCONNECTED, HttpExchange
+from trtspec.serving.gateway.metrics import RevisionMetrics
+from trtspec.serving.gateway.mirroring import CompletionOutcome, TrafficMirror
+from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.routing_state import (
-    Observed,
+    BackendStats,
+    MirrorStats,
     Route,
+    RouterStats,
     Routes,
-    Shadowed,
-    Sight,
-    next_of,
+    next_route,
     read_routes,
-    write_sight,
+    write_router_stats,
 )
-from trtspec.serving.gateway.triton import Triton
+from trtspec.serving.gateway.triton import TritonClient
 
 log = logging.getLogger(__name__)
 
-KEPT = 1000  # latency samples kept per revision
+MAX_SAMPLES = 1000  # latency samples kept per revision
 RESUME_EVERY_S = 0.25
-REFUSED = (400, 404, 422)  # statuses of invalid requests
+CLIENT_ERROR_STATUSES = (400, 404, 422)  # statuses of invalid requests
 
 
-class Version:
+class RevisionBackend:
     """One revision: its Triton server, its tokenizer and its statistics."""
 
-    def __init__(self, route: Route, prompts: Prompts, gate: Gate) -> None:
+    def __init__(self, route: Route, prompts: PromptReader, gate: AdmissionControl) -> None:
         config = route.config
         self.route, self.prompts = route, prompts
-        self.triton = Triton(config.grpc, config.triton_model, config.limits.timeout_s)
+        self.triton = TritonClient(config.grpc, config.triton_model, config.limits.timeout_s)
         self.completions = Completions(config, self.triton, prompts)
         self.open, self._gate = 0, gate
         self.ended: Counter[str] = Counter()  # requests, by outcome
-        self.shadow: Shadow | None = None  # kept after mirroring ends
+        self.shadow: TrafficMirror | None = None  # kept after mirroring ends
         self.forget()
 
     def forget(self) -> None:
         """Reset the statistics."""
-        self._seen = Observed()
-        self._first_token: deque[float] = deque(maxlen=KEPT)
-        self._per_token: deque[float] = deque(maxlen=KEPT)
+        self._seen = BackendStats()
+        self._first_token: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._per_token: deque[float] = deque(maxlen=MAX_SAMPLES)
 
     @property
-    def observed(self) -> Observed:
+    def observed(self) -> BackendStats:
         return replace(self._seen, open=self.open, first_token=(*self._first_token,), per_token=(*self._per_token,))
 
-    async def answer(self, exchange: Exchange, body: dict[str, Any], rescue: Rescue, *, chat: bool) -> tuple[Job, Told]:
+    async def answer(
+        self, exchange: HttpExchange, body: dict[str, Any], rescue: ResumeFn, *, chat: bool
+    ) -> tuple[CompletionJob, CompletionOutcome]:
         """Answer a request and record the outcome; client errors do not count as failures of the revision."""
         job = await self.completions.read(body, chat=chat)
         with self._gate.making(job.texts):
@@ -83,7 +85,7 @@ class Version:
             else:
                 self.note("")
                 self._sample(exchange, job)
-                return job, Told.of(job, time.monotonic() - began)
+                return job, CompletionOutcome.of(job, time.monotonic() - began)
             finally:
                 self.open -= 1
 
@@ -97,7 +99,7 @@ class Version:
             said=failure or seen.said,
         )
 
-    def _sample(self, exchange: Exchange, job: Job) -> None:
+    def _sample(self, exchange: HttpExchange, job: CompletionJob) -> None:
         seen, texts, now = self._seen, job.grown, time.monotonic()
         drafted, accepted = (sum(getattr(text, name) for text in texts) for name in ("drafted", "accepted"))
         self._seen = replace(seen, drafted=seen.drafted + drafted, accepted=seen.accepted + accepted)
@@ -108,30 +110,34 @@ class Version:
                 self._per_token.append((now - exchange.first_token_at) / (tokens - 1))
 
 
-def _failure(error: BaseException, exchange: Exchange) -> str:
+def _failure(error: BaseException, exchange: HttpExchange) -> str:
     """Return the failure of a revision, or "" if the client disconnected or the request was invalid."""
     if isinstance(error, asyncio.CancelledError):
-        return exchange.ended.message if exchange.ended is not None and exchange.ended.status != LEFT else ""
+        return (
+            exchange.ended.message
+            if exchange.ended is not None and exchange.ended.status != CLIENT_DISCONNECTED
+            else ""
+        )
     if isinstance(error, ApiError):
         return error.message if error.status >= 500 else ""
     return "internal error"
 
 
-class Versions:
+class Router:
     """All revisions that take requests or still have open ones; create it in the running event loop."""
 
-    def __init__(self, config: EntryConfig, prompts: Prompts, gate: Gate) -> None:
+    def __init__(self, config: GatewayConfig, prompts: PromptReader, gate: AdmissionControl) -> None:
         self._gate = gate
         self._file = Path(config.routes_file) if config.routes_file else None
         self._stamp: tuple[int, int] | None = None
         self._served: dict[int, int] = {}
         self._generation, self._changed = 0, False
         self._listed = {0}
-        self._shadow: tuple[Version, Shadow] | None = None
-        self.all = {0: Version(Route(0, 100, config), prompts, gate)}
+        self._shadow: tuple[RevisionBackend, TrafficMirror] | None = None
+        self.all = {0: RevisionBackend(Route(0, 100, config), prompts, gate)}
 
     @property
-    def main(self) -> Version:
+    def main(self) -> RevisionBackend:
         """Return the revision with the largest share."""
         return max(self.all.values(), key=lambda version: version.route.share)
 
@@ -140,7 +146,7 @@ class Versions:
         """Return the maximum number of JSON values in a request, over all revisions."""
         return max(version.completions.most_values for version in self.all.values())
 
-    async def answer(self, exchange: Exchange, body: dict[str, Any], *, chat: bool) -> None:
+    async def answer(self, exchange: HttpExchange, body: dict[str, Any], *, chat: bool) -> None:
         """Answer a request with the next revision, or with another if that fails before the response starts.
 
         The same holds if a newer revision rejects the request as invalid: a request that the older one accepts is not
@@ -151,7 +157,11 @@ class Versions:
             job, outcome = await version.answer(exchange, body, partial(self._resume_on, version), chat=chat)
         except ApiError as error:
             other = next(iter(self._replacements(version)), None)
-            refuses = error.status in REFUSED and other is not None and other.route.revision < version.route.revision
+            refuses = (
+                error.status in CLIENT_ERROR_STATUSES
+                and other is not None
+                and other.route.revision < version.route.revision
+            )
             if exchange.status or other is None or (error.status < 500 and not refuses):
                 raise
             log.warning(
@@ -161,7 +171,7 @@ class Versions:
             try:
                 await other.answer(exchange, body, partial(self._resume_on, other), chat=chat)
             except ApiError as same:
-                if refuses and same.status in REFUSED:
+                if refuses and same.status in CLIENT_ERROR_STATUSES:
                     raise error from None
                 raise
             if refuses:
@@ -183,14 +193,16 @@ class Versions:
         if len(self.all) > 1 or self._changed:
             self._changed = False
             seen = {each.route.revision: each.observed for each in self.all.values()}
-            sight = Sight(self._generation, seen, self._shadow[1].seen if self._shadow else Shadowed())
+            sight = RouterStats(self._generation, seen, self._shadow[1].seen if self._shadow else MirrorStats())
             with suppress(OSError):  # a full disk must not fail requests
-                await asyncio.to_thread(write_sight, sight_of(self._file), sight)
+                await asyncio.to_thread(write_router_stats, router_stats_path(self._file), sight)
 
-    def counts(self) -> list[OfRevision]:
+    def counts(self) -> list[RevisionMetrics]:
         """Return the exported counters of each revision."""
         return [
-            OfRevision(each.route.revision, each.route.share, each.ended, each.shadow.seen if each.shadow else None)
+            RevisionMetrics(
+                each.route.revision, each.route.share, each.ended, each.shadow.seen if each.shadow else None
+            )
             for each in self.all.values()
         ]
 
@@ -200,12 +212,12 @@ class Versions:
         for version in self.all.values():
             await version.triton.close()
 
-    def _next(self) -> Version:
-        route = next_of([version.route for version in self.all.values()], self._served)
+    def _next(self) -> RevisionBackend:
+        route = next_route([version.route for version in self.all.values()], self._served)
         self._served[route.revision] = self._served.get(route.revision, 0) + 1
         return self.all[route.revision]
 
-    def _replacements(self, version: Version) -> list[Version]:
+    def _replacements(self, version: RevisionBackend) -> list[RevisionBackend]:
         """Return the revisions that can replace a revision, largest share first.
 
         The older revision qualifies even with a share of 0, because all requests may already go to the new one; a newer
@@ -216,7 +228,7 @@ class Versions:
         able = [each for each in listed if each.route.share or each.route.revision < number]
         return sorted(able, key=lambda each: -each.route.share)
 
-    async def _resume_on(self, version: Version, error: ApiError) -> Triton | None:
+    async def _resume_on(self, version: RevisionBackend, error: ApiError) -> TritonClient | None:
         """Return a server that can resume a broken completion: one with identical output, or the same once ready.
 
         A server that shuts down is not waited for. The break counts as a failure in any case.
@@ -247,14 +259,14 @@ class Versions:
         self._adopt(routes, versions)
         self._update_mirror()
 
-    async def _version(self, route: Route) -> Version:
+    async def _version(self, route: Route) -> RevisionBackend:
         """Return the existing version of a route, or a new one whose tokenizer is loaded in a thread."""
         for version in self.all.values():
             if version.route.config == route.config:
                 return version
-        return Version(route, await asyncio.to_thread(Prompts, route.config), self._gate)
+        return RevisionBackend(route, await asyncio.to_thread(PromptReader, route.config), self._gate)
 
-    def _adopt(self, routes: Routes, versions: Sequence[Version]) -> None:
+    def _adopt(self, routes: Routes, versions: Sequence[RevisionBackend]) -> None:
         """Switch to these revisions atomically; the others finish their open requests."""
         for version in self.all.values():
             version.route = replace(version.route, share=0, shadow=0)
@@ -273,7 +285,7 @@ class Versions:
             self._shadow[1].end()
             self._shadow = None
         if wanted and not self._shadow:
-            wanted.shadow = Shadow(wanted.completions, self._gate.is_busy)
+            wanted.shadow = TrafficMirror(wanted.completions, self._gate.is_busy)
             self._shadow = wanted, wanted.shadow
         if wanted and self._shadow:
             self._shadow[1].share = wanted.route.shadow
@@ -285,6 +297,6 @@ class Versions:
                 self._changed = True
 
 
-def sight_of(routes: Path) -> Path:
+def router_stats_path(routes: Path) -> Path:
     """Return the path of the statistics file that belongs to a routes file."""
     return routes.with_name(f"{routes.name}.seen")

@@ -14,7 +14,7 @@ from typing import Any
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded, replace_file
-from trtspec.serving.gateway.config import EntryConfig, config_of
+from trtspec.serving.gateway.config import GatewayConfig, parse_gateway_config
 
 MAX_BYTES = 4 << 20
 
@@ -28,7 +28,7 @@ class Route:
 
     revision: int
     share: int
-    config: EntryConfig
+    config: GatewayConfig
     shadow: int = 0
 
 
@@ -41,7 +41,7 @@ class Routes:
 
 
 @dataclass(frozen=True)
-class Observed:
+class BackendStats:
     """Statistics of one revision in one generation.
 
     `requests` finished, of which `failed` because of the revision; `open` are in progress. `first_token` and
@@ -59,7 +59,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Shadowed:
+class MirrorStats:
     """Statistics of the mirrored requests since mirroring began; the responses are discarded.
 
     Attributes:
@@ -86,15 +86,15 @@ class Shadowed:
 
 
 @dataclass(frozen=True)
-class Sight:
+class RouterStats:
     """The gateway's statistics since it loaded the routes of `generation`: per revision, and of mirroring."""
 
     generation: int = 0
-    revisions: dict[int, Observed] = field(default_factory=dict)
-    shadow: Shadowed = field(default_factory=Shadowed)
+    revisions: dict[int, BackendStats] = field(default_factory=dict)
+    shadow: MirrorStats = field(default_factory=MirrorStats)
 
-    def of(self, revision: int) -> Observed:
-        return self.revisions.get(revision, Observed())
+    def of(self, revision: int) -> BackendStats:
+        return self.revisions.get(revision, BackendStats())
 
 
 def write_routes(path: Path, routes: Routes) -> None:
@@ -110,7 +110,7 @@ def read_routes(path: Path) -> Routes:
             Route(
                 int(each["revision"]),
                 int(each["share"]),
-                config_of(each["config"], str(path)),
+                parse_gateway_config(each["config"], str(path)),
                 int(each.get("shadow", 0)),
             )
             for each in document["routes"]
@@ -120,31 +120,31 @@ def read_routes(path: Path) -> Routes:
         raise TrtspecError(f"not a routes file: {error}", where=str(path)) from None
 
 
-def write_sight(path: Path, sight: Sight) -> None:
+def write_router_stats(path: Path, sight: RouterStats) -> None:
     """Replace the statistics file without fsync, because it is useless after a crash."""
     replace_file(path, json.dumps(asdict(sight)).encode(), durable=False)
 
 
-def read_sight(path: Path) -> Sight:
+def read_router_stats(path: Path) -> RouterStats:
     """Read the statistics file; return empty statistics if it is missing or invalid."""
     try:
         document = _read(path)
-        seen = {int(revision): Observed(**_tuples(each)) for revision, each in document["revisions"].items()}
-        return Sight(int(document["generation"]), seen, Shadowed(**_tuples(document["shadow"])))
+        seen = {int(revision): BackendStats(**_tuples(each)) for revision, each in document["revisions"].items()}
+        return RouterStats(int(document["generation"]), seen, MirrorStats(**_tuples(document["shadow"])))
     except (TrtspecError, KeyError, TypeError, ValueError, AttributeError):
-        return Sight()
+        return RouterStats()
 
 
 def _tuples(document: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
-def shares_of(old: Route, new: Route, share: int) -> tuple[Route, ...]:
+def split_shares(old: Route, new: Route, share: int) -> tuple[Route, ...]:
     """Return both routes with `share` percent for the new one; a route with 0 percent finishes its open requests."""
     return (replace(old, share=100 - share), replace(new, share=share))
 
 
-def next_of(routes: Sequence[Route], served: dict[int, int]) -> Route:
+def next_route(routes: Sequence[Route], served: dict[int, int]) -> Route:
     """Return the route of the next request: the one furthest behind its share of `served`."""
     total = 1 + sum(served.get(route.revision, 0) for route in routes)
     return max(

@@ -15,15 +15,15 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.http_hosts import allowed_hosts, host_rules
 from trtspec.serving.gateway.admission import load_keys
 from trtspec.serving.gateway.app import make_app
-from trtspec.serving.gateway.config import EntryConfig
-from trtspec.serving.gateway.connections import HEAD_S, bounded, most_connections
+from trtspec.serving.gateway.config import GatewayConfig
+from trtspec.serving.gateway.connections import HEAD_S, max_connections, with_limits
 
 BACKLOG = 2048
-TOLD_S = 1.0  # open streams get their error this long before the drain ends, while the model still runs
+ERROR_LEAD_S = 1.0  # open streams get their error this long before the drain ends, while the model still runs
 SEND_BUFFER_BYTES = 64 << 10  # small, so that a client that stops reading is noticed early
 
 
-def serve(config: EntryConfig) -> None:
+def serve(config: GatewayConfig) -> None:
     """Serve until SIGTERM or SIGINT; raises TrtspecError if the gateway cannot start."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     app = make_app(config, load_keys(config.keys_file), host_rules(config.host, allowed_hosts()))
@@ -33,17 +33,17 @@ def serve(config: EntryConfig) -> None:
     server.run(sockets=[listener])
 
 
-def server_config(app: Any, config: EntryConfig, head_s: float = HEAD_S) -> uvicorn.Config:
+def server_config(app: Any, config: GatewayConfig, head_s: float = HEAD_S) -> uvicorn.Config:
     """Return the uvicorn configuration; the head of a request may take `head_s`."""
     return uvicorn.Config(
         app,
-        http=bounded(AutoHTTPProtocol, most_connections(), head_s),
+        http=with_limits(AutoHTTPProtocol, max_connections(), head_s),
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=max(1, round(config.limits.drain_s - TOLD_S)),
+        timeout_graceful_shutdown=max(1, round(config.limits.drain_s - ERROR_LEAD_S)),
         timeout_keep_alive=75,
     )
 

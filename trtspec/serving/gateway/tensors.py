@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.serving.gateway.errors import unsupported
-from trtspec.serving.gateway.parameters import Asked
+from trtspec.serving.gateway.parameters import RequestParameters
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
 from trtspec.serving.triton.nvidia_compat import MODEL, PARAMETER
 from trtspec.serving.triton.python_models.grpc_client import ASKS_FOR_LAST
-from trtspec.serving.triton.python_models.tensors import tensor_of_words
+from trtspec.serving.triton.python_models.tensors import words_to_tensor
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps", "accepted_by_position")
 LOG_PROBS, TOP_LOG_PROBS, TOP_IDS = "output_log_probs", "top_logprobs", "top_logprob_ids"
@@ -32,7 +32,7 @@ NO_ID = -1
 
 
 @dataclass(frozen=True)
-class Model:
+class TritonModelInfo:
     """A model's configuration in Triton: its tensors and whether it streams."""
 
     name: str
@@ -43,7 +43,7 @@ class Model:
     takes_model_defaults: bool = False  # omitted fields take the values of the model's generation_config.json
 
     @classmethod
-    def of(cls, config: Any) -> Model:
+    def of(cls, config: Any) -> TritonModelInfo:
         """Return the model described by a ModelConfig message."""
         outputs = {output.name: list(output.dims) for output in config.output}
         return cls(
@@ -62,7 +62,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Ends:
+class StopConditions:
     """The end-of-sequence id and the stop sequences of an engine request."""
 
     id: int = NO_ID
@@ -72,7 +72,7 @@ class Ends:
 class RequestBuilder:
     """Builds one ModelInferRequest; a parameter whose tensor the model lacks is an error that names the parameter."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: TritonModelInfo) -> None:
         self._model, self.takes_model_defaults = model, model.takes_model_defaults
         self.message = service_pb2.ModelInferRequest(model_name=model.name)
         self.message.parameters[ASKS_FOR_LAST].bool_param = True
@@ -85,12 +85,12 @@ class RequestBuilder:
         self.message.inputs.add(name=name, datatype=kind, shape=shape)
         self.message.raw_input_contents.append(raw)
 
-    def add_known(self, name: str, value: Any, kind: str) -> None:
+    def add_optional(self, name: str, value: Any, kind: str) -> None:
         """Add a tensor if the model has it."""
         if name in self._model.inputs:
             self.add(name, [value], kind)
 
-    def add_asked(self, parameter: str, name: str, value: Any, kind: str) -> None:
+    def add_requested(self, parameter: str, name: str, value: Any, kind: str) -> None:
         """Add the tensor of a requested parameter; raises ApiError if the model lacks such an input."""
         if name not in self._model.inputs:
             raise unsupported(parameter, parameter)
@@ -106,7 +106,9 @@ class RequestBuilder:
 NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
 
 
-def token_request(model: Model, ids: Sequence[int], asked: Asked, seed: int, end: Ends, bias_len: int) -> Any:
+def token_request(
+    model: TritonModelInfo, ids: Sequence[int], asked: RequestParameters, seed: int, end: StopConditions, bias_len: int
+) -> Any:
     """Return a request to a model with token ids as input and output, whose logit bias has `bias_len` values."""
     request = RequestBuilder(model)
     request.add("input_ids", ids, "INT32", (1, len(ids)))
@@ -115,7 +117,7 @@ def token_request(model: Model, ids: Sequence[int], asked: Asked, seed: int, end
     request.add("end_id", [end.id], "INT32")
     request.add("streaming", [asked["stream"] and model.decoupled], "BOOL")
     if end.words:
-        words = tensor_of_words(end.words)
+        words = words_to_tensor(end.words)
         request.add("stop_words_list", words.ravel().tolist(), "INT32", (1, *words.shape))
     if asked.logit_bias:
         _check_bias(BIAS in model.inputs)
@@ -125,28 +127,28 @@ def token_request(model: Model, ids: Sequence[int], asked: Asked, seed: int, end
     return request.message
 
 
-def text_request(model: Model, text: str, asked: Asked, seed: int) -> Any:
+def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, seed: int) -> Any:
     """Return a request to a model with text as input and output."""
     _check_bias(not asked.logit_bias)  # a text model accepts words, and not every token is a word
     request = RequestBuilder(model)
     request.add("text_input", [text], "BYTES")
-    if isinstance(text, Rendered):
-        request.add_known(ADD_SPECIAL_TOKENS, False, "BOOL")
+    if isinstance(text, RenderedText):
+        request.add_optional(ADD_SPECIAL_TOKENS, False, "BOOL")
     request.add("max_tokens", [asked.max_tokens], "INT32")
     request.add("stream", [asked["stream"] and model.decoupled], "BOOL")
     if asked.stop:
         request.add("stop_words", asked.stop, "BYTES", (1, len(asked.stop)))
     if asked["ignore_eos"]:
-        request.add_asked("ignore_eos", "end_id", NO_ID, "INT32")
+        request.add_requested("ignore_eos", "end_id", NO_ID, "INT32")
     for name in ("return_num_input_tokens", "return_num_output_tokens"):
-        request.add_known(name, True, "BOOL")
+        request.add_optional(name, True, "BOOL")
     _add_sampling(request, asked, seed, "", greedy_temperature=0.0)
     log_probs = _log_probs(request, model, asked)
     request.ask_for(["text_output", "num_input_tokens", "num_output_tokens", *COUNTS, *log_probs])
     return request.message
 
 
-def seed_of(asked: Asked, choice: int) -> int:
+def choice_seed(asked: RequestParameters, choice: int) -> int:
     """Return the seed of a choice: the request's seed for the first, a derived one for others; random if unset."""
     if asked["seed"] is None:
         return secrets.randbelow(SEEDS)
@@ -171,7 +173,7 @@ def floats(raw: bytes | None) -> list[float]:
     return np.frombuffer(raw, np.float32).tolist() if raw else []
 
 
-def text_of(raw: bytes | None) -> str:
+def decode_text(raw: bytes | None) -> str:
     """Return the single string of a BYTES tensor."""
     return raw[4 : 4 + struct.unpack_from("<I", raw)[0]].decode(errors="replace") if raw else ""
 
@@ -181,7 +183,9 @@ def _texts(values: Iterable[str]) -> bytes:
     return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
 
 
-def _add_sampling(request: RequestBuilder, asked: Asked, seed: int, prefix: str, *, greedy_temperature: float) -> None:
+def _add_sampling(
+    request: RequestBuilder, asked: RequestParameters, seed: int, prefix: str, *, greedy_temperature: float
+) -> None:
     """Add all sampling parameters, because the engines' defaults differ from OpenAI's.
 
     A model with its own defaults gets only the parameters that the request contains.
@@ -196,12 +200,12 @@ def _add_sampling(request: RequestBuilder, asked: Asked, seed: int, prefix: str,
         if name in asked.given or not leaves_out:
             request.add(tensor, [value], kind)
     request.add("seed", [seed], "UINT64")
-    request.add_known("exclude_input_in_output", True, "BOOL")
-    request.add_known("return_perf_metrics", True, "BOOL")
+    request.add_optional("exclude_input_in_output", True, "BOOL")
+    request.add_optional("return_perf_metrics", True, "BOOL")
     for name, value, kind in _extra_parameters(asked, keeps_neutral=request.takes_model_defaults):
-        request.add_asked(name, name, value, kind)
+        request.add_requested(name, name, value, kind)
     if asked["presence_penalty"] or asked["frequency_penalty"]:
-        request.add_known("prompt_ignore_length", WHOLE_PROMPT, "INT32")
+        request.add_optional("prompt_ignore_length", WHOLE_PROMPT, "INT32")
 
 
 def _check_bias(is_served: bool) -> None:
@@ -216,7 +220,7 @@ def _dense(biases: Mapping[int, float], length: int) -> npt.NDArray[np.float32]:
     return dense
 
 
-def _extra_parameters(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
+def _extra_parameters(asked: RequestParameters, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
     """Yield the parameters that differ from their defaults or, with `keeps_neutral`, that the request contains."""
     for name in PENALTIES:
         neutral = 1.0 if name == "repetition_penalty" else 0
@@ -226,7 +230,7 @@ def _extra_parameters(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[st
         yield "num_draft_tokens", asked["num_draft_tokens"], "INT32"
 
 
-def _log_probs(request: RequestBuilder, model: Model, asked: Asked) -> list[str]:
+def _log_probs(request: RequestBuilder, model: TritonModelInfo, asked: RequestParameters) -> list[str]:
     """Request log probabilities if needed and return the names of their outputs."""
     if asked.top_logprobs is None:
         return []
@@ -237,5 +241,5 @@ def _log_probs(request: RequestBuilder, model: Model, asked: Asked) -> list[str]
         return [LOG_PROBS]
     if TOP_LOG_PROBS not in model.outputs:
         raise unsupported("top_logprobs greater than 0", "top_logprobs")
-    request.add_asked("top_logprobs", "num_top_logprobs", asked.top_logprobs, "INT32")
+    request.add_requested("top_logprobs", "num_top_logprobs", asked.top_logprobs, "INT32")
     return [LOG_PROBS, TOP_LOG_PROBS, TOP_IDS]

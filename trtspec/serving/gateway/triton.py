@@ -14,12 +14,12 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from trtspec.core.errors import Overloaded
-from trtspec.serving.gateway.errors import RETRY_AFTER_S, ApiError, overloaded, shutting_down, wrong
+from trtspec.serving.gateway.errors import RETRY_AFTER_S, ApiError, invalid_request, overloaded, shutting_down
 from trtspec.serving.gateway.internal import internal_error
-from trtspec.serving.gateway.tensors import BIAS, Model, read_outputs
-from trtspec.serving.triton.python_models.error_ids import fault_of, fault_words
-from trtspec.serving.triton.python_models.errors import REFUSED, is_last, status_of
-from trtspec.serving.triton.python_models.fields import TEXT_NAMES, renamed
+from trtspec.serving.gateway.tensors import BIAS, TritonModelInfo, read_outputs
+from trtspec.serving.triton.python_models.error_ids import client_message, parse_error_id
+from trtspec.serving.triton.python_models.errors import REFUSED, is_last, status_from_message
+from trtspec.serving.triton.python_models.fields import TEXT_NAMES, rename_fields
 from trtspec.serving.triton.python_models.grpc_client import IS_LAST, NO_LIMIT
 from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
 
@@ -36,18 +36,18 @@ Code = grpc.StatusCode
 log = logging.getLogger(__name__)
 
 
-class Triton:
+class TritonClient:
     """One model of a Triton server; create it in the running event loop."""
 
     def __init__(self, address: str, model: str, timeout_s: float) -> None:
         self._channel = grpc.aio.insecure_channel(address, [*NO_LIMIT, *RECONNECT])
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._name, self._timeout_s = model, timeout_s
-        self._model: Model | None = None
+        self._model: TritonModelInfo | None = None
         self._ready, self._asked_at = False, float("-inf")
         self._asking = asyncio.Lock()
 
-    async def model(self) -> Model:
+    async def model(self) -> TritonModelInfo:
         """Return the model's inputs and outputs; raises ApiError if the server does not report them."""
         if self._model is None:
             request = service_pb2.ModelConfigRequest(name=self._name)
@@ -55,7 +55,7 @@ class Triton:
                 response = await self._stub.ModelConfig(request, timeout=READY_TIMEOUT_S)
             except grpc.RpcError as error:
                 raise _unavailable(_details(error)) from None
-            self._model = Model.of(response.config)
+            self._model = TritonModelInfo.of(response.config)
         return self._model
 
     async def is_ready(self) -> bool:
@@ -142,7 +142,7 @@ def _unavailable(details: str) -> ApiError:
 
 def _refused(message: str) -> ApiError:
     """Return the client's error for a message without a gRPC status."""
-    status = status_of(message)
+    status = status_from_message(message)
     if status == "UNAVAILABLE":
         return _unavailable(message)
     if status == "CANCELLED":
@@ -150,16 +150,16 @@ def _refused(message: str) -> ApiError:
     if status != REFUSED:
         return _model_failed(message)
     unsupported = message.startswith(BIAS)  # the engine accepts the tensor but ignores it
-    message = renamed(message.split("\n", 1)[0], OPENAI_NAMES)
+    message = rename_fields(message.split("\n", 1)[0], OPENAI_NAMES)
     if unsupported:
-        return wrong(message, "logit_bias", "unsupported_parameter")
-    return wrong(message, code="refused_by_model")
+        return invalid_request(message, "logit_bias", "unsupported_parameter")
+    return invalid_request(message, code="refused_by_model")
 
 
 def _model_failed(details: str) -> ApiError:
     """Return an error with the model's error id, or with a new id under which this process logs the message."""
-    if fault := fault_of(details):
-        message = fault_words(fault, "the server's")
+    if fault := parse_error_id(details):
+        message = client_message(fault, "the server's")
         return ApiError(500, f"the model failed: {message}", code="model_failed")
     return internal_error("the model failed", details, code="model_failed")
 

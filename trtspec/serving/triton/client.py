@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.core.errors import DeployError, StepTimeout
 from trtspec.core.ports import LOOPBACK
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, DRAFT, TARGET
@@ -32,9 +32,9 @@ CONTROLS = "/v2/repository/"
 UNIX = "unix:"  # prefix of a Unix socket's address
 
 
-def asked_text(request: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_special_tokens_flag(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request with add_special_tokens=False if its text is a rendered chat, which JSON does not show."""
-    is_rendered = isinstance(request.get("text_input"), Rendered)
+    is_rendered = isinstance(request.get("text_input"), RenderedText)
     return {**request, ADD_SPECIAL_TOKENS: False} if is_rendered else request
 
 
@@ -93,13 +93,15 @@ class Client:
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
         """Return the response of a request; raises DeployError with the server's message if it fails."""
-        return _document(self._read_all("POST", f"/v2/models/{model}/generate", asked_text(request)), self.where)
+        return _document(
+            self._read_all("POST", f"/v2/models/{model}/generate", with_special_tokens_flag(request)), self.where
+        )
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
         """Yield the responses of a streamed request as they arrive."""
         streams = "streaming" if model in (TARGET, DRAFT) else "stream"
         with self._request(
-            "POST", f"/v2/models/{model}/generate_stream", {streams: True, **asked_text(request)}
+            "POST", f"/v2/models/{model}/generate_stream", {streams: True, **with_special_tokens_flag(request)}
         ) as answer:
             if answer.status != 200:
                 raise self._refused(answer.status, b"".join(self._chunks(answer)))

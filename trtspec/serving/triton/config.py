@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import read_bounded, unreadable
+from trtspec.core.files import describe_read_error, read_bounded
 
 PACKAGE = "inference"
 LINE_LEN = 120
@@ -158,7 +158,9 @@ def load_config(path: Path) -> ModelConfig:
     try:
         text = read_bounded(path, MAX_BYTES).decode()
     except OSError as error:
-        raise TrtspecError(f"the model configuration: {unreadable(error)}", where=str(path), hint=HINT) from None
+        raise TrtspecError(
+            f"the model configuration: {describe_read_error(error)}", where=str(path), hint=HINT
+        ) from None
     except UnicodeDecodeError as error:
         raise TrtspecError(f"the model configuration is not UTF-8: {error}", where=str(path), hint=HINT) from None
     return parse_config(text, where=str(path))

@@ -22,7 +22,7 @@ TOKEN = re.compile(r"[0-9a-f]{32}")
 OBJECT = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*(\}?)")
 
 
-def tagged(body: bytes) -> tuple[str, bytes]:
+def add_client_token(body: bytes) -> tuple[str, bytes]:
     """Return a new token and the body of a `generate` request with the token added.
 
     A body that is not a JSON object is returned unchanged, for Triton to reject.
@@ -35,19 +35,19 @@ def tagged(body: bytes) -> tuple[str, bytes]:
     return token, b'{"%s":"%s"%s' % (PARAMETER.encode(), token.encode(), comma) + body[match.start(1) :]
 
 
-def mark_departed(directory: Path, token: str) -> None:
+def mark_disconnected(directory: Path, token: str) -> None:
     """Record that the client of a token has disconnected."""
     flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     os.close(os.open(directory / token, flags, 0o600))
 
 
-def forget_departed(directory: Path, token: str) -> None:
+def clear_disconnected(directory: Path, token: str) -> None:
     """Remove the record, once Triton has finished the request or the wait for it has timed out."""
     with suppress(FileNotFoundError):
         (directory / token).unlink()
 
 
-def has_departed(directory: str, token: object) -> bool:
+def has_disconnected(directory: str, token: object) -> bool:
     """Return whether the client of a token has disconnected; False for a request without a token."""
     return bool(directory and isinstance(token, str) and TOKEN.fullmatch(token)) and os.path.exists(
         f"{directory}/{token}"

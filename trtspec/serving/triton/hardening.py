@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import group_of, wait_until
+from trtspec.core.processes import group_processes, wait_until
 from trtspec.serving.triton.client import HEADER, Client
-from trtspec.serving.triton.server import Server
+from trtspec.serving.triton.server import TritonServer
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,13 @@ HELP_TIMEOUT_S = 30.0
 PARSED_TIMEOUT_S = 10.0  # until a server has parsed its options and written its first output
 POLL_S = 0.01
 ASK_TIMEOUT_S = 10.0
-FILLER = "x"
-OPEN = "its control APIs accept a token that anyone can guess"
+PLACEHOLDER = "x"
+GUESSABLE_TOKEN = "its control APIs accept a token that anyone can guess"
 ARG_START = 45  # field of /proc/PID/stat, counted after the process name
 
 
 @dataclass(frozen=True)
-class Flag:
+class ServerOption:
     """An option of tritonserver; a server must support the `required` ones. `since` and `source` are informative."""
 
     name: str
@@ -44,42 +44,44 @@ class Flag:
     required: bool = False
 
 
-FLAGS = (
-    Flag(
+SERVER_OPTIONS = (
+    ServerOption(
         "http-restricted-api",
         f"{CONTROL}:{HEADER}={{token}}",
         "2.40 (23.11)",
         "triton-inference-server/server@4b481a6f6",
         required=True,
     ),
-    Flag(
+    ServerOption(
         "grpc-restricted-protocol",
         f"{CONTROL}:{HEADER}={{token}}",
         "2.33 (23.04)",
         "triton-inference-server/server@980bd76b0",
         required=True,
     ),
-    Flag("http-max-input-size", str(MAX_BODY_BYTES), "2.59 (25.06)", "triton-inference-server/server@af8bb9302"),
+    ServerOption(
+        "http-max-input-size", str(MAX_BODY_BYTES), "2.59 (25.06)", "triton-inference-server/server@af8bb9302"
+    ),
     # These two serve the same requests on separate ports, until 2.67 regardless of restrictions.
-    Flag("allow-vertex-ai", "false", "any", "triton-inference-server/server@6b0539b92"),
-    Flag("allow-sagemaker", "false", "any", "triton-inference-server/server@a5b45da57"),
+    ServerOption("allow-vertex-ai", "false", "any", "triton-inference-server/server@6b0539b92"),
+    ServerOption("allow-sagemaker", "false", "any", "triton-inference-server/server@a5b45da57"),
 )
 
 
-def closing_options(server: Server, token: str) -> tuple[str, ...]:
+def hardening_options(server: TritonServer, token: str) -> tuple[str, ...]:
     """Return the options that harden a server; raises DeployError if it cannot restrict its control APIs to `token`."""
-    known = known_options(server)
-    for flag in FLAGS:
+    known = supported_options(server)
+    for flag in SERVER_OPTIONS:
         if flag.required and flag.name not in known:
             raise DeployError(
                 f"it does not support --{flag.name}, so any client could run code in it",
                 where=str(server.executable),
                 hint=f"use tritonserver {flag.since} or newer",
             )
-    return tuple(f"--{flag.name}={flag.value.format(token=token)}" for flag in FLAGS if flag.name in known)
+    return tuple(f"--{flag.name}={flag.value.format(token=token)}" for flag in SERVER_OPTIONS if flag.name in known)
 
 
-def known_options(server: Server) -> frozenset[str]:
+def supported_options(server: TritonServer) -> frozenset[str]:
     """Return the options in a server's help, because builds may leave some out."""
     try:
         completed = subprocess.run(
@@ -96,7 +98,7 @@ def known_options(server: Server) -> frozenset[str]:
     return frozenset(re.findall(r"^\s*--([a-z0-9-]+)", completed.stdout + completed.stderr, re.MULTILINE))
 
 
-def hide_token(process: subprocess.Popen[bytes], token: str) -> None:
+def scrub_token(process: subprocess.Popen[bytes], token: str) -> None:
     """Overwrite the token in a server's command line, which every user can read, once the server has parsed it.
 
     tritonserver accepts it only there. A process that has written any output has parsed its arguments; its log does not
@@ -106,7 +108,9 @@ def hide_token(process: subprocess.Popen[bytes], token: str) -> None:
     secret, refused = token.encode(), dict[int, Exception]()
 
     def is_hidden() -> bool:
-        group = group_of(process.pid)  # an MPI launch has several processes, and the launcher may write nothing itself
+        group = group_processes(
+            process.pid
+        )  # an MPI launch has several processes, and the launcher may write nothing itself
         wrote = {pid for pid in group if _written(pid)}
         for pid in (each for each in group if each in wrote or (wrote and each == process.pid)):
             try:
@@ -120,9 +124,9 @@ def hide_token(process: subprocess.Popen[bytes], token: str) -> None:
         log.info("cannot remove the token from the command line of process %d: %s", pid, error)
 
 
-def opens_to_filler(url: str, token: str) -> bool:
+def accepts_placeholder_token(url: str, token: str) -> bool:
     """Return whether a server's control APIs accept the placeholder of a hidden token, which anyone can send."""
-    return Client.at(url, ASK_TIMEOUT_S, FILLER * len(token)).controls()
+    return Client.at(url, ASK_TIMEOUT_S, PLACEHOLDER * len(token)).controls()
 
 
 def _written(pid: int) -> bool:
@@ -146,4 +150,4 @@ def _overwrite(process: Path, secret: bytes) -> None:
     with (process / "mem").open("r+b", buffering=0) as memory:
         for found in re.finditer(re.escape(secret), (process / "cmdline").read_bytes()):
             memory.seek(start + found.start())
-            memory.write(FILLER.encode() * len(secret))
+            memory.write(PLACEHOLDER.encode() * len(secret))

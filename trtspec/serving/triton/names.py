@@ -11,4 +11,4 @@ TARGET, DRAFT, BLS = "tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls"
 ADD_SPECIAL_TOKENS = "add_special_tokens"  # trtspec's extension: an input of the models that take text
 ENGINE_MODELS = {"target": TARGET, "draft": DRAFT}
 SOCKETS = {"http": "http.sock", "metrics": "metrics.sock"}  # sockets of a server behind the proxy, by protocol
-DEPARTURES = "departures"  # directory of disconnected clients, in the same directory as the sockets
+DISCONNECTS = "departures"  # directory of disconnected clients, in the same directory as the sockets

@@ -113,7 +113,7 @@ OUTPUTS = {
 OPTIONAL = ("input_ids",)  # optional in NVIDIA's tensorrt_llm, which then rejects requests without it
 
 
-def adapt(config: ModelConfig) -> None:
+def add_nvidia_tensors(config: ModelConfig) -> None:
     """Add the tensors of NVIDIA's model of this name, and the parameter that selects NVIDIA's defaults."""
     known = {tensor.name for tensor in [*config.input, *config.output]}
     for tensor in _tensors(INPUTS.get(config.name, ""), known):
@@ -126,7 +126,7 @@ def adapt(config: ModelConfig) -> None:
         config.parameters[PARAMETER].string_value = NVIDIA
 
 
-def unserved(model: str) -> tuple[str, ...]:
+def unsupported_inputs(model: str) -> tuple[str, ...]:
     """Return the names of a model's inputs that are declared but unsupported."""
     return tuple(line.split()[0] for line in INPUTS[model].splitlines() if line.strip())
 

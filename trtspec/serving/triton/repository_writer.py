@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import copy_tree
 from trtspec.core.paths import model_repository_dir
-from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER, adapt
+from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER, add_nvidia_tensors
 from trtspec.serving.triton.warmup import FOLDER as WARMUP
-from trtspec.serving.triton.warmup import Sample, add_samples
+from trtspec.serving.triton.warmup import WarmupSample, add_samples
 
 if TYPE_CHECKING:
     from trtspec.serving.triton.config import ModelConfig
@@ -49,7 +49,7 @@ def emit_model(
     parameters: Parameters,
     *,
     source: Path | None = None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[WarmupSample] = (),
 ) -> None:
     """Write one model below `out` from the hand-written `source`, by default the shared model of that name.
 
@@ -70,7 +70,7 @@ def emit_model(
         else:
             set_parameter(config, key, value)
     if settings.defaults == NVIDIA:
-        adapt(config)
+        add_nvidia_tensors(config)
     elif settings.defaults == MODEL and config.backend == PYTHON:
         set_parameter(config, PARAMETER, MODEL)
     add_samples(config, out / model, samples)

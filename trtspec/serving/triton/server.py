@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from trtspec.core.doctor_check import Probe
+from trtspec.core.doctor_check import DoctorCheck
 from trtspec.core.errors import DeployError
 from trtspec.core.interpreter import VERSION as PYTHON
 from trtspec.core.interpreter import libpython, libpython_name
@@ -38,7 +38,7 @@ INSTALL_HINT = f"{INSTALL_WHEEL}, or set {VARIABLE} to a tritonserver"
 
 
 @dataclass(frozen=True)
-class Server:
+class TritonServer:
     """A tritonserver and the settings to start it."""
 
     executable: Path
@@ -48,7 +48,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Ports:
+class ServerPorts:
     """The ports of one server and the address that it listens on.
 
     With `sockets`, a directory, the server uses Unix sockets there for HTTP and metrics, and a proxy listens on the
@@ -66,19 +66,25 @@ class Ports:
         return f"unix:{self.sockets}/{SOCKETS[door]}" if self.sockets else self.host
 
 
-def find_server() -> Server:
+def find_server() -> TritonServer:
     """Return the tritonserver to use; the error for a missing one explains how to install it."""
     if named := os.environ.get(VARIABLE):
-        return Server(_executable(named), f"${VARIABLE}", environment=_environment([]))
+        return TritonServer(_executable(named), f"${VARIABLE}", environment=_environment([]))
     if found := shutil.which("tritonserver"):
-        return Server(Path(found), "PATH", environment=_environment([]))
+        return TritonServer(Path(found), "PATH", environment=_environment([]))
     if wheel := _wheel():
         return _server_of_wheel(*wheel)
     raise DeployError("tritonserver is not installed", hint=INSTALL_HINT)
 
 
 def server_command(
-    server: Server, repository: Path, ports: Ports, *, model: str, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
+    server: TritonServer,
+    repository: Path,
+    ports: ServerPorts,
+    *,
+    model: str,
+    shm_prefix: str,
+    drain_s: int = EXIT_TIMEOUT_S,
 ) -> list[str]:
     """Return the argv that serves `model` and the models that it is composed of.
 
@@ -119,15 +125,15 @@ def remove_shared_memory(shm_prefix: str) -> None:
         region.unlink(missing_ok=True)
 
 
-def probe_server() -> list[Probe]:
+def probe_server() -> list[DoctorCheck]:
     """Return the checks of the server on this machine, for `trtspec doctor`."""
     uses_wheel = _wheel() is not None
     try:
         server = find_server()
         uses_wheel = server.backends is not None
-        found = Probe("tritonserver", True, f"{server.executable} ({server.source})")
+        found = DoctorCheck("tritonserver", True, f"{server.executable} ({server.source})")
     except DeployError as error:
-        found = Probe("tritonserver", False, error.message, error.hint)
+        found = DoctorCheck("tritonserver", False, error.message, error.hint)
     return [found, *_needs_of_wheel()] if uses_wheel else [found]
 
 
@@ -147,7 +153,7 @@ def _wheel() -> tuple[Path, str] | None:
     return Path(str(wheel.locate_file("pytriton/tritonserver"))), wheel.version
 
 
-def _server_of_wheel(root: Path, version: str) -> Server:
+def _server_of_wheel(root: Path, version: str) -> TritonServer:
     for need in _needs_of_wheel():
         if not need.ok:
             raise DeployError(
@@ -155,7 +161,7 @@ def _server_of_wheel(root: Path, version: str) -> Server:
             )
     backends, library = _linked_backends(root), libpython()
     libraries = [backends / "python", _libraries(root), *([library.parent] if library else [])]
-    return Server(
+    return TritonServer(
         root / "bin" / "tritonserver",
         f"{WHEEL} {version}",
         backends=backends,
@@ -163,7 +169,7 @@ def _server_of_wheel(root: Path, version: str) -> Server:
     )
 
 
-def _needs_of_wheel() -> list[Probe]:
+def _needs_of_wheel() -> list[DoctorCheck]:
     return [_probe_numpy(), _probe_stub(), _probe_libpython()]
 
 
@@ -219,7 +225,7 @@ def _fill(folder: Path, links: Mapping[str, Path]) -> None:
         (folder / name).symlink_to(target)
     if _numpy_2():
         stub = folder / STUB
-        content = stub_patch.for_numpy_2(stub)
+        content = stub_patch.patch_for_numpy_2(stub)
         stub.unlink()
         stub.write_bytes(content)
         stub.chmod(0o755)
@@ -237,12 +243,12 @@ def _numpy_2() -> bool:
     return not metadata.version("numpy").startswith("1.")
 
 
-def _probe_stub() -> Probe:
+def _probe_stub() -> DoctorCheck:
     wheel = _wheel()
     if wheel and _stub(wheel[0]).is_file():
-        return Probe("python stub", True, f"for Python {PYTHON}")
+        return DoctorCheck("python stub", True, f"for Python {PYTHON}")
     known = sorted(path.name for path in (wheel[0] / "python_backend_stubs").glob("*")) if wheel else []
-    return Probe(
+    return DoctorCheck(
         "python stub",
         False,
         f"none for Python {PYTHON}",
@@ -250,17 +256,19 @@ def _probe_stub() -> Probe:
     )
 
 
-def _probe_numpy() -> Probe:
+def _probe_numpy() -> DoctorCheck:
     version, wheel = metadata.version("numpy"), _wheel()
     if not _numpy_2():
-        return Probe("numpy", True, version)
-    if wheel and _stub(wheel[0]).is_file() and stub_patch.is_known(_stub(wheel[0])):
-        return Probe("numpy", True, f"{version}, with a patched copy of the stub")
-    return Probe("numpy", False, f"{version} is not below 2", "pip install 'numpy<2': the stub garbles numpy 2 tensors")
+        return DoctorCheck("numpy", True, version)
+    if wheel and _stub(wheel[0]).is_file() and stub_patch.is_patchable(_stub(wheel[0])):
+        return DoctorCheck("numpy", True, f"{version}, with a patched copy of the stub")
+    return DoctorCheck(
+        "numpy", False, f"{version} is not below 2", "pip install 'numpy<2': the stub garbles numpy 2 tensors"
+    )
 
 
-def _probe_libpython() -> Probe:
+def _probe_libpython() -> DoctorCheck:
     if found := libpython():
-        return Probe("libpython", True, str(found))
+        return DoctorCheck("libpython", True, str(found))
     hint = f"install libpython{PYTHON} (Debian's name), or use a Python built with --enable-shared"
-    return Probe("libpython", False, f"{libpython_name()} not found", hint)
+    return DoctorCheck("libpython", False, f"{libpython_name()} not found", hint)

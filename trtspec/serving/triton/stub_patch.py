@@ -22,12 +22,12 @@ LOADS = {
 }
 
 
-def is_known(stub: Path) -> bool:
+def is_patchable(stub: Path) -> bool:
     """Return whether this stub can be patched."""
     return file_sha256(stub) in LOADS
 
 
-def for_numpy_2(stub: Path) -> bytes:
+def patch_for_numpy_2(stub: Path) -> bytes:
     """Return the content of a known stub, patched for numpy 2."""
     content = bytearray(stub.read_bytes())
     for place in LOADS[file_sha256(stub)]:

@@ -22,7 +22,7 @@ INT32 = 8  # value in Triton's DataType
 
 
 @dataclass(frozen=True)
-class Sample:
+class WarmupSample:
     """`requests` equal requests with int32 inputs of one dimension besides the batch dimension."""
 
     name: str
@@ -34,7 +34,7 @@ class Sample:
         return f"{self.name}-{tensor}.int32"
 
 
-def add_samples(config: ModelConfig, model: Path, samples: Sequence[Sample]) -> None:
+def add_samples(config: ModelConfig, model: Path, samples: Sequence[WarmupSample]) -> None:
     """Add samples to a configuration and write their data below the model's directory."""
     for sample in samples:
         entry = config.model_warmup.add(name=sample.name, batch_size=sample.requests)

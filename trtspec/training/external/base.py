@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.core.registry import find
+from trtspec.core.registry import find_extension
 from trtspec.recipe.schema import StrictModel
 from trtspec.training.settings import TrainSettings
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 PACKAGE, ATTRIBUTE = "trtspec.training.external.trainers", "TRAINER"
 CONFIG, DRAFT, EXPORTED = "run.yaml", "draft", "exported"  # paths in a job's directory
@@ -27,7 +27,7 @@ EPOCHS, LEARNING_RATE = 3, 1e-4  # fine-tuning needs less of both than training 
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
-OneOfOurs = Annotated[str, Field(pattern="^(eagle3|peagle|dflash|dspark)$")]  # common names of these kinds
+KnownKind = Annotated[str, Field(pattern="^(eagle3|peagle|dflash|dspark)$")]  # common names of these kinds
 
 
 class Config(StrictModel):
@@ -43,7 +43,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training job: a draft of `kind` for `target`, which is a directory or a hub id.
 
     `draft` is config.json in the trainer's dialect. `captured` are the target layers whose hidden states the draft
@@ -72,16 +72,16 @@ class Job:
         return self.settings.learning_rate or LEARNING_RATE
 
 
-Further = Callable[[Job, Path, Sequence[Text], Tokenizer], int]
+Further = Callable[[TrainingJob, Path, Sequence[TrainingText], Tokenizer], int]
 
 
-def nothing(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
+def write_nothing(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:
     """Write no additional files and skip no rows."""
     return 0
 
 
 @dataclass(frozen=True)
-class Trainer:
+class ExternalTrainer:
     """An external trainer.
 
     `kinds` are by method. `families` are the target families for which the project has trained drafts. `needs`
@@ -97,12 +97,12 @@ class Trainer:
     families: frozenset[str]
     needs: str
     result: str
-    config: Callable[[Job], Config]
-    commands: Callable[[Job], str]
-    further: Further = nothing
+    config: Callable[[TrainingJob], Config]
+    commands: Callable[[TrainingJob], str]
+    further: Further = write_nothing
 
 
-def find_trainer(name: str) -> Trainer:
+def find_trainer(name: str) -> ExternalTrainer:
     """Return a trainer by name; the error for an unknown name lists the known ones."""
-    found: Trainer = find(PACKAGE, ATTRIBUTE, name, "trainer")
+    found: ExternalTrainer = find_extension(PACKAGE, ATTRIBUTE, name, "trainer")
     return found

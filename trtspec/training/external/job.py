@@ -22,21 +22,21 @@ from pydantic import ValidationError
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.writer import check_new, new_directory
-from trtspec.core.diagnostics import plain_words
+from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.methods.draft_formats.convert import Rendered, render_draft
+from trtspec.methods.draft_formats.convert import RenderedDraft, render_draft
 from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.planning.pipeline import Build
-from trtspec.training.external.base import CONFIG, DRAFT, Job, Trainer, find_trainer
+from trtspec.training.external.base import CONFIG, DRAFT, ExternalTrainer, TrainingJob, find_trainer
 from trtspec.training.external.job_record import JOB, JobRecord
-from trtspec.training.external.rows import ROWS, held_out_digest, row_of, taught, write_lines
-from trtspec.training.plan import Asked, answers_of, load_with_draft, target_of
-from trtspec.training.progress import Watching, outputs_of, plan_of
-from trtspec.training.texts import TEXTS, Text, read_texts
-from trtspec.training.train_draft import check_judges
+from trtspec.training.external.rows import ROWS, held_out_digest, make_row, training_texts, write_lines
+from trtspec.training.plan import TrainRequest, answer_step, load_with_draft, require_target
+from trtspec.training.progress import ProgressFactory, plan_recipe, run_steps
+from trtspec.training.texts import TEXTS, TrainingText, read_texts
+from trtspec.training.train_draft import check_held_out
 
 
-def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRecord]:
+def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tuple[Path, JobRecord]:
     """Generate the target's responses and write the named trainer's input; return its path and record.
 
     TrtspecError, before anything is written, if the job is not possible.
@@ -45,19 +45,19 @@ def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRec
     loaded = load_with_draft(asked, trainer.kinds)
     out = asked.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
     check_new(out)
-    build = plan_of(loaded, watching)
+    build = plan_recipe(loaded, watching)
     draft = _draft(trainer, build)
     job = _job(asked, build, trainer, draft)
     _rendered(trainer, job)  # report configuration errors before generating responses
-    (answered,) = outputs_of([answers_of(asked, build)], build, watching)
+    (answered,) = run_steps([answer_step(asked, build)], build, watching)
     texts = read_texts(answered / TEXTS)
-    check_judges(texts)
+    check_held_out(texts)
     with new_directory(out) as root:
         draft.write(root / DRAFT)
         return out, _write(root, name, trainer, job, build, texts)
 
 
-def _draft(trainer: Trainer, build: Build) -> Rendered:
+def _draft(trainer: ExternalTrainer, build: Build) -> RenderedDraft:
     """Return the recipe's draft in the trainer's dialect."""
     recipe, sources = build.recipe, build.context.sources
     dialect = trainer.kinds[recipe.speculation.method].dialect
@@ -65,11 +65,13 @@ def _draft(trainer: Trainer, build: Build) -> Rendered:
     return render_draft(sources["draft"].root, dialect, target, named=recipe.target.model)
 
 
-def _write(root: Path, name: str, trainer: Trainer, job: Job, build: Build, texts: list[Text]) -> JobRecord:
-    rows, recipe = taught(texts), build.recipe
+def _write(
+    root: Path, name: str, trainer: ExternalTrainer, job: TrainingJob, build: Build, texts: list[TrainingText]
+) -> JobRecord:
+    rows, recipe = training_texts(texts), build.recipe
     job = replace(job, longest=max(len(text.tokens) for text in rows))
     (root / CONFIG).write_text(_rendered(trainer, job))
-    write_lines(root / ROWS, map(row_of, rows))
+    write_lines(root / ROWS, map(make_row, rows))
     record = JobRecord(
         name=recipe.name,
         method=recipe.speculation.method,
@@ -86,11 +88,11 @@ def _write(root: Path, name: str, trainer: Trainer, job: Job, build: Build, text
     return record
 
 
-def _job(asked: Asked, build: Build, trainer: Trainer, draft: Rendered) -> Job:
+def _job(asked: TrainRequest, build: Build, trainer: ExternalTrainer, draft: RenderedDraft) -> TrainingJob:
     """Return the job, without its longest row, which is not known yet."""
-    target, facts = target_of(build.context), draft.draft.facts
+    target, facts = require_target(build.context), draft.draft.facts
     captured = facts.get("hidden_layers") or facts.get("aux_layers") or default_aux_layers(target.config.num_layers)
-    return Job(
+    return TrainingJob(
         trainer.kinds[draft.draft.kind],
         build.recipe.target.model,
         target.config.num_layers,
@@ -103,20 +105,19 @@ def _job(asked: Asked, build: Build, trainer: Trainer, draft: Rendered) -> Job:
     )
 
 
-def _rendered(trainer: Trainer, job: Job) -> str:
+def _rendered(trainer: ExternalTrainer, job: TrainingJob) -> str:
     try:
         config = trainer.config(job)
     except ValidationError as error:
         wrong = error.errors()[0]
-        message = (
-            f"{trainer.title}, {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}, got {wrong['input']!r}"
-        )
+        key, problem = ".".join(map(str, wrong["loc"])), simplify_pydantic_message(wrong["msg"])
+        message = f"{trainer.title}, {key}: {problem}, got {wrong['input']!r}"
         raise TrtspecError(message, hint="change the corresponding option") from None
     return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
 
 
-def _warnings(trainer: Trainer, context: PlanContext) -> list[str]:
-    family = target_of(context).family
+def _warnings(trainer: ExternalTrainer, context: PlanContext) -> list[str]:
+    family = require_target(context).family
     if family in trainer.families:
         return []
     return [f"{trainer.title} has published no draft for {family} targets: {', '.join(sorted(trainer.families))}"]
@@ -147,7 +148,7 @@ with the options that wrote it. The draft is then converted and measured on the 
 """
 
 
-def _write_guide(root: Path, trainer: Trainer, job: Job, record: JobRecord) -> None:
+def _write_guide(root: Path, trainer: ExternalTrainer, job: TrainingJob, record: JobRecord) -> None:
     target = shlex.quote(job.target)
     (root / "run.sh").write_text(RUN.format(target=target, commands=trainer.commands(job)))
     (root / "README.md").write_text(README.format(target=target, record=record, trainer=trainer))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from trtspec.core.diagnostics import plain_words
+from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.recipe.schema import StrictModel
@@ -47,5 +47,7 @@ def read_job(result: Path) -> tuple[Path, JobRecord]:
         return root, JobRecord.model_validate_json(read_bounded(root / JOB, MOST_BYTES))
     except ValidationError as error:
         wrong = error.errors()[0]
-        message = f"not written by trtspec: {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}"
+        message = (
+            f"not written by trtspec: {'.'.join(map(str, wrong['loc']))}: {simplify_pydantic_message(wrong['msg'])}"
+        )
         raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.training.external.rows import write_lines
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 AS_THEY_ARE = (
     "{%- for message in messages -%}"
@@ -23,7 +23,7 @@ AS_THEY_ARE = (
 )
 
 
-def write_messages(path: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
+def write_messages(path: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:
     """Write texts as messages and return their number; TrtspecError if no text is suitable."""
     found = [pair for text in texts if (pair := pieces(text, tokenizer))]
     if not found:
@@ -33,9 +33,9 @@ def write_messages(path: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> i
     return len(found)
 
 
-def pieces(text: Text, tokenizer: Tokenizer) -> tuple[str, str] | None:
+def pieces(text: TrainingText, tokenizer: Tokenizer) -> tuple[str, str] | None:
     """Return prompt and response as text, or None if they tokenize differently or cannot be separated."""
-    whole, prompt = (tokenizer.decode_whole(ids) for ids in (text.tokens, text.prompt))
+    whole, prompt = (tokenizer.decode_with_specials(ids) for ids in (text.tokens, text.prompt))
     if not whole.startswith(prompt) or tuple(tokenizer.encode(whole, add_special_tokens=False)) != text.tokens:
         return None
     return prompt, whole[len(prompt) :]

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.training.texts import HELD_OUT, TRAIN, Text, pool
+from trtspec.training.texts import HELD_OUT, TRAIN, TrainingText, pool
 
 ROWS = "rows.jsonl"
 
 
-def taught(texts: Sequence[Text]) -> list[Text]:
+def training_texts(texts: Sequence[TrainingText]) -> list[TrainingText]:
     """Return the training texts, with texts to keep repeated as in a local training.
 
     TrtspecError if no response has two tokens, because the first one is never drafted.
@@ -33,7 +33,7 @@ def taught(texts: Sequence[Text]) -> list[Text]:
     return found
 
 
-def row_of(text: Text) -> dict[str, Any]:
+def make_row(text: TrainingText) -> dict[str, Any]:
     """Return a text as a row."""
     return {"input_ids": list(text.tokens), "loss_mask": [0] * len(text.prompt) + [1] * len(text.answer)}
 
@@ -44,7 +44,7 @@ def write_lines(path: Path, records: Iterable[Any]) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def held_out_digest(texts: Iterable[Text]) -> str:
+def held_out_digest(texts: Iterable[TrainingText]) -> str:
     """Return the SHA-256 of the held-out prompts' tokens, independent of order and responses."""
     prompts = sorted(text.prompt for text in texts if text.side == HELD_OUT)
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()

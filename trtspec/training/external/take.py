@@ -10,16 +10,16 @@ from trtspec.core.errors import TrtspecError
 from trtspec.methods.draft_formats.draft import read_draft
 from trtspec.planning.pipeline import Build
 from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.external.base import Trainer, find_trainer
+from trtspec.training.external.base import ExternalTrainer, find_trainer
 from trtspec.training.external.job_record import JobRecord, read_job
 from trtspec.training.external.take_draft import TakeDraft
-from trtspec.training.plan import Asked, files_of, load_with_draft, target_of
-from trtspec.training.progress import Watching
-from trtspec.training.result import Result
-from trtspec.training.run import judge
+from trtspec.training.plan import TrainRequest, load_with_draft, require_target, source_files
+from trtspec.training.progress import ProgressFactory
+from trtspec.training.result import TrainResult
+from trtspec.training.run import train_and_evaluate
 
 
-def take_result(asked: Asked, result: Path, watching: Watching) -> Result:
+def import_result(asked: TrainRequest, result: Path, watching: ProgressFactory) -> TrainResult:
     """Evaluate a trainer's result in a job's directory, and publish it if it is better.
 
     `result` is that directory, or one of the drafts in it. TrtspecError for an inconsistent draft.
@@ -27,23 +27,25 @@ def take_result(asked: Asked, result: Path, watching: Watching) -> Result:
     root, record = read_job(result)
     trainer = find_trainer(record.trainer)
 
-    def taking(_: Asked, build: Build, answers: AnswerPrompts) -> TakeDraft:
+    def taking(_: TrainRequest, build: Build, answers: AnswerPrompts) -> TakeDraft:
         trained = load_source(_trained_dir(result, root, trainer))
         return _take(trained, record, build, answers)
 
-    return judge(asked, load_with_draft(asked, [record.method]), watching, taking)
+    return train_and_evaluate(asked, load_with_draft(asked, [record.method]), watching, taking)
 
 
 def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPrompts) -> TakeDraft:
-    target, sources = target_of(build.context), build.context.sources
+    target, sources = require_target(build.context), build.context.sources
     if (found := read_draft(trained, target)).kind != record.method:
         raise found.refuse(f"is a {found.kind} draft; the recipe's method is {record.method}")
     own = read_draft(sources["draft"], target)
     name = f"{record.trainer} {record.version}"
-    return TakeDraft(files_of(trained), files_of(sources["target"]), answers, own.dialect, record.held_out, name)
+    return TakeDraft(
+        source_files(trained), source_files(sources["target"]), answers, own.dialect, record.held_out, name
+    )
 
 
-def _trained_dir(result: Path, root: Path, trainer: Trainer) -> Path:
+def _trained_dir(result: Path, root: Path, trainer: ExternalTrainer) -> Path:
     """Return the path of the trained draft: `result`, or the trainer's output path if `result` is the job."""
     path = (root / trainer.result if result.absolute() == root else result.absolute()).resolve()
     if not path.is_relative_to(root.resolve()):

@@ -11,7 +11,7 @@ from typing import ClassVar
 from trtspec.bench.overlap import RECORD
 from trtspec.core.errors import TrtspecError
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.external.rows import held_out_digest
 from trtspec.training.texts import TEXTS, read_texts
@@ -38,7 +38,7 @@ class TakeDraft(Step):
         """Return the step's name."""
         return "take-draft"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Convert; TrtspecError for different held-out prompts, and for an inconsistent draft."""
         from trtspec.methods.draft_formats.convert import convert_draft
 

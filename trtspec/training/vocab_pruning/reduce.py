@@ -14,17 +14,24 @@ from typing import Any
 from trtspec.checkpoints.writer import new_directory
 from trtspec.core.errors import TrtspecError
 from trtspec.planning.prediction.predict import step_cost
-from trtspec.training.measure_draft import held_out_of, read_counts
-from trtspec.training.plan import Asked, answers_of, build_with, files_of, load_asked, measure_draft
-from trtspec.training.progress import Watching, outputs_of, plan_of
-from trtspec.training.verdict import Verdict, side_of
+from trtspec.training.measure_draft import read_counts, read_held_out
+from trtspec.training.plan import (
+    TrainRequest,
+    answer_step,
+    build_with,
+    load_requested_recipe,
+    measure_draft,
+    source_files,
+)
+from trtspec.training.progress import ProgressFactory, plan_recipe, run_steps
+from trtspec.training.verdict import TrainingVerdict, describe_acceptance
 from trtspec.training.vocab_pruning.reduce_draft import METHODS, ReduceDraft
 
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Reduced:
+class PruningResult:
     """A net with a draft vocabulary of `left` tokens, its path, and the change on the held-out texts.
 
     `costs` are the costs of a step before and after, in steps of the target alone.
@@ -33,7 +40,7 @@ class Reduced:
     name: str
     out: Path
     left: int
-    verdict: Verdict
+    verdict: TrainingVerdict
     costs: tuple[float, float]
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,30 +52,30 @@ class Reduced:
             "name": self.name,
             "draft": str(self.out),
             "draft_vocab_size": self.left,
-            **{word: side_of(side) | {"step_cost": round(cost, 4)} for word, side, cost in sides},
+            **{word: describe_acceptance(side) | {"step_cost": round(cost, 4)} for word, side, cost in sides},
             "change": whole.change.as_list(),
             "kinds": [each.as_dict() for each in self.verdict.kinds],
         }
 
 
-def reduce(asked: Asked, left: int, out: Path, watching: Watching) -> Reduced:
+def prune_vocabulary(asked: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
     """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
-    loaded = load_asked(asked)
+    loaded = load_requested_recipe(asked)
     speculation = loaded.recipe.speculation
     if speculation.draft is None or speculation.method not in METHODS:
         message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(METHODS)}"
         raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe")
-    build = plan_of(loaded, watching)
-    answers = answers_of(asked, build)
-    target, source = (files_of(build.context.sources[role]) for role in ("target", "draft"))
+    build = plan_recipe(loaded, watching)
+    answers = answer_step(asked, build)
+    target, source = (source_files(build.context.sources[role]) for role in ("target", "draft"))
     reduction = ReduceDraft(target, source, answers, speculation.method, left)
     steps = [answers, measure_draft("before", build, answers), reduction]
-    answered, before, reduced = outputs_of(steps, build, watching)
+    answered, before, reduced = run_steps(steps, build, watching)
     fewer = build_with(asked, reduced)
-    (after,) = outputs_of([measure_draft("after", fewer, answers)], fewer, watching)
-    verdict = Verdict.of(held_out_of(answered), read_counts(before), read_counts(after))
+    (after,) = run_steps([measure_draft("after", fewer, answers)], fewer, watching)
+    verdict = TrainingVerdict.of(read_held_out(answered), read_counts(before), read_counts(after))
     _write(reduced, out)
-    return Reduced(loaded.recipe.name, out, left, verdict, (step_cost(build.context), step_cost(fewer.context)))
+    return PruningResult(loaded.recipe.name, out, left, verdict, (step_cost(build.context), step_cost(fewer.context)))
 
 
 def _write(reduced: Path, out: Path) -> None:

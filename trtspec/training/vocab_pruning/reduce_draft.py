@@ -11,7 +11,7 @@ from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors
 from trtspec.core.errors import CheckpointError
 from trtspec.store.files import Files
-from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.texts import HELD_OUT, TEXTS, read_texts
 
@@ -38,7 +38,7 @@ class ReduceDraft(Step):
         """Return the step's name."""
         return "reduce-draft"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the net; CheckpointError if it does not draft more tokens than `count`."""
         from trtspec.training.vocab_pruning.reduced_net import ReducedNet  # imports torch, which planning does not need
         from trtspec.training.vocab_pruning.vocabulary import most_frequent

@@ -17,9 +17,9 @@ from trtspec.checkpoints.writer import Part
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.model.tensors import TORCH_DTYPES, map_tensor
 from trtspec.methods.eagle3 import find_names
-from trtspec.methods.eagle3.head import Names
+from trtspec.methods.eagle3.head import Eagle3Names
 from trtspec.methods.head_checks import drafted_ids
-from trtspec.training.export import part_of
+from trtspec.training.export import make_part
 from trtspec.training.tensors import SourceTensors
 
 EAGLE = ("eagle3", "p_eagle")  # their sources may use other names
@@ -32,7 +32,7 @@ class ReducedNet:
 
     def __init__(self, root: Path, method: str, target: SourceModel) -> None:
         self._source, self._target = load_source(root), target
-        names = find_names(self._source) if method in EAGLE else Names()
+        names = find_names(self._source) if method in EAGLE else Eagle3Names()
         self._prefix, self._head = names.prefix, f"{names.prefix}{names.head}"
         stored = self._source.tensors.get(f"{self._prefix}d2t")
         self.drafted: Sequence[int] = drafted_ids(stored) if stored else range(target.config.vocab_size)
@@ -56,7 +56,7 @@ class ReducedNet:
         }
         made |= {name: self._read(name)[rows] for name in self._source.tensors if name.endswith(OF_TOKENS)}
         kept = [Part.copy(name, each) for name, each in self._source.tensors.items() if name not in made]
-        return [*kept, *(part_of(name, each, self._source.main_dtype) for name, each in made.items())]
+        return [*kept, *(make_part(name, each, self._source.main_dtype) for name, each in made.items())]
 
     def _lm_head(self) -> Tensor:
         """Return the net's LM head, or the target's if the net lacks one."""

@@ -15,12 +15,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 MOST_MISSED = 0.005  # share of the responses' tokens below which the vocabulary is not changed
 
 
-def chosen_ids(ids: Tensor, texts: Sequence[Text]) -> Tensor:
+def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
     """Return as many ids as `ids` [n], ascending: the most frequent in the responses, ties in the order of `ids`.
 
     The ids are unchanged if the responses contain hardly any other token.
@@ -32,13 +32,13 @@ def chosen_ids(ids: Tensor, texts: Sequence[Text]) -> Tensor:
     return torch.tensor(most_frequent(len(ids), texts, [*known, *others]), device=ids.device)
 
 
-def most_frequent(count: int, texts: Sequence[Text], among: Iterable[int]) -> list[int]:
+def most_frequent(count: int, texts: Sequence[TrainingText], among: Iterable[int]) -> list[int]:
     """Return `count` ids of those `among`, ascending: the most frequent in the responses, ties by order."""
     counts = _counted(texts)
     return sorted(sorted(among, key=lambda token: -counts[token])[:count])
 
 
-def _counted(texts: Sequence[Text]) -> Counter[int]:
+def _counted(texts: Sequence[TrainingText]) -> Counter[int]:
     return Counter(token for text in texts for token in text.answer)
 
 

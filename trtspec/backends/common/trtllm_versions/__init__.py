@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from trtspec.backends.common.trtllm_versions.containers import containers, is_release
 from trtspec.core.errors import TrtspecError
-from trtspec.core.package_data import read_own
+from trtspec.core.package_data import load_package_yaml
 
 VERSIONS = Path(__file__).parent
 
@@ -22,7 +22,7 @@ OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 
 
 @dataclass(frozen=True)
-class Option:
+class BuildOption:
     """One option of trtllm-build.
 
     A "flag" stands alone, a "switch" is enable or disable, "strings" has several values. `choices` is empty if any
@@ -106,7 +106,7 @@ class VersionSpec:
     minor: str
     sources: tuple[str, ...]
     releases: tuple[TrtllmRelease, ...]
-    options: dict[str, Option]
+    options: dict[str, BuildOption]
     modes: dict[str, int]
     api: ApiSpec
 
@@ -122,7 +122,7 @@ def version_specs() -> dict[str, VersionSpec]:
     return {minor: _load(minor) for minor in minors}
 
 
-def version_spec_of(version: str) -> VersionSpec:
+def find_version_spec(version: str) -> VersionSpec:
     """Return the spec of a release or release candidate. Raise TrtspecError for an unsupported version."""
     for spec in version_specs().values():
         if any(is_release(version, release.version) for release in spec.releases):
@@ -141,7 +141,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _load(minor: str) -> VersionSpec:
-    data = read_own(VERSIONS / f"{minor}.yaml")
+    data = load_package_yaml(VERSIONS / f"{minor}.yaml")
     return VersionSpec(
         minor=minor,
         sources=tuple(data["sources"]),
@@ -161,9 +161,9 @@ def _release(version: str) -> TrtllmRelease:
     return TrtllmRelease(version, tags, company.tensorrt, company.cuda, company.driver)
 
 
-def _option(name: str, data: dict[str, Any]) -> Option:
+def _option(name: str, data: dict[str, Any]) -> BuildOption:
     choices = ("enable", "disable") if data["type"] == "switch" else tuple(data.get("choices", ()))
-    return Option(name, **{"default": None, "inferred": False, "note": "", **data, "choices": choices})
+    return BuildOption(name, **{"default": None, "inferred": False, "note": "", **data, "choices": choices})
 
 
 def _api(data: dict[str, Any]) -> ApiSpec:

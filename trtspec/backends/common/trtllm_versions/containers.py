@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.package_data import read_own
+from trtspec.core.package_data import load_package_yaml
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
@@ -34,7 +34,7 @@ class Container:
 
 @cache
 def _document() -> dict[str, Any]:
-    document: dict[str, Any] = read_own(CONTAINERS)
+    document: dict[str, Any] = load_package_yaml(CONTAINERS)
     return document
 
 
@@ -44,7 +44,7 @@ def containers() -> tuple[Container, ...]:
     return tuple(Container(**each) for each in _document()["containers"])
 
 
-def images_of(version: str) -> tuple[str, ...]:
+def container_images(version: str) -> tuple[str, ...]:
     """Return the container images, by tag, that ship a release, newest first."""
     image = _document()["image"]
     return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, REDRAFTER, mode_of
+from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, REDRAFTER, speculation_mode
 from trtspec.backends.tensorrt_llm.rules.sources import (
     ATTENTION,
     ATTENTION_PLUGIN,
@@ -23,12 +23,12 @@ from trtspec.core.diagnostics import Diagnostic
 FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
-def a_cache_can_be_reused(context: PlanContext) -> Iterator[Diagnostic]:
+def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
     """An FP8 cache without FP8 weights disables paged context attention, and therefore reuse.
 
     External drafts come with the whole text in each step, and the runtime rejects the target without reuse.
     """
-    is_needed = mode_of(context) == EXTERNAL
+    is_needed = speculation_mode(context) == EXTERNAL
     for spec in engine_specs(context):
         if not spec.has_paged_context_fmha and spec.mode != EAGLE:
             message = (
@@ -41,7 +41,7 @@ def a_cache_can_be_reused(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(path, "kv-reuse", message, hint, "error" if is_needed else "warning", source)
 
 
-def rows_verify_no_tree(context: PlanContext) -> Iterator[Diagnostic]:
+def check_rowwise_trees(context: PlanContext) -> Iterator[Diagnostic]:
     """Attention with row-wise scales does not pass on whether drafts are verified, and the build fails."""
     target = engine_specs(context)[0]
     if target.quant_format.weights == "fp8_rowwise" and target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER):
@@ -50,7 +50,7 @@ def rows_verify_no_tree(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
 
 
-def rows_have_no_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
+def check_rowwise_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
     """Attention with row-wise scales lacks query and key norms; the loader only warns about their weights."""
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.qk_norm:
@@ -60,7 +60,7 @@ def rows_have_no_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)
 
 
-def fp8_attention_has_an_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
+def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
     """FP8 context attention writes its output in FP8, with the scale of the next layer."""
     models = {"target": context.recipe.target, "draft": context.recipe.speculation.draft}
     for spec in engine_specs(context):
@@ -76,8 +76,8 @@ def fp8_attention_has_an_output_scale(context: PlanContext) -> Iterator[Diagnost
 
 
 RULES = (
-    a_cache_can_be_reused,
-    rows_verify_no_tree,
-    rows_have_no_head_norms,
-    fp8_attention_has_an_output_scale,
+    check_cache_reuse,
+    check_rowwise_trees,
+    check_rowwise_head_norms,
+    check_fp8_output_scale,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.rules.sources import BUILDER, HARDWARE, MODELS, PLUGINS
-from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
+from trtspec.backends.tensorrt_llm.specs import engine_specs, recipe_gpu
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import Gpu, find_gpu
@@ -36,7 +36,7 @@ ARCHITECTURES = frozenset({
 })  # fmt: skip
 
 
-def gpu_is_named(context: PlanContext) -> Iterator[Diagnostic]:
+def check_gpu_set(context: PlanContext) -> Iterator[Diagnostic]:
     """Engines run only on the GPU architecture that they are built for."""
     name = context.recipe.engine.gpu
     if name is None:
@@ -49,18 +49,18 @@ def gpu_is_named(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("engine.gpu", "gpu", error.message, error.hint, source=HARDWARE)
 
 
-def gpu_is_served(context: PlanContext) -> Iterator[Diagnostic]:
+def check_gpu_supported(context: PlanContext) -> Iterator[Diagnostic]:
     """Volta and Turing are not supported."""
-    gpu = gpu_of(context)
+    gpu = recipe_gpu(context)
     if gpu and gpu.sm < AMPERE:
         message = f"TensorRT-LLM {context.version} runs on Ampere and later, not on {_describe(gpu)}"
         hint = "use a backend that does not build engines"
         yield Diagnostic("engine.gpu", "gpu", message, hint, source=HARDWARE)
 
 
-def fp8_has_kernels(context: PlanContext) -> Iterator[Diagnostic]:
+def check_fp8_kernels(context: PlanContext) -> Iterator[Diagnostic]:
     """FP8 tensor cores exist from Ada on."""
-    gpu = gpu_of(context)
+    gpu = recipe_gpu(context)
     if gpu is None or gpu.sm < AMPERE or gpu.has_fp8:
         return
     for spec in engine_specs(context):
@@ -71,9 +71,9 @@ def fp8_has_kernels(context: PlanContext) -> Iterator[Diagnostic]:
                 yield Diagnostic(path, "fp8", message, f"{key}: none, or another gpu", source=BUILDER)
 
 
-def rows_have_no_scales_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
+def check_rowwise_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder rejects per-channel and per-token scales on Blackwell."""
-    gpu = gpu_of(context)
+    gpu = recipe_gpu(context)
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
     for spec in engine_specs(context):
@@ -85,9 +85,9 @@ def rows_have_no_scales_on_blackwell(context: PlanContext) -> Iterator[Diagnosti
             yield Diagnostic(path, "fp8", message, "weights: fp8", source=BUILDER)
 
 
-def plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
+def check_plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
     """Some plugins lack kernels for compute capability 10.0."""
-    gpu = gpu_of(context)
+    gpu = recipe_gpu(context)
     if gpu is None or gpu.sm != BLACKWELL:
         return
     for name in NOT_ON_BLACKWELL:
@@ -96,7 +96,7 @@ def plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(f"engine.extra.{name}", "gpu", message, "remove it", source=PLUGINS)
 
 
-def architecture_is_known(context: PlanContext) -> Iterator[Diagnostic]:
+def check_architecture(context: PlanContext) -> Iterator[Diagnostic]:
     """TensorRT-LLM may not support a family that trtspec can convert."""
     for spec in engine_specs(context):
         if spec.config.architecture not in ARCHITECTURES:
@@ -115,10 +115,10 @@ def _describe(gpu: Gpu) -> str:
 
 
 RULES = (
-    gpu_is_named,
-    gpu_is_served,
-    fp8_has_kernels,
-    rows_have_no_scales_on_blackwell,
-    plugins_on_blackwell,
-    architecture_is_known,
+    check_gpu_set,
+    check_gpu_supported,
+    check_fp8_kernels,
+    check_rowwise_on_blackwell,
+    check_plugins_on_blackwell,
+    check_architecture,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, REDRAFTER, mode_of
+from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, REDRAFTER, speculation_mode
 from trtspec.backends.tensorrt_llm.rules.sources import (
     BUILDER,
     DECODER,
@@ -56,14 +56,14 @@ ONE_STAGE = {
 }
 
 
-def acceptance_is_exact(context: PlanContext) -> Iterator[Diagnostic]:
+def check_acceptance(context: PlanContext) -> Iterator[Diagnostic]:
     """The Triton backend does not pass on the thresholds of typical acceptance."""
-    if mode_of(context) and context.options.acceptance != "exact":
+    if speculation_mode(context) and context.options.acceptance != "exact":
         message = "the Triton backend does not support typical acceptance"
         yield Diagnostic("speculation.options.lossy", "lossy", message, "remove lossy", source=TRITON)
 
 
-def eagle_is_for_llama(context: PlanContext) -> Iterator[Diagnostic]:
+def check_eagle_architecture(context: PlanContext) -> Iterator[Diagnostic]:
     """EAGLE engines use a Llama class."""
     target = _target(context, EAGLE)
     if target and target.config.architecture != "LlamaForCausalLM":
@@ -72,7 +72,7 @@ def eagle_is_for_llama(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic(METHOD, "architecture", message, hint, source=f"{issue(2511)}, {issue(10396)}")
 
 
-def eagle_is_not_quantized(context: PlanContext) -> Iterator[Diagnostic]:
+def check_eagle_quantization(context: PlanContext) -> Iterator[Diagnostic]:
     """EAGLE engines are in 16 bits."""
     target = _target(context, EAGLE)
     for key in ("weights", "kv_cache"):
@@ -82,7 +82,7 @@ def eagle_is_not_quantized(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(f"target.quantization.{key}", "fp8", message, f"{key}: none", source=source)
 
 
-def drafts_inside_have_one_stage(context: PlanContext) -> Iterator[Diagnostic]:
+def check_pipeline_stages(context: PlanContext) -> Iterator[Diagnostic]:
     """The head reads the outputs of the last stage, but upstream creates and requests it on every stage."""
     target = engine_specs(context)[0]
     if target.mode in ONE_STAGE and target.mapping.pipeline > 1:
@@ -91,15 +91,15 @@ def drafts_inside_have_one_stage(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=source)
 
 
-def drafts_inside_have_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
+def check_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
     """The draft length of an engine that drafts inside is fixed when it is built."""
-    if context.recipe.speculation.schedule and (mode := mode_of(context)) != EXTERNAL:
+    if context.recipe.speculation.schedule and (mode := speculation_mode(context)) != EXTERNAL:
         message = f"the draft length of a {context.recipe.speculation.method} engine is fixed when it is built"
         hint = "remove schedule, or set method: draft_target or ngram"
         yield Diagnostic("speculation.schedule", "not-supported", message, hint, source=READMES.get(mode, TRITON))
 
 
-def eagle_has_few_rows(context: PlanContext) -> Iterator[Diagnostic]:
+def check_eagle_batch_size(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder asserts this limit."""
     target = _target(context, EAGLE)
     if target and target.max_batch_size > MOST_EAGLE_ROWS:
@@ -107,22 +107,22 @@ def eagle_has_few_rows(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("engine.max_batch_size", "out-of-range", message, f"at most {MOST_EAGLE_ROWS}", source=BUILDER)
 
 
-def eagle_has_a_static_tree(context: PlanContext) -> Iterator[Diagnostic]:
+def check_eagle_tree(context: PlanContext) -> Iterator[Diagnostic]:
     """The Triton backend does not pass on the executor's option for dynamic trees."""
-    if isinstance(context.options, EagleOptions) and context.options.dynamic and mode_of(context):
+    if isinstance(context.options, EagleOptions) and context.options.dynamic and speculation_mode(context):
         message = "Triton cannot serve a dynamic tree (EAGLE-2): its backend passes on only eagle_choices"
         yield Diagnostic("speculation.options.dynamic", "not-supported", message, "remove dynamic", source=TRITON)
 
 
-def requests_are_greedy(context: PlanContext) -> Iterator[Diagnostic]:
+def check_greedy_only(context: PlanContext) -> Iterator[Diagnostic]:
     """Some engines always take the most probable token; the served model rejects sampled requests for them."""
     if is_greedy_only(context):
         message = f"{context.recipe.speculation.method} engines always decode greedily, whatever the request's sampling"
         hint = "sampled requests are rejected; draft_target supports them"
-        yield Diagnostic(METHOD, "greedy", message, hint, "warning", GREEDY_SOURCES[mode_of(context)])
+        yield Diagnostic(METHOD, "greedy", message, hint, "warning", GREEDY_SOURCES[speculation_mode(context)])
 
 
-def examples_exist(context: PlanContext) -> Iterator[Diagnostic]:
+def check_upstream_examples(context: PlanContext) -> Iterator[Diagnostic]:
     """Other models of the same classes may work, but upstream does not show them."""
     target = engine_specs(context)[0]
     known, source = EXAMPLES.get(target.mode, ((), ""))
@@ -134,7 +134,7 @@ def examples_exist(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic(METHOD, "architecture", message, "verify the artifact", "warning", source)
 
 
-def stages_are_not_documented(context: PlanContext) -> Iterator[Diagnostic]:
+def check_documented_stages(context: PlanContext) -> Iterator[Diagnostic]:
     """Upstream's support lists contain only tensor parallelism."""
     target = engine_specs(context)[0]
     if target.mode in READMES and target.mapping.pipeline > 1:
@@ -143,10 +143,10 @@ def stages_are_not_documented(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, "warning", READMES[target.mode])
 
 
-def lookahead_drafts(context: PlanContext) -> Iterator[Diagnostic]:
+def check_lookahead_sizes(context: PlanContext) -> Iterator[Diagnostic]:
     """(1, 1, 0) disables lookahead, but an engine of that mode needs space for drafts."""
     options = context.options
-    if not isinstance(options, LookaheadOptions) or not mode_of(context):
+    if not isinstance(options, LookaheadOptions) or not speculation_mode(context):
         return
     sizes = (options.window, options.ngram, options.verification)
     if context.draft_shape.max_tokens == 0:
@@ -160,7 +160,7 @@ def lookahead_drafts(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("speculation.options", "out-of-range", message, None, "warning", LOOKAHEAD_README)
 
 
-def logits_have_one_shape(context: PlanContext) -> Iterator[Diagnostic]:
+def check_logits_shape(context: PlanContext) -> Iterator[Diagnostic]:
     """Logits have the width of the vocabulary padded to the ranks; the target requires its own width."""
     specs = engine_specs(context)
     widths = [ceil(spec.config.vocab_size / spec.mapping.tensor) * spec.mapping.tensor for spec in specs]
@@ -177,16 +177,16 @@ def _target(context: PlanContext, mode: str) -> EngineSpec | None:
 
 
 RULES = (
-    acceptance_is_exact,
-    eagle_is_for_llama,
-    eagle_is_not_quantized,
-    drafts_inside_have_one_stage,
-    drafts_inside_have_no_schedule,
-    eagle_has_few_rows,
-    eagle_has_a_static_tree,
-    requests_are_greedy,
-    examples_exist,
-    stages_are_not_documented,
-    lookahead_drafts,
-    logits_have_one_shape,
+    check_acceptance,
+    check_eagle_architecture,
+    check_eagle_quantization,
+    check_pipeline_stages,
+    check_no_schedule,
+    check_eagle_batch_size,
+    check_eagle_tree,
+    check_greedy_only,
+    check_upstream_examples,
+    check_documented_stages,
+    check_lookahead_sizes,
+    check_logits_shape,
 )

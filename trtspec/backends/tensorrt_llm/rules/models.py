@@ -25,7 +25,7 @@ from trtspec.core.diagnostics import Diagnostic
 GEMMA, PHI = ("Gemma2ForCausalLM", "Gemma3ForCausalLM"), ("Phi3ForCausalLM",)
 
 
-def layers_take_no_mask_of_drafts(context: PlanContext) -> Iterator[Diagnostic]:
+def check_tree_mask_support(context: PlanContext) -> Iterator[Diagnostic]:
     """The layers of these models lack a parameter for the attention mask of drafts."""
     target = engine_specs(context)[0]
     if target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER) and target.config.architecture in GEMMA + PHI:
@@ -36,7 +36,7 @@ def layers_take_no_mask_of_drafts(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("speculation.method", "architecture", message, hint, source=source)
 
 
-def positions_under_windows_are_scaled(context: PlanContext) -> Iterator[Diagnostic]:
+def check_window_rope_scaling(context: PlanContext) -> Iterator[Diagnostic]:
     """Engines scale both sets of rotary positions, but Gemma 3 scales only the set for layers without a window."""
     for spec in engine_specs(context):
         if spec.config.local_rotary_base and spec.config.rope_scaling:
@@ -46,7 +46,7 @@ def positions_under_windows_are_scaled(context: PlanContext) -> Iterator[Diagnos
             yield Diagnostic(f"{spec.path}.model", "rope", message, hint, source=source)
 
 
-def layers_without_a_window_are_counted(context: PlanContext) -> Iterator[Diagnostic]:
+def check_window_layers(context: PlanContext) -> Iterator[Diagnostic]:
     """Gemma 3's engines place layers without a window at a fixed distance."""
     for spec in engine_specs(context):
         config = spec.config
@@ -62,7 +62,7 @@ def _counted(config: ModelConfig) -> tuple[int, ...]:
     return tuple(range(distance - 1, config.num_layers, distance))
 
 
-def head_norms_have_an_epsilon_of_their_own(context: PlanContext) -> Iterator[Diagnostic]:
+def check_head_norm_epsilon(context: PlanContext) -> Iterator[Diagnostic]:
     """Gemma's layers do not pass their epsilon to the norms of queries and keys."""
     for spec in engine_specs(context):
         epsilon = spec.config.norm_epsilon
@@ -73,7 +73,7 @@ def head_norms_have_an_epsilon_of_their_own(context: PlanContext) -> Iterator[Di
             yield Diagnostic(path, "epsilon", message, "verify the artifact", "warning", source=GEMMA_MODEL)
 
 
-def embeddings_of_gemma_are_divided(context: PlanContext) -> Iterator[Diagnostic]:
+def check_gemma_embedding(context: PlanContext) -> Iterator[Diagnostic]:
     """Gemma's config divides the embedding over the ranks and ignores the checkpoint's setting."""
     for spec in engine_specs(context):
         if spec.config.architecture in GEMMA and spec.mapping.tensor > 1 and not spec.mapping.embedding:
@@ -82,7 +82,7 @@ def embeddings_of_gemma_are_divided(context: PlanContext) -> Iterator[Diagnostic
             yield Diagnostic(path, "parallel", message, "embedding: true", source=GEMMA_CONFIG)
 
 
-def rows_lose_what_is_not_llamas(context: PlanContext) -> Iterator[Diagnostic]:
+def check_rowwise_extensions(context: PlanContext) -> Iterator[Diagnostic]:
     """Attention and MLP with row-wise scales lack parameters for the extensions of these models."""
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
@@ -91,7 +91,7 @@ def rows_lose_what_is_not_llamas(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)
 
 
-def longrope_computes_its_own_factor(context: PlanContext) -> Iterator[Diagnostic]:
+def check_longrope_factor(context: PlanContext) -> Iterator[Diagnostic]:
     """Engines derive the factor of sines and cosines from the two lengths and ignore the model's."""
     for spec in engine_specs(context):
         scaling = spec.config.rope_scaling
@@ -105,7 +105,7 @@ def longrope_computes_its_own_factor(context: PlanContext) -> Iterator[Diagnosti
             yield Diagnostic(f"{spec.path}.model", "rope", message, "use another backend", source=PHI_CONFIG)
 
 
-def stages_of_phi_do_not_exist(context: PlanContext) -> Iterator[Diagnostic]:
+def check_phi_stages(context: PlanContext) -> Iterator[Diagnostic]:
     """Every rank of Phi-3 and Phi-4 has the embedding and the head, and none passes on its hidden states."""
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.mapping.pipeline > 1:
@@ -114,7 +114,7 @@ def stages_of_phi_do_not_exist(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(path, "parallel", message, hint, source=PHI_MODEL)
 
 
-def ranks_of_phi_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
+def check_phi_tensor_parallel(context: PlanContext) -> Iterator[Diagnostic]:
     """Upstream's converter does not divide Phi-3 and Phi-4."""
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.mapping.tensor > 1:
@@ -123,7 +123,7 @@ def ranks_of_phi_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(path, "parallel", message, "verify the artifact", "warning", source=PHI_README)
 
 
-def parts_of_heads_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
+def check_partial_rotary(context: PlanContext) -> Iterator[Diagnostic]:
     """Phi-4-mini rotates only a part of each head; upstream lists Phi-4 without that."""
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.config.rotary_share < 1:
@@ -134,14 +134,14 @@ def parts_of_heads_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 RULES = (
-    layers_take_no_mask_of_drafts,
-    positions_under_windows_are_scaled,
-    layers_without_a_window_are_counted,
-    head_norms_have_an_epsilon_of_their_own,
-    embeddings_of_gemma_are_divided,
-    rows_lose_what_is_not_llamas,
-    longrope_computes_its_own_factor,
-    stages_of_phi_do_not_exist,
-    ranks_of_phi_are_not_listed,
-    parts_of_heads_are_not_listed,
+    check_tree_mask_support,
+    check_window_rope_scaling,
+    check_window_layers,
+    check_head_norm_epsilon,
+    check_gemma_embedding,
+    check_rowwise_extensions,
+    check_longrope_factor,
+    check_phi_stages,
+    check_phi_tensor_parallel,
+    check_partial_rotary,
 )

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions import Option, minors_with, version_spec_of
+from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec, minors_with
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.arguments import choices_of, option_words
-from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, mode_of
+from trtspec.backends.tensorrt_llm.arguments import option_arguments, option_choices
+from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, speculation_mode
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import engine_specs
-from trtspec.core.diagnostics import Diagnostic, written
+from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.core.registry import did_you_mean
 
 # Options that other recipe keys determine.
@@ -42,9 +42,9 @@ NOT_SERVED = {
 NEEDED = ("gpt_attention_plugin", "remove_input_padding", "context_fmha")
 
 
-def options_exist(context: PlanContext) -> Iterator[Diagnostic]:
+def check_options_exist(context: PlanContext) -> Iterator[Diagnostic]:
     """An option must exist in the version's trtllm-build."""
-    options = version_spec_of(context.version).options
+    options = find_version_spec(context.version).options
     for name in context.recipe.engine.extra:
         if name not in options:
             others = minors_with(name)
@@ -53,7 +53,7 @@ def options_exist(context: PlanContext) -> Iterator[Diagnostic]:
             yield _diagnostic(name, "unknown-key", message, hint or did_you_mean(name, options), BUILD)
 
 
-def options_are_free(context: PlanContext) -> Iterator[Diagnostic]:
+def check_options_allowed(context: PlanContext) -> Iterator[Diagnostic]:
     """Other recipe keys determine some options, the repository determines others, and the build sets paths."""
     for name, option, _ in _recipe_options(context):
         if name in DECIDED_BY:
@@ -66,14 +66,14 @@ def options_are_free(context: PlanContext) -> Iterator[Diagnostic]:
             yield _diagnostic(name, "not-allowed", message, "remove it", BUILD)
 
 
-def options_take_their_values(context: PlanContext) -> Iterator[Diagnostic]:
+def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
     """A value has the option's type and is one of its choices."""
     for name, option, value in _recipe_options(context):
-        if option_words(option, value) is None:
-            choices = choices_of(option)
+        if option_arguments(option, value) is None:
+            choices = option_choices(option)
             expected = f"one of {', '.join(choices)}" if choices else _TYPES[option.type]
             hint = did_you_mean(str(value), choices)
-            yield _diagnostic(name, "bad-value", f"{name} must be {expected}, not {written(value)}", hint, BUILD)
+            yield _diagnostic(name, "bad-value", f"{name} must be {expected}, not {quote_value(value)}", hint, BUILD)
 
 
 _TYPES = {
@@ -86,7 +86,7 @@ _TYPES = {
 }
 
 
-def batching_needs(context: PlanContext) -> Iterator[Diagnostic]:
+def check_inflight_batching(context: PlanContext) -> Iterator[Diagnostic]:
     """In-flight batching needs the attention plugin, packed input and a paged cache."""
     for name in NEEDED:
         if _off(context, name):
@@ -94,17 +94,17 @@ def batching_needs(context: PlanContext) -> Iterator[Diagnostic]:
             yield _diagnostic(name, "not-allowed", message, "remove it", BATCHING)
 
 
-def reuse_needs_paged_attention(context: PlanContext) -> Iterator[Diagnostic]:
+def check_cache_reuse_options(context: PlanContext) -> Iterator[Diagnostic]:
     """Without paged context attention the runtime disables KV cache reuse and rejects external drafts."""
     for name, is_lost in (("use_paged_context_fmha", _off), ("streamingllm", _on)):
         if is_lost(context, name):
-            is_needed = mode_of(context) in (EXTERNAL, EAGLE)
+            is_needed = speculation_mode(context) in (EXTERNAL, EAGLE)
             message = f"{name} disables paged context attention, and therefore KV cache reuse"
             message += f"; {context.recipe.speculation.method} needs it" if is_needed else ""
             yield _diagnostic(name, "kv-reuse", message, "remove it", BATCHING, warns=not is_needed)
 
 
-def fp8_attention_needs_an_fp8_cache(context: PlanContext) -> Iterator[Diagnostic]:
+def check_fp8_attention_enabled(context: PlanContext) -> Iterator[Diagnostic]:
     """With paged context attention, the builder disables FP8 attention if the cache is not FP8."""
     for spec in engine_specs(context) if _on(context, "use_fp8_context_fmha") else ():
         if not spec.has_fp8_context_fmha:
@@ -113,7 +113,7 @@ def fp8_attention_needs_an_fp8_cache(context: PlanContext) -> Iterator[Diagnosti
             yield _diagnostic("use_fp8_context_fmha", "fp8", message, hint, f"{BUILDER}, NVIDIA/TensorRT-LLM#2125")
 
 
-def fp8_attention_serves_an_fp8_cache(context: PlanContext) -> Iterator[Diagnostic]:
+def check_fp8_attention_disabled(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder always enables FP8 attention for an FP8 cache."""
     for spec in engine_specs(context) if _off(context, "use_fp8_context_fmha") else ():
         if spec.has_fp8_context_fmha:
@@ -121,9 +121,9 @@ def fp8_attention_serves_an_fp8_cache(context: PlanContext) -> Iterator[Diagnost
             yield _diagnostic("use_fp8_context_fmha", "fp8", message, "remove it, or set kv_cache: none", BUILDER)
 
 
-def context_logits_exclude_drafts(context: PlanContext) -> Iterator[Diagnostic]:
+def check_context_logits(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder rejects context logits with drafts, and the runtime disables KV cache reuse."""
-    drafts = bool(mode_of(context))
+    drafts = bool(speculation_mode(context))
     for name in ("gather_context_logits", "gather_all_token_logits"):
         if _on(context, name):
             message = f"{name} disables KV cache reuse" + (
@@ -132,14 +132,14 @@ def context_logits_exclude_drafts(context: PlanContext) -> Iterator[Diagnostic]:
             yield _diagnostic(name, "kv-reuse", message, "remove it", f"{BUILD}, {BATCHING}", warns=not drafts)
 
 
-def profiles_exclude_optimum(context: PlanContext) -> Iterator[Diagnostic]:
+def check_multiple_profiles(context: PlanContext) -> Iterator[Diagnostic]:
     """Several optimization profiles have several optimal sizes."""
     if _on(context, "multiple_profiles") and "opt_num_tokens" in context.recipe.engine.extra:
         message = "multiple_profiles and opt_num_tokens are mutually exclusive"
         yield _diagnostic("opt_num_tokens", "not-allowed", message, "remove one of them", BUILD)
 
 
-def plugins_fit_the_weights(context: PlanContext) -> Iterator[Diagnostic]:
+def check_plugin_weights(context: PlanContext) -> Iterator[Diagnostic]:
     """FP8 GEMM plugins require FP8 weights."""
     wanted = {
         "gemm_swiglu_plugin": "fp8",
@@ -154,14 +154,14 @@ def plugins_fit_the_weights(context: PlanContext) -> Iterator[Diagnostic]:
                 yield _diagnostic(name, "fp8", message, f"{spec.path}.quantization: {{weights: {weights}}}", PLUGINS)
 
 
-def fused_mlp_is_needed(context: PlanContext) -> Iterator[Diagnostic]:
+def check_fused_mlp(context: PlanContext) -> Iterator[Diagnostic]:
     """A single kernel for both MLP branches needs the fused MLP."""
     for name in ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin"):
         if _on(context, name) and _off(context, "use_fused_mlp"):
             yield _diagnostic(name, "not-allowed", f"{name} needs use_fused_mlp", "remove use_fused_mlp", BUILDER)
 
 
-def fusions_are_kept(context: PlanContext) -> Iterator[Diagnostic]:
+def check_fusions(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder disables fusions that do not apply and reports it only in its log."""
     target = engine_specs(context)[0]
     fuses = target.mapping.tensor > 1 and target.config.architecture == "LlamaForCausalLM"
@@ -184,8 +184,8 @@ def fusions_are_kept(context: PlanContext) -> Iterator[Diagnostic]:
         yield _diagnostic("pp_reduce_scatter", "architecture", message, "remove it", BUILD)
 
 
-def _recipe_options(context: PlanContext) -> Iterator[tuple[str, Option, Any]]:
-    options = version_spec_of(context.version).options
+def _recipe_options(context: PlanContext) -> Iterator[tuple[str, BuildOption, Any]]:
+    options = find_version_spec(context.version).options
     for name, value in context.recipe.engine.extra.items():
         if name in options:
             yield name, options[name], value
@@ -206,16 +206,16 @@ def _diagnostic(
 
 
 RULES = (
-    options_exist,
-    options_are_free,
-    options_take_their_values,
-    batching_needs,
-    reuse_needs_paged_attention,
-    fp8_attention_needs_an_fp8_cache,
-    fp8_attention_serves_an_fp8_cache,
-    context_logits_exclude_drafts,
-    profiles_exclude_optimum,
-    plugins_fit_the_weights,
-    fused_mlp_is_needed,
-    fusions_are_kept,
+    check_options_exist,
+    check_options_allowed,
+    check_option_values,
+    check_inflight_batching,
+    check_cache_reuse_options,
+    check_fp8_attention_enabled,
+    check_fp8_attention_disabled,
+    check_context_logits,
+    check_multiple_profiles,
+    check_plugin_weights,
+    check_fused_mlp,
+    check_fusions,
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import EXTERNAL, mode_of
+from trtspec.backends.tensorrt_llm.modes import EXTERNAL, speculation_mode
 from trtspec.backends.tensorrt_llm.rules.sources import DRAFT_README, EXECUTOR, TRITON, WORLD
 from trtspec.backends.tensorrt_llm.specs import engine_specs, uses_draft_logits
 from trtspec.core.diagnostics import Diagnostic
@@ -15,7 +15,7 @@ from trtspec.core.diagnostics import Diagnostic
 GPUS_PER_NODE = 8
 
 
-def each_rank_has_a_gpu(context: PlanContext) -> Iterator[Diagnostic]:
+def check_rank_gpus(context: PlanContext) -> Iterator[Diagnostic]:
     """An engine has as many GPUs as ranks."""
     placement = context.recipe.serving.placement
     for spec in engine_specs(context) if placement else ():
@@ -25,7 +25,7 @@ def each_rank_has_a_gpu(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, hint, source=EXECUTOR)
 
 
-def one_node(context: PlanContext) -> Iterator[Diagnostic]:
+def check_single_node(context: PlanContext) -> Iterator[Diagnostic]:
     """Orchestrated workers and the launch command support one node, whose GPUs are numbered from 0."""
     placement = context.recipe.serving.placement
     for spec in engine_specs(context):
@@ -39,7 +39,7 @@ def one_node(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, source=WORLD)
 
 
-def a_draft_is_placed(context: PlanContext) -> Iterator[Diagnostic]:
+def check_draft_placement(context: PlanContext) -> Iterator[Diagnostic]:
     """Only a draft model has separate GPUs."""
     placement = context.recipe.serving.placement
     if placement and placement.draft and context.draft_config is None:
@@ -47,11 +47,11 @@ def a_draft_is_placed(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("serving.placement.draft", "placement", message, "remove draft", source=TRITON)
 
 
-def fast_logits_have_a_way(context: PlanContext) -> Iterator[Diagnostic]:
+def check_fast_logits(context: PlanContext) -> Iterator[Diagnostic]:
     """Fast logits are sent from the draft's workers to the target's, which verify drafts with them."""
     if not context.recipe.serving.fast_logits:
         return
-    if context.draft_config is None or mode_of(context) != EXTERNAL:
+    if context.draft_config is None or speculation_mode(context) != EXTERNAL:
         message = (
             f"fast_logits transfers a draft model's logits, but {context.recipe.speculation.method} does not use one"
         )
@@ -62,4 +62,4 @@ def fast_logits_have_a_way(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("serving.fast_logits", "not-supported", message, hint, source=DRAFT_README)
 
 
-RULES = (each_rank_has_a_gpu, one_node, a_draft_is_placed, fast_logits_have_a_way)
+RULES = (check_rank_gpus, check_single_node, check_draft_placement, check_fast_logits)

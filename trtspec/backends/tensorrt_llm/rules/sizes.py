@@ -16,13 +16,13 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     SCHEDULER,
     issue,
 )
-from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
+from trtspec.backends.tensorrt_llm.specs import engine_specs, recipe_gpu
 from trtspec.core.diagnostics import Diagnostic
 
 MUCH = 16_384  # tokens a step
 
 
-def tokens_hold_the_drafts(context: PlanContext) -> Iterator[Diagnostic]:
+def check_draft_tokens_per_step(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder raises max_num_tokens to the size of a full batch with its drafts."""
     target, wanted = engine_specs(context)[0], context.recipe.engine.max_num_tokens
     if wanted and target.mode and wanted < target.least_num_tokens:
@@ -32,7 +32,7 @@ def tokens_hold_the_drafts(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("engine.max_num_tokens", "out-of-range", message, hint, source=BUILDER)
 
 
-def tokens_hold_a_prompt(context: PlanContext) -> Iterator[Diagnostic]:
+def check_prompt_fits(context: PlanContext) -> Iterator[Diagnostic]:
     """A prompt that is not split into chunks must fit into one step."""
     for spec in engine_specs(context):
         if spec.longest_prompt < min(spec.max_input_len, spec.max_seq_len - 1):
@@ -42,7 +42,7 @@ def tokens_hold_a_prompt(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic("engine.max_num_tokens", "out-of-range", message, hint, source=MODEL_LIMITS)
 
 
-def chunks_cut_drafts(context: PlanContext) -> Iterator[Diagnostic]:
+def check_chunked_drafts(context: PlanContext) -> Iterator[Diagnostic]:
     """After a chunked text the scheduler drops drafts that need another block."""
     target = engine_specs(context)[0]
     if target.mode == EXTERNAL and target.chunks_prompts:
@@ -52,7 +52,7 @@ def chunks_cut_drafts(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("engine.max_num_tokens", "drafts", message, hint, "warning", SCHEDULER)
 
 
-def many_tokens(context: PlanContext) -> Iterator[Diagnostic]:
+def check_large_steps(context: PlanContext) -> Iterator[Diagnostic]:
     """Upstream advises against very large steps, which need much memory and may make tensors too large."""
     tokens = max(spec.max_num_tokens for spec in engine_specs(context))
     if tokens > MUCH:
@@ -60,9 +60,9 @@ def many_tokens(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("engine.max_num_tokens", "out-of-range", message, None, "warning", NUM_TOKENS)
 
 
-def weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
+def check_weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
     """Weights and activations must leave memory for the KV cache."""
-    for load in gpu_loads(context) if gpu_of(context) else ():
+    for load in gpu_loads(context) if recipe_gpu(context) else ():
         if load.fixed >= load.memory:
             message = f"GPU {load.id}: weights and activations take about {_gib(load.fixed)},"
             message += f" but the GPU has {_gib(load.memory)}"
@@ -70,7 +70,7 @@ def weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic("engine.gpu", "memory", message, hint, source=f"{issue(1221)}, {issue(2451)}")
 
 
-def a_text_fits(context: PlanContext) -> Iterator[Diagnostic]:
+def check_text_fits(context: PlanContext) -> Iterator[Diagnostic]:
     """The runtime lowers the maximal text length to the capacity of the KV cache and reports it only in its log."""
     longest = max(spec.built_seq_len for spec in engine_specs(context))
     for load in _loads_that_fit(context):
@@ -81,7 +81,7 @@ def a_text_fits(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic("engine.max_seq_len", "memory", message, hint, source=BATCHING)
 
 
-def the_batch_fits(context: PlanContext) -> Iterator[Diagnostic]:
+def check_batch_fits(context: PlanContext) -> Iterator[Diagnostic]:
     """Requests wait for space in the KV cache."""
     longest = max(spec.built_seq_len for spec in engine_specs(context))
     batch = context.recipe.engine.max_batch_size
@@ -102,11 +102,11 @@ def _gib(count: int) -> str:
 
 
 RULES = (
-    tokens_hold_the_drafts,
-    tokens_hold_a_prompt,
-    chunks_cut_drafts,
-    many_tokens,
-    weights_fit,
-    a_text_fits,
-    the_batch_fits,
+    check_draft_tokens_per_step,
+    check_prompt_fits,
+    check_chunked_drafts,
+    check_large_steps,
+    check_weights_fit,
+    check_text_fits,
+    check_batch_fits,
 )

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from trtspec.bench.load.arrival import THROUGHPUT, Ask, Load
+from trtspec.bench.load.arrival import THROUGHPUT, ArrivalProcess, Ask
 from trtspec.bench.load.client import clock
 
 
 @dataclass(frozen=True)
-class Closed(Load):
+class Closed(ArrivalProcess):
     """A load with `concurrency` concurrent requests."""
 
     concurrency: int

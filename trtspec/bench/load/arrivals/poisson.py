@@ -8,12 +8,12 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from trtspec.bench.load.arrival import LATENCY, Ask, Load
+from trtspec.bench.load.arrival import LATENCY, ArrivalProcess, Ask
 from trtspec.bench.load.client import clock
 
 
 @dataclass(frozen=True)
-class Poisson(Load):
+class Poisson(ArrivalProcess):
     """Arrivals with an average rate of `requests_per_s`."""
 
     requests_per_s: float

@@ -17,13 +17,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from trtspec.bench.load.api import BadAnswer, counted
-from trtspec.bench.load.arrival import LATENCY, Load
+from trtspec.bench.load.api import BadAnswer, parse_count
+from trtspec.bench.load.arrival import LATENCY, ArrivalProcess
 from trtspec.bench.load.client import MAX_WORDS, Endpoint, LoadClient
 from trtspec.bench.load.rounds import AskRound, Round
-from trtspec.bench.load.sample import MS, Sample
+from trtspec.bench.load.sample import MS, RequestSample
 from trtspec.bench.load.sse import document
-from trtspec.bench.load.workload import Workload
+from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.errors import StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.core.processes import die_with_parent, start_time, stop_session
@@ -44,7 +44,7 @@ def _make(tokenizer: Path | None, timeout_s: float) -> AskRound:
         raise TrtspecError("--driver aiperf: aiperf is not on PATH", hint="install it with: pip install aiperf")
 
     async def ask_round(
-        client: LoadClient, endpoint: Endpoint, load: Load, workload: Workload, number: int, requests: int
+        client: LoadClient, endpoint: Endpoint, load: ArrivalProcess, workload: LoadWorkload, number: int, requests: int
     ) -> Round:
         prompts = workload.of_round(number, requests)
         with tempfile.TemporaryDirectory(prefix="trtspec-aiperf-") as place:
@@ -69,7 +69,13 @@ def _text(prompt: Prompt) -> str:
 
 
 def _command(
-    program: str, root: Path, endpoint: Endpoint, load: Load, workload: Workload, requests: int, tokenizer: Path | None
+    program: str,
+    root: Path,
+    endpoint: Endpoint,
+    load: ArrivalProcess,
+    workload: LoadWorkload,
+    requests: int,
+    tokenizer: Path | None,
 ) -> list[str]:
     """Return the command line of a run; raise TrtspecError for an unsupported API or a server with a key."""
     if endpoint.api_name not in ("completions", "chat"):
@@ -91,7 +97,7 @@ def _command(
     ]  # fmt: skip
 
 
-def _extra(endpoint: Endpoint, workload: Workload) -> dict[str, Any]:
+def _extra(endpoint: Endpoint, workload: LoadWorkload) -> dict[str, Any]:
     """Return the request fields that AIPerf does not set itself."""
     body = json.loads(endpoint.request(workload.order[0], workload.wanted))
     return {key: value for key, value in body.items()
@@ -119,7 +125,7 @@ async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
         raise TrtspecError(f"aiperf exited with {code} without records; end of its output:\n{said}")
 
 
-def _samples(root: Path, prompts: list[Prompt], load: Load) -> list[Sample]:
+def _samples(root: Path, prompts: list[Prompt], load: ArrivalProcess) -> list[RequestSample]:
     """Return a run's records as samples, in the order of the requests."""
     path = root / RECORDS
     try:
@@ -133,27 +139,27 @@ def _samples(root: Path, prompts: list[Prompt], load: Load) -> list[Sample]:
         raise TrtspecError(f"a record does not match the format of aiperf 0.13: {error}", where=str(path)) from None
 
 
-def _due(record: Mapping[str, Any], load: Load) -> float:
+def _due(record: Mapping[str, Any], load: ArrivalProcess) -> float:
     """Return a request's scheduled time: in an open loop AIPerf's decision to send it, else its start."""
     metadata = record["metadata"]
     return float(metadata["credit_issued_ns" if load.judged_by == LATENCY else "request_start_ns"]) / NS
 
 
-def _sample(record: Mapping[str, Any], prompts: list[Prompt], began: float, load: Load) -> Sample:
+def _sample(record: Mapping[str, Any], prompts: list[Prompt], began: float, load: ArrivalProcess) -> RequestSample:
     prompt = prompts[int(record["metadata"]["session_num"]) % len(prompts)]
     due, sent = _due(record, load), float(record["metadata"]["request_start_ns"]) / NS
     if error := record.get("error"):
         said = error.get("message") if isinstance(error, dict) else error
-        return Sample(prompt.name, prompt.kind, due - began, sent - began, error=str(said)[:MAX_WORDS])
+        return RequestSample(prompt.name, prompt.kind, due - began, sent - began, error=str(said)[:MAX_WORDS])
     values = {name: metric["value"] for name, metric in record["metrics"].items()}
     drafts = record.get("spec_decode_acceptance") or {}
-    tokens = counted(values.get("output_sequence_length"))
+    tokens = parse_count(values.get("output_sequence_length"))
     chunks = tuple(_chunks(values, sent - due))
-    return Sample(
-        prompt.name, prompt.kind, due - began, sent - began, chunks, counted(values.get("input_sequence_length")),
+    return RequestSample(
+        prompt.name, prompt.kind, due - began, sent - began, chunks, parse_count(values.get("input_sequence_length")),
         tokens if tokens is not None else len(chunks), tokens is not None,
-        counted(drafts.get("num_draft_tokens")), counted(drafts.get("num_accepted_draft_tokens")),
-        counted(values.get("spec_decode_steps")), _histogram(drafts.get("acceptance_histogram") or {}),
+        parse_count(drafts.get("num_draft_tokens")), parse_count(drafts.get("num_accepted_draft_tokens")),
+        parse_count(values.get("spec_decode_steps")), _histogram(drafts.get("acceptance_histogram") or {}),
     )  # fmt: skip
 
 
@@ -165,4 +171,4 @@ def _chunks(values: Mapping[str, Any], late_s: float) -> Iterator[float]:
 
 def _histogram(counts: Mapping[str, Any]) -> tuple[int, ...]:
     most = max((int(place) for place in counts), default=-1)
-    return tuple(counted(counts.get(str(place))) or 0 for place in range(min(most, 1024) + 1))
+    return tuple(parse_count(counts.get(str(place))) or 0 for place in range(min(most, 1024) + 1))

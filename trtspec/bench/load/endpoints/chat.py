@@ -6,24 +6,24 @@ from __future__ import annotations
 from typing import Any
 
 from trtspec.bench.load import openai_events
-from trtspec.bench.load.api import Api, Event, Reply, Wanted, text_in
+from trtspec.bench.load.api import Api, Event, ParsedResponse, SamplingParams, parse_text
 from trtspec.engine.prompts.prompt import Prompt
 
 TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are reasoning, on vLLM and SGLang
 
 
-def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
+def _body(model: str, prompt: Prompt, wanted: SamplingParams) -> dict[str, Any]:
     messages = [*prompt.messages] or [{"role": "user", "content": prompt.text}]
     return {"model": model, "messages": messages, **openai_events.options(wanted)}
 
 
-def _read(event: Event, reply: Reply) -> bool:
+def _read(event: Event, reply: ParsedResponse) -> bool:
     return openai_events.read(event, reply, _choice_text)
 
 
 def _choice_text(choice: Any) -> str:
     delta = choice.get("delta") or {}
-    return next((text_in(delta[name]) for name in TEXTS if delta.get(name)), "")
+    return next((parse_text(delta[name]) for name in TEXTS if delta.get(name)), "")
 
 
 API = Api("/v1/chat/completions", _body, _read, ends=True)

@@ -5,30 +5,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.bench.load.api import Api, BadAnswer, Event, Reply, Wanted, counted, text_in
+from trtspec.bench.load.api import Api, BadAnswer, Event, ParsedResponse, SamplingParams, parse_count, parse_text
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.serving.triton.client import asked_text
+from trtspec.serving.triton.client import with_special_tokens_flag
 
 
-def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
+def _body(model: str, prompt: Prompt, wanted: SamplingParams) -> dict[str, Any]:
     # sampling requires top_p; a temperature alone is ignored
     sampled = {"temperature": wanted.temperature, "top_p": 1.0, "seed": wanted.seed} if wanted.temperature else {}
     ends_nowhere = {"end_id": -1} if wanted.exact_len else {}
     asked = {"text_input": prompt.text, "max_tokens": wanted.max_tokens, "stream": True, **sampled, **ends_nowhere}
-    return dict(asked_text(asked))
+    return dict(with_special_tokens_flag(asked))
 
 
-def _read(event: Event, reply: Reply) -> bool:
+def _read(event: Event, reply: ParsedResponse) -> bool:
     """Process a response: its text is incremental, its counts are cumulative."""
     if set(event) == {"error"}:
         raise BadAnswer(f"the server reported: {event['error']}")
-    before, text = reply.output_tokens or 0, text_in(event["text_output"])
+    before, text = reply.output_tokens or 0, parse_text(event["text_output"])
     if text:
         reply.text.append(text)
-    reply.prompt_tokens = counted(event.get("num_input_tokens"))
-    reply.output_tokens = counted(event.get("num_output_tokens"))
-    reply.drafted = counted(event.get("total_draft_tokens"))
-    reply.accepted = counted(event.get("total_accepted_draft_tokens"))
+    reply.prompt_tokens = parse_count(event.get("num_input_tokens"))
+    reply.output_tokens = parse_count(event.get("num_output_tokens"))
+    reply.drafted = parse_count(event.get("total_draft_tokens"))
+    reply.accepted = parse_count(event.get("total_accepted_draft_tokens"))
     if reply.output_tokens is not None and reply.accepted is not None:
         # the prefill yields the first token, each step one plus the accepted tokens
         reply.steps = max(0, reply.output_tokens - 1 - reply.accepted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.deployment.containers import PORTS, Workload
+from trtspec.deployment.containers import PORTS, ContainerWorkload
 from trtspec.deployment.targets.kubernetes.pod import all_labels
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 from trtspec.deployment.targets.kubernetes.workloads import machines, served, workload_object
@@ -18,7 +18,7 @@ QUEUES = ("nv_inference_pending_request_count", "trtspec_requests_waiting")
 PICKER_PORT = 9002
 
 
-def pod_monitor(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def pod_monitor(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the PodMonitor by which Prometheus scrapes the pods."""
     return _object(
         "monitoring.coreos.com/v1",
@@ -32,7 +32,7 @@ def pod_monitor(workload: Workload, settings: ClusterSettings) -> dict[str, Any]
     )
 
 
-def scaled_object(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def scaled_object(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the KEDA ScaledObject: scale up when a batch is queued per server, or the KV caches are full."""
     waiting = " + ".join(f"(sum({_of(queue, workload, settings)}) or vector(0))" for queue in QUEUES)
     triggers = [_trigger("queue", waiting, _batch(workload), settings)]
@@ -52,7 +52,7 @@ def scaled_object(workload: Workload, settings: ClusterSettings) -> dict[str, An
     return _object("keda.sh/v1alpha1", "ScaledObject", workload, settings, spec)
 
 
-def autoscaler(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def autoscaler(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the HorizontalPodAutoscaler for a cluster without KEDA; its metrics API needs prometheus-adapter."""
     metrics = [
         {
@@ -71,7 +71,7 @@ def autoscaler(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
     return _object("autoscaling/v2", "HorizontalPodAutoscaler", workload, settings, spec)
 
 
-def inference_pool(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def inference_pool(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the InferencePool of the pods; its endpoint picker is installed by a separate chart."""
     spec = {
         "selector": {"matchLabels": served(workload, settings)},
@@ -86,7 +86,7 @@ def inference_pool(workload: Workload, settings: ClusterSettings) -> dict[str, A
     return _object("inference.networking.k8s.io/v1", "InferencePool", workload, settings, spec)
 
 
-def route(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def route(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the HTTPRoute to the pool; a canary's replaces the stable deployment's and splits requests by weight."""
     namespace, _, gateway = settings.gateway.partition("/")
     shares = [(workload.name, 100)]
@@ -107,21 +107,23 @@ def route(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
     return document
 
 
-def _object(version: str, kind: str, workload: Workload, settings: ClusterSettings, spec: Any) -> dict[str, Any]:
+def _object(
+    version: str, kind: str, workload: ContainerWorkload, settings: ClusterSettings, spec: Any
+) -> dict[str, Any]:
     metadata = {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _scaled(workload: Workload, settings: ClusterSettings) -> dict[str, str]:
+def _scaled(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, str]:
     found = workload_object(workload, settings)
     return {"apiVersion": found["apiVersion"], "kind": found["kind"], "name": workload.name}
 
 
-def _batch(workload: Workload) -> str:
+def _batch(workload: ContainerWorkload) -> str:
     return str(workload.manifest.recipe.engine.max_batch_size)
 
 
-def _of(metric: str, workload: Workload, settings: ClusterSettings) -> str:
+def _of(metric: str, workload: ContainerWorkload, settings: ClusterSettings) -> str:
     """Return a metric restricted to the pods NAME-x-y (NAME-0-1 over several machines), not NAME-canary's."""
     name, _, rest = metric.partition("{")
     pods = "(-[a-z0-9]+){2}" if machines(workload, settings) == 1 else "(-[0-9]+){1,2}"
@@ -134,7 +136,7 @@ def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -
     return {"type": "prometheus", "name": name, "metadata": metadata}
 
 
-def _behaviour(workload: Workload) -> dict[str, Any]:
+def _behaviour(workload: ContainerWorkload) -> dict[str, Any]:
     """Return fast scale-up and slow scale-down, one server at a time, because a start takes minutes."""
     one = [{"type": "Pods", "value": 1, "periodSeconds": max(60, min(workload.grace_s, 1800))}]
     return {

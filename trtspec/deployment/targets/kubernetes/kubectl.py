@@ -14,11 +14,11 @@ from typing import Any
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded, replace_file
 from trtspec.deployment import container_errors
-from trtspec.deployment.container_errors import ToolFailed, failure
-from trtspec.deployment.containers import MOST_GRACE_S, PORTS, Workload, check_image, workload_of
-from trtspec.deployment.journal import DeploymentJournal, Record, document_of
+from trtspec.deployment.container_errors import ToolFailed, tool_failure
+from trtspec.deployment.containers import MAX_GRACE_S, PORTS, ContainerWorkload, check_image, make_workload
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.rendering import settings_of, write_rendered
+from trtspec.deployment.rendering import parse_settings, write_rendered
 from trtspec.deployment.targets.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 from trtspec.deployment.targets.kubernetes.workloads import machines
@@ -41,11 +41,11 @@ def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployme
     if shutil.which(KUBECTL) is None:
         hint = "install it, or render the manifests for another machine with --render DIR"
         raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
-    wanted = settings_of(ClusterSettings, options.settings)
+    wanted = parse_settings(ClusterSettings, options.settings)
     manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
     journal = DeploymentJournal(options.name or manifest.recipe.name)
     drain_s, trusted = options.drain_s, options.trusted_report
-    workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
+    workload = make_workload(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
     check_image(wanted.image, workload)
     ports = {name: options.ports.get(name) for name in PORTS if name != "openai"}
     rendered = render_kubernetes(workload, artifact / REPOSITORY, options.host, ports, options.settings)
@@ -53,7 +53,7 @@ def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployme
         former = journal.read()
         with _forgotten_on_failure(journal, former):
             write_rendered(_folder(journal), rendered)
-            place = _note_place(journal, workload, wanted)
+            place = _save_cluster(journal, workload, wanted)
         record = journal.write(_record(journal, workload, artifact, wanted))
         options.on_event("staged", f"the manifests are in {_folder(journal)}")
         with _forgotten_on_failure(journal, former, record):
@@ -67,7 +67,7 @@ def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployme
 
 @contextmanager
 def _forgotten_on_failure(
-    journal: DeploymentJournal, former: Record | None, record: Record | None = None
+    journal: DeploymentJournal, former: DeploymentRecord | None, record: DeploymentRecord | None = None
 ) -> Iterator[None]:
     """Restore the former record if nothing was applied; mark a first, possibly partial, deployment failed."""
     try:
@@ -83,19 +83,19 @@ def _forgotten_on_failure(
 class ClusterDeployment:
     """A deployment that was applied and became ready."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: DeploymentRecord) -> None:
         self.record = record
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
-        return document_of(self.record, self.record.state)
+        return deploy_document(self.record, self.record.state)
 
     def wait(self) -> None:
         """Raise DeployError: a cluster deployment does not have a local process."""
         raise DeployError(DETACH)
 
 
-def state(record: Record) -> str:
+def state(record: DeploymentRecord) -> str:
     """Return live if all replicas are ready, unhealthy if only some are, starting if none is.
 
     A ready pod answers a probe request every ten seconds. Returns unknown if the cluster cannot be queried.
@@ -103,11 +103,11 @@ def state(record: Record) -> str:
     if record.state in ("stopped", "failed"):
         return record.state
     try:
-        place = _place(DeploymentJournal(record.name))
+        place = _read_cluster(DeploymentJournal(record.name))
         found = json.loads(_run(place, "get", _object(place), "--output=json", timeout_s=ASK_S))
     except (DeployError, StepTimeout, ValueError):
         return "unknown"
-    return _state_of(found)
+    return _parse_state(found)
 
 
 def stop(name: str) -> dict[str, Any]:
@@ -116,21 +116,21 @@ def stop(name: str) -> dict[str, Any]:
     record = journal.known()
     was_running = state(record) not in ("stopped", "failed", "dead")
     if record.state != "stopped":
-        place = _place(journal)
-        _run(place, "delete", *place["what"], "--ignore-not-found", "--wait", timeout_s=MOST_GRACE_S)
+        place = _read_cluster(journal)
+        _run(place, "delete", *place["what"], "--ignore-not-found", "--wait", timeout_s=MAX_GRACE_S)
         record = journal.move(record, "stopped")
-    return document_of(record, record.state) | {"was_running": was_running}
+    return deploy_document(record, record.state) | {"was_running": was_running}
 
 
 def fetch_log(journal: DeploymentJournal) -> None:
     """Save the last lines of the pods' logs as the deployment's log."""
     journal.known()
-    place = _place(journal)
+    place = _read_cluster(journal)
     chosen = [f"--selector=app.kubernetes.io/name={place['name']}", "--all-containers", "--tail=1000"]
     journal.log.write_bytes(_run(place, "logs", *chosen, timeout_s=ASK_S))
 
 
-def _state_of(found: dict[str, Any]) -> str:
+def _parse_state(found: dict[str, Any]) -> str:
     status, condition = found.get("status", {}), READY.get(str(found.get("kind")).lower())
     if condition and "readyReplicas" not in status:  # KServe and Dynamo do not report replicas there
         said = {each.get("type"): each.get("status") for each in status.get("conditions", [])}
@@ -151,7 +151,7 @@ def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
         raise StepTimeout("the pods were not ready in time", hint=hint.strip()) from None
 
 
-def _note_place(journal: DeploymentJournal, workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def _save_cluster(journal: DeploymentJournal, workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Record the cluster context; later commands use it even if kubectl's current context has changed."""
     context = settings.context or _plain([KUBECTL, "config", "current-context"]).decode().strip()
     kinds = {"kserve": "llminferenceservice", "dynamo": "dynamographdeployment"}
@@ -165,10 +165,10 @@ def _note_place(journal: DeploymentJournal, workload: Workload, settings: Cluste
     }
     path = journal.root / "cluster.json"
     replace_file(path, json.dumps(place).encode())
-    return _place(journal)
+    return _read_cluster(journal)
 
 
-def _place(journal: DeploymentJournal) -> dict[str, Any]:
+def _read_cluster(journal: DeploymentJournal) -> dict[str, Any]:
     path = journal.root / "cluster.json"
     try:
         place: dict[str, Any] = json.loads(read_bounded(path, MAX_PLACE_BYTES))
@@ -201,15 +201,17 @@ def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
         raise DeployError(f"{KUBECTL} cannot be run: {error.strerror}") from None
     if done.returncode:
         verb = next((word for word in command[1:] if not word.startswith("-")), "")
-        raise failure(
+        raise tool_failure(
             container_errors.KUBECTL, f"kubectl {verb}", done.returncode, done.stderr.decode(errors="replace")
         )
     return done.stdout
 
 
-def _record(journal: DeploymentJournal, workload: Workload, artifact: Path, settings: ClusterSettings) -> Record:
+def _record(
+    journal: DeploymentJournal, workload: ContainerWorkload, artifact: Path, settings: ClusterSettings
+) -> DeploymentRecord:
     manifest = workload.manifest
-    return Record(
+    return DeploymentRecord(
         name=journal.name,
         state="staged",
         artifact=str(artifact.absolute()),

@@ -9,8 +9,8 @@ from typing import Any
 
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import LOOPBACK
-from trtspec.deployment.containers import PORTS, Workload, check_image, dockerfile
-from trtspec.deployment.rendering import Rendered, as_yaml, settings_of
+from trtspec.deployment.containers import PORTS, ContainerWorkload, check_image, dockerfile
+from trtspec.deployment.rendering import RenderedFiles, as_yaml, parse_settings
 from trtspec.deployment.targets.kubernetes import components as parts
 from trtspec.deployment.targets.kubernetes import operators, workloads
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
@@ -49,12 +49,16 @@ DEFAULT_OVERLAY = "plain"
 
 
 def render_kubernetes(
-    workload: Workload, repository: Path, host: str, ports: Mapping[str, int | None], settings: Mapping[str, str]
-) -> Rendered:
+    workload: ContainerWorkload,
+    repository: Path,
+    host: str,
+    ports: Mapping[str, int | None],
+    settings: Mapping[str, str],
+) -> RenderedFiles:
     """Return the files; without an image only the Dockerfile, because an image gets its digest when built."""
     if host != LOOPBACK or any(ports.values()):
         raise DeployError("a cluster's service has its own address and ports", hint="omit --host and the port options")
-    wanted = settings_of(ClusterSettings, settings)
+    wanted = parse_settings(ClusterSettings, settings)
     if not wanted.image and wanted.form == "deployment":
         return {"Dockerfile": dockerfile(workload)}
     wanted.check()
@@ -68,7 +72,7 @@ def render_kubernetes(
     return files | {"Dockerfile": dockerfile(workload)}
 
 
-def _base(workload: Workload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
+def _base(workload: ContainerWorkload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
     objects = {
         "workload.yaml": workloads.workload_object(workload, settings),
         "service.yaml": workloads.service(workload, settings),
@@ -88,7 +92,7 @@ def _base(workload: Workload, settings: ClusterSettings) -> Iterator[tuple[str, 
         yield path, as_yaml(document)
 
 
-def _components(workload: Workload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
+def _components(workload: ContainerWorkload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
     found = {
         "monitoring": {"pod-monitor.yaml": parts.pod_monitor(workload, settings)},
         "keda": {"scaled-object.yaml": parts.scaled_object(workload, settings)},
@@ -115,7 +119,7 @@ def _kustomization(kind: str, lists: Mapping[str, Any], head: str = "") -> str:
     return as_yaml({"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **lists}, head=head)
 
 
-def _alone(workload: Workload, repository: Path, settings: ClusterSettings) -> Rendered:
+def _alone(workload: ContainerWorkload, repository: Path, settings: ClusterSettings) -> RenderedFiles:
     make = {"kserve": operators.llm_inference_service, "dynamo": operators.graph_deployment}[settings.form]
     file = f"{settings.form}.yaml"
     head = ALONE.format(name=workload.name, namespace=settings.namespace, file=file)

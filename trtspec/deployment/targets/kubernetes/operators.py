@@ -12,9 +12,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.serving import Alone
+from trtspec.backends.serving import StandaloneServer
 from trtspec.core.errors import DeployError
-from trtspec.deployment.containers import ARTIFACT, PROPAGATION_S, Workload, quantity
+from trtspec.deployment.containers import ARTIFACT, PROPAGATION_S, ContainerWorkload, quantity
 from trtspec.deployment.targets.kubernetes.pod import (
     all_labels,
     labels,
@@ -31,7 +31,7 @@ URIS = {"pvc": "pvc://", "image": "oci://"}
 CONFIG = "/config"
 
 
-def alone(workload: Workload, repository: Path, artifact: str, form: str) -> Alone:
+def standalone_engine(workload: ContainerWorkload, repository: Path, artifact: str, form: str) -> StandaloneServer:
     """Return how the engine serves without Triton; raise DeployError if it cannot."""
     if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact)):
         return found
@@ -40,14 +40,16 @@ def alone(workload: Workload, repository: Path, artifact: str, form: str) -> Alo
     raise DeployError(message, hint="--option form=deployment")
 
 
-def llm_inference_service(workload: Workload, repository: Path, settings: ClusterSettings) -> list[dict[str, Any]]:
+def llm_inference_service(
+    workload: ContainerWorkload, repository: Path, settings: ClusterSettings
+) -> list[dict[str, Any]]:
     """Return KServe's documents; a canary joins its stable deployment's group with its weight."""
     kind, what = settings.place
     if kind not in URIS:
         raise DeployError(
             f"KServe does not support artifact kind {kind}", hint="--option artifact=pvc:... or image:..."
         )
-    engine = alone(workload, repository, MODELS, settings.form)
+    engine = standalone_engine(workload, repository, MODELS, settings.form)
     group = settings.canary_of or workload.name
     weight = settings.weight if settings.canary_of else 100
     spec = {
@@ -68,9 +70,9 @@ def llm_inference_service(workload: Workload, repository: Path, settings: Cluste
     return [*_config_maps(workload, engine, settings), service]
 
 
-def graph_deployment(workload: Workload, repository: Path, settings: ClusterSettings) -> list[dict[str, Any]]:
+def graph_deployment(workload: ContainerWorkload, repository: Path, settings: ClusterSettings) -> list[dict[str, Any]]:
     """Return Dynamo's documents: its frontend, and workers that run the engine."""
-    engine = alone(workload, repository, ARTIFACT, settings.form)
+    engine = standalone_engine(workload, repository, ARTIFACT, settings.form)
     frontend = main_container(workload, settings, ["python3", "-m", "dynamo.frontend"]) | {
         "name": "main",
         "volumeMounts": scratch_mounts(),
@@ -94,7 +96,7 @@ def graph_deployment(workload: Workload, repository: Path, settings: ClusterSett
     return [*_config_maps(workload, engine, settings), graph]
 
 
-def _worker(workload: Workload, engine: Alone, settings: ClusterSettings) -> dict[str, Any]:
+def _worker(workload: ContainerWorkload, engine: StandaloneServer, settings: ClusterSettings) -> dict[str, Any]:
     """Return the workers; the operator mounts /dev/shm itself and cannot derive its version from a digest."""
     name = f"--served-model-name={workload.manifest.recipe.name}"
     command = ["python3", "-m", f"dynamo.{engine.framework}", *engine.arguments, name]
@@ -112,7 +114,7 @@ def _worker(workload: Workload, engine: Alone, settings: ClusterSettings) -> dic
     }
 
 
-def _kserve_pod(workload: Workload, engine: Alone, settings: ClusterSettings) -> dict[str, Any]:
+def _kserve_pod(workload: ContainerWorkload, engine: StandaloneServer, settings: ClusterSettings) -> dict[str, Any]:
     """Return the pod; KServe mounts the model itself."""
     command = [*engine.serve, f"--port={PORT}", f"--served-model-name={workload.manifest.recipe.name}"]
     health = {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}, "timeoutSeconds": 10}
@@ -130,7 +132,7 @@ def _kserve_pod(workload: Workload, engine: Alone, settings: ClusterSettings) ->
     return spec
 
 
-def _with_config(spec: dict[str, Any], workload: Workload, engine: Alone) -> dict[str, Any]:
+def _with_config(spec: dict[str, Any], workload: ContainerWorkload, engine: StandaloneServer) -> dict[str, Any]:
     """Return the pod spec with the engine's configuration mounted."""
     if engine.files:
         spec["volumes"].append({"name": "config", "configMap": {"name": _config_name(workload, engine)}})
@@ -138,7 +140,9 @@ def _with_config(spec: dict[str, Any], workload: Workload, engine: Alone) -> dic
     return spec
 
 
-def _config_maps(workload: Workload, engine: Alone, settings: ClusterSettings) -> list[dict[str, Any]]:
+def _config_maps(
+    workload: ContainerWorkload, engine: StandaloneServer, settings: ClusterSettings
+) -> list[dict[str, Any]]:
     if not engine.files:
         return []
     metadata = _metadata(workload, settings) | {"name": _config_name(workload, engine)}
@@ -147,20 +151,20 @@ def _config_maps(workload: Workload, engine: Alone, settings: ClusterSettings) -
     ]
 
 
-def _config_name(workload: Workload, engine: Alone) -> str:
+def _config_name(workload: ContainerWorkload, engine: StandaloneServer) -> str:
     """Return a name with a content digest, so that running pods keep their configuration."""
     digest = hashlib.sha256("\0".join([*engine.files, *engine.files.values()]).encode()).hexdigest()
     return f"{workload.name}-{digest[:8]}"
 
 
-def _parallelism(workload: Workload) -> dict[str, int]:
+def _parallelism(workload: ContainerWorkload) -> dict[str, int]:
     parallel = workload.manifest.recipe.target.parallel
     return {"tensor": parallel.tensor, "pipeline": parallel.pipeline}
 
 
-def _template(workload: Workload, spec: dict[str, Any]) -> dict[str, Any]:
+def _template(workload: ContainerWorkload, spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"labels": labels(workload.name)}, "spec": spec}
 
 
-def _metadata(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def _metadata(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     return {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}

@@ -18,7 +18,7 @@ from trtspec.deployment.containers import (
     STATE_BYTES,
     TMP,
     USER,
-    Workload,
+    ContainerWorkload,
     environment,
     quantity,
 )
@@ -34,12 +34,12 @@ def labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": name}
 
 
-def all_labels(workload: Workload) -> dict[str, str]:
+def all_labels(workload: ContainerWorkload) -> dict[str, str]:
     """Return the labels of all objects of the deployment."""
     return labels(workload.name) | {"app.kubernetes.io/managed-by": "trtspec"}
 
 
-def pod_template(workload: Workload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
+def pod_template(workload: ContainerWorkload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
     """Return the template of a pod whose container runs a command, with its probes."""
     container = main_container(workload, settings, command) | probes(workload)
     container["ports"] = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in PORTS.items()]
@@ -47,7 +47,7 @@ def pod_template(workload: Workload, settings: ClusterSettings, command: Sequenc
     return {"metadata": {"labels": all_labels(workload)}, "spec": pod_spec(workload, settings, container)}
 
 
-def pod_spec(workload: Workload, settings: ClusterSettings, container: Mapping[str, Any]) -> dict[str, Any]:
+def pod_spec(workload: ContainerWorkload, settings: ClusterSettings, container: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec of a pod with the container and minimal permissions."""
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
@@ -62,7 +62,7 @@ def pod_spec(workload: Workload, settings: ClusterSettings, container: Mapping[s
     return spec
 
 
-def main_container(workload: Workload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
+def main_container(workload: ContainerWorkload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
     """Return the container without ports and probes; keys come from a Secret that is not rendered."""
     return {
         "name": CONTAINER,
@@ -77,7 +77,7 @@ def main_container(workload: Workload, settings: ClusterSettings, command: Seque
     }
 
 
-def resources(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def resources(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the resources per machine; the memory request equals the limit to avoid early eviction."""
     memory = quantity(workload.memory_bytes)
     gpus = {GPU: str(min(len(workload.gpu_ids), settings.node_gpus))} if workload.gpu_ids else {}
@@ -88,7 +88,7 @@ def resources(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
     }
 
 
-def probes(workload: Workload) -> dict[str, Any]:
+def probes(workload: ContainerWorkload) -> dict[str, Any]:
     """Return probes that request a text.
 
     Triton reports not ready for seconds after a successful reload, and ready with dead models, so only answers count,
@@ -130,12 +130,12 @@ def container_security() -> dict[str, Any]:
     }
 
 
-def volumes(workload: Workload, settings: ClusterSettings) -> list[dict[str, Any]]:
+def volumes(workload: ContainerWorkload, settings: ClusterSettings) -> list[dict[str, Any]]:
     """Return the artifact's volume and the writable volumes."""
     return [{"name": "artifact", **settings.volume()}, *scratch(workload)]
 
 
-def scratch(workload: Workload) -> list[dict[str, Any]]:
+def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
     """Return the writable volumes; shared memory counts as memory."""
     disk = {"emptyDir": {"sizeLimit": quantity(STATE_BYTES)}}
     shm = {"emptyDir": {"medium": "Memory", "sizeLimit": quantity(workload.shm_bytes)}}
@@ -153,7 +153,7 @@ def scratch_mounts() -> list[dict[str, Any]]:
     return [{"name": name, "mountPath": path} for name, path in (("state", STATE), ("tmp", TMP), ("shm", SHM))]
 
 
-def _affinity(workload: Workload) -> dict[str, Any]:
+def _affinity(workload: ContainerWorkload) -> dict[str, Any]:
     """Return the affinity for machines with the artifact's GPU, by labels of NVIDIA's GPU feature discovery."""
     gpu = GPUS.get(workload.manifest.recipe.engine.gpu.lower())
     if gpu is None or not workload.gpu_ids:

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from trtspec.core.errors import DeployError
-from trtspec.deployment.containers import PORTS, Workload
+from trtspec.deployment.containers import PORTS, ContainerWorkload
 from trtspec.deployment.targets.kubernetes.pod import all_labels, labels, main_container, pod_spec, pod_template
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 
@@ -17,7 +17,7 @@ LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
 SETTLE_S = 15  # minReadySeconds: a pod must stay ready this long to count as available
 
 
-def machines(workload: Workload, settings: ClusterSettings) -> int:
+def machines(workload: ContainerWorkload, settings: ClusterSettings) -> int:
     """Return the number of machines for the artifact's GPUs; raise DeployError if its engine cannot span them."""
     number = max(1, -(-len(workload.gpu_ids) // settings.node_gpus))
     if number == 1:
@@ -33,22 +33,22 @@ def machines(workload: Workload, settings: ClusterSettings) -> int:
     return number
 
 
-def served(workload: Workload, settings: ClusterSettings) -> dict[str, str]:
+def served(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, str]:
     """Return the labels of the pods that receive requests."""
     return labels(workload.name) | (LEADER if machines(workload, settings) > 1 else {})
 
 
-def workload_object(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def workload_object(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the Deployment, or the LeaderWorkerSet for several machines."""
     number = machines(workload, settings)
     return _deployment(workload, settings) if number == 1 else _leader_worker_set(workload, settings, number)
 
 
-def _metadata(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def _metadata(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     return {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}
 
 
-def _deployment(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def _deployment(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -66,7 +66,7 @@ def _deployment(workload: Workload, settings: ClusterSettings) -> dict[str, Any]
     }
 
 
-def _leader_worker_set(workload: Workload, settings: ClusterSettings, number: int) -> dict[str, Any]:
+def _leader_worker_set(workload: ContainerWorkload, settings: ClusterSettings, number: int) -> dict[str, Any]:
     """Return groups of machines: the leader of each serves, using the workers' GPUs."""
     nodes = workload.serving.nodes
     assert nodes is not None  # checked by machines()
@@ -92,14 +92,14 @@ def _leader_worker_set(workload: Workload, settings: ClusterSettings, number: in
     }
 
 
-def service(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def service(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the Service for clients in the cluster."""
     ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in PORTS.items()]
     spec = {"type": "ClusterIP", "selector": served(workload, settings), "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(workload, settings), "spec": spec}
 
 
-def disruption_budget(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def disruption_budget(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the budget that limits voluntary disruptions to one server at a time."""
     return {
         "apiVersion": "policy/v1",
@@ -113,7 +113,7 @@ def disruption_budget(workload: Workload, settings: ClusterSettings) -> dict[str
     }
 
 
-def network_policy(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+def network_policy(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the policy: ingress from this namespace, the gateway and Prometheus; egress between own pods only."""
     gateway = settings.gateway.partition("/")[0]
     clients = [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {NAMESPACE: gateway}}}]

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import Format, asked
-from trtspec.engine.prompts.prompt import MATH, Prompt, Record
+from trtspec.engine.prompts.format import PromptFormat, first_turn_prompt
+from trtspec.engine.prompts.prompt import MATH, Prompt, PromptRecord
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
     return records[0].has("question", "answer")
 
 
-def _read(record: Record) -> Prompt:
-    return asked(record, [record.text("question")], MATH, str(record.number))
+def _read(record: PromptRecord) -> Prompt:
+    return first_turn_prompt(record, [record.text("question")], MATH, str(record.number))
 
 
-FORMAT = Format("GSM8K", _recognizes, _read)
+FORMAT = PromptFormat("GSM8K", _recognizes, _read)

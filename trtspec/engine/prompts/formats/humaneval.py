@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import Format
-from trtspec.engine.prompts.prompt import CODE, Prompt, Record
+from trtspec.engine.prompts.format import PromptFormat
+from trtspec.engine.prompts.prompt import CODE, Prompt, PromptRecord
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
     return records[0].has("task_id", "prompt", "entry_point")
 
 
-def _read(record: Record) -> Prompt:
+def _read(record: PromptRecord) -> Prompt:
     return Prompt(record.text("prompt"), record.name("task_id"), CODE)
 
 
-FORMAT = Format("HumanEval", _recognizes, _read)
+FORMAT = PromptFormat("HumanEval", _recognizes, _read)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import Format
-from trtspec.engine.prompts.multi_turn import has_turns, is_filled_in_later, is_of_spec_bench, read_turns
-from trtspec.engine.prompts.prompt import Record
+from trtspec.engine.prompts.format import PromptFormat
+from trtspec.engine.prompts.multi_turn import has_turns, is_spec_bench, is_speed_bench, read_turns
+from trtspec.engine.prompts.prompt import PromptRecord
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
-    return has_turns(records) and not is_filled_in_later(records) and not is_of_spec_bench(records)
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
+    return has_turns(records) and not is_speed_bench(records) and not is_spec_bench(records)
 
 
-FORMAT = Format("MT-bench", _recognizes, read_turns)
+FORMAT = PromptFormat("MT-bench", _recognizes, read_turns)

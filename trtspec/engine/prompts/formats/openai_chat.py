@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import Format, chat
-from trtspec.engine.prompts.prompt import Prompt, Record, kind_of
+from trtspec.engine.prompts.format import PromptFormat, chat
+from trtspec.engine.prompts.prompt import Prompt, PromptRecord, kind_for_category
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
     first = records[0]
     return (first.has("messages") and not first.has("kind")) or first.has("custom_id", "body")
 
 
-def _read(record: Record) -> Prompt:
+def _read(record: PromptRecord) -> Prompt:
     body = record.get("body")
     messages = body.get("messages") if isinstance(body, dict) else record.get("messages")
     name = record.name("custom_id" if record.has("custom_id") else "id")
-    return chat(record, messages, kind_of(record.get("category")), name)
+    return chat(record, messages, kind_for_category(record.get("category")), name)
 
 
-FORMAT = Format("OpenAI's chat messages", _recognizes, _read)
+FORMAT = PromptFormat("OpenAI's chat messages", _recognizes, _read)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trtspec.engine.prompts.format import Format, chat
-from trtspec.engine.prompts.prompt import Prompt, Record
+from trtspec.engine.prompts.format import PromptFormat, chat
+from trtspec.engine.prompts.prompt import Prompt, PromptRecord
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
     first = records[0]
     return (first.has("prompt") and not first.has("task_id", "entry_point")) or first.has("messages", "kind")
 
 
-def _read(record: Record) -> Prompt:
+def _read(record: PromptRecord) -> Prompt:
     kind, document = str(record.get("kind") or ""), str(record.get("document") or "")
     if record.has("messages") and not record.has("prompt"):
         return replace(chat(record, record.get("messages"), kind, record.name("id")), document=document)
@@ -28,4 +28,4 @@ def _read(record: Record) -> Prompt:
     return Prompt(record.text("prompt"), record.name("id"), kind, answer=answer, document=document)
 
 
-FORMAT = Format("trtspec's own JSON lines", _recognizes, _read)
+FORMAT = PromptFormat("trtspec's own JSON lines", _recognizes, _read)

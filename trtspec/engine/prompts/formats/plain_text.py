@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import Format
-from trtspec.engine.prompts.prompt import Prompt, Record
+from trtspec.engine.prompts.format import PromptFormat
+from trtspec.engine.prompts.prompt import Prompt, PromptRecord
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
     return isinstance(records[0].value, str)
 
 
-def _read(record: Record) -> Prompt:
+def _read(record: PromptRecord) -> Prompt:
     if not isinstance(record.value, str) or not record.value:
         raise record.refuse("expected a non-empty text, as in the first record")
     return Prompt(record.value, str(record.number), "")
 
 
-FORMAT = Format("plain text, a prompt a line", _recognizes, _read)
+FORMAT = PromptFormat("plain text, a prompt a line", _recognizes, _read)

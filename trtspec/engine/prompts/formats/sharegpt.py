@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trtspec.engine.prompts.format import Format, chat
-from trtspec.engine.prompts.prompt import CHAT, Prompt, Record
+from trtspec.engine.prompts.format import PromptFormat, chat
+from trtspec.engine.prompts.prompt import CHAT, Prompt, PromptRecord
 
 PEOPLE = ("human", "user")
 SYSTEM = "system"
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
     return records[0].has("conversations")
 
 
-def _read(record: Record) -> Prompt | None:
+def _read(record: PromptRecord) -> Prompt | None:
     turns = record.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise record.refuse('expected {"conversations": [{"from": "human", "value": "some text"}, ...]}')
@@ -43,4 +43,4 @@ def _parse_turn(turn: Mapping[str, Any]) -> tuple[str, str]:
     return str(speaker or ""), str(text or "")
 
 
-FORMAT = Format("ShareGPT", _recognizes, _read)
+FORMAT = PromptFormat("ShareGPT", _recognizes, _read)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import Format
-from trtspec.engine.prompts.multi_turn import has_turns, is_filled_in_later, read_turns
-from trtspec.engine.prompts.prompt import Prompt, Record
+from trtspec.engine.prompts.format import PromptFormat
+from trtspec.engine.prompts.multi_turn import has_turns, is_speed_bench, read_turns
+from trtspec.engine.prompts.prompt import Prompt, PromptRecord
 
 PLACEHOLDER = (
     "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # in NVIDIA/Model-Optimizer:examples/specdec_bench
 )
 
 
-def _recognizes(records: Sequence[Record]) -> bool:
-    return has_turns(records) and is_filled_in_later(records)
+def _recognizes(records: Sequence[PromptRecord]) -> bool:
+    return has_turns(records) and is_speed_bench(records)
 
 
-def _read(record: Record) -> Prompt:
+def _read(record: PromptRecord) -> Prompt:
     prompt = read_turns(record)
     if PLACEHOLDER in prompt.text:
         hint = "write the complete file with NVIDIA's specdec_bench/prepare_data.py"
@@ -29,4 +29,4 @@ def _read(record: Record) -> Prompt:
     return prompt
 
 
-FORMAT = Format("SPEED-Bench", _recognizes, _read)
+FORMAT = PromptFormat("SPEED-Bench", _recognizes, _read)

@@ -8,15 +8,15 @@ without its trainer's keys, which get the values of DeepSpec's config/ for Qwen3
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
 
 _LAYERS = ("target_layer_ids",)
 _QK_NORM = ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight")
 
-DIALECT = Dialect(
+DIALECT = DraftFormat(
     "DeepSpec",
     {
-        "eagle3": Form(
+        "eagle3": DraftSchema(
             "Qwen3Eagle3Model",
             (
                 Key("aux_layers", _LAYERS, shift=-1, is_needed=True),
@@ -33,7 +33,7 @@ DIALECT = Dialect(
             lacks={r"input_norm\..*|fc_norm\..*|fc\.bias": "its heads do not support it"},
             has_t2d=False,
         ),
-        "dspark": Form(
+        "dspark": DraftSchema(
             "Qwen3DSparkModel",
             (
                 Key("block_size", ("block_size",)),

@@ -9,16 +9,16 @@ true. Without base_model_name_or_path FasterDecoding assumes a Vicuna target.
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.dialect import LM_HEAD, Dialect, Form, Key
+from trtspec.methods.draft_formats.dialect import LM_HEAD, DraftFormat, DraftSchema, Key
 from trtspec.methods.draft_formats.head_keys import CARRIED, SIZES
 from trtspec.methods.medusa.heads import SEQUENTIAL
 
 _TARGET = "base_model_name_or_path"
 
-DIALECT = Dialect(
+DIALECT = DraftFormat(
     "FasterDecoding/Medusa",
     {
-        "medusa": Form(
+        "medusa": DraftSchema(
             "FasterDecoding's MedusaModel",
             (Key("num_heads", ("medusa_num_heads",)), Key("num_layers", ("medusa_num_layers",)), *SIZES),
             means={"has_bias": True},

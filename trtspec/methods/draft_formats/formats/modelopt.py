@@ -9,17 +9,17 @@ target's files (modelopt/torch/speculative/plugins/hf_medusa.py in the same repo
 from __future__ import annotations
 
 from trtspec.methods.draft_formats.block_keys import BLOCK, MARKOV
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
 from trtspec.methods.draft_formats.head_keys import SIZES
 from trtspec.methods.medusa.heads import IN_A_MODEL
 
 _INNER = "dflash_config"
 _ONLY = "its exporter does not write this tensor"
 
-DIALECT = Dialect(
+DIALECT = DraftFormat(
     "ModelOpt",
     {
-        "eagle3": Form(
+        "eagle3": DraftSchema(
             "LlamaForCausalLMEagle3",
             (
                 Key("aux_layers", ("eagle_config", "eagle_aux_hidden_state_layer_ids"), shift=-1, is_needed=True),
@@ -40,14 +40,14 @@ DIALECT = Dialect(
             lacks={r".*\.self_attn\.[qk]_norm\.weight|input_norm\..*|fc_norm\..*|.*\.bias": _ONLY},
             has_t2d=False,
         ),
-        "dflash": Form(
+        "dflash": DraftSchema(
             "DFlashDraftModel",
             (*BLOCK, Key("causal", (_INNER, "causal"))),
             marks=(_INNER, f"{_INNER}.causal"),
             shared=(EMBEDDING, LM_HEAD),
             has_t2d=False,
         ),
-        "medusa": Form(
+        "medusa": DraftSchema(
             "ModelOpt's MedusaModel",
             (
                 Key("num_heads", ("medusa", "num_medusa_heads")),
@@ -58,7 +58,7 @@ DIALECT = Dialect(
             marks=("medusa.num_medusa_heads", "medusa_heads."),
             names=IN_A_MODEL,
         ),
-        "dspark": Form(
+        "dspark": DraftSchema(
             "DFlashDraftModel",
             (
                 *BLOCK,

@@ -9,7 +9,7 @@ folder, and configs/. If norm_output is missing, training assumes true and servi
 from __future__ import annotations
 
 from trtspec.methods.draft_formats.block_keys import BLOCK, MARKOV
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
 
 AUX = ("eagle_config", "eagle_aux_hidden_state_layer_ids")
 QK_NORM = {r".*\.self_attn\.[qk]_norm\.weight": "its attention does not support q and k norms"}
@@ -19,10 +19,10 @@ HEAD = (
     Key("target_hidden_size", ("target_hidden_size",), always=False),
 )
 
-DIALECT = Dialect(
+DIALECT = DraftFormat(
     "SpecForge",
     {
-        "eagle3": Form(
+        "eagle3": DraftSchema(
             "LlamaForCausalLMEagle3",
             (
                 *HEAD,
@@ -37,7 +37,7 @@ DIALECT = Dialect(
             lacks={**QK_NORM, r"fc\.bias": "its fc does not support a bias"},
             maps_whole_vocabulary=True,
         ),
-        "p_eagle": Form(
+        "p_eagle": DraftSchema(
             "PEagleDraftModel",
             (
                 *HEAD,
@@ -51,7 +51,7 @@ DIALECT = Dialect(
             lacks=QK_NORM,
             maps_whole_vocabulary=True,
         ),
-        "dspark": Form(
+        "dspark": DraftSchema(
             "DSparkDraftModel",
             (
                 *BLOCK,

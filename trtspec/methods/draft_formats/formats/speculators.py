@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
 
 _TYPE = ("speculators_model_type",)
 _HEAD = (
@@ -42,13 +42,13 @@ _COMMON: dict[str, Any] = {
 }
 _NO_FC_BIAS = {r"fc\.bias": "its fc does not support a bias"}
 
-DIALECT = Dialect(
+DIALECT = DraftFormat(
     "speculators",
     {
-        "eagle3": Form(
+        "eagle3": DraftSchema(
             "Eagle3DraftModel", _HEAD, fixed={_TYPE: "eagle3"}, needs=(LM_HEAD,), lacks=_NO_FC_BIAS, **_COMMON
         ),
-        "p_eagle": Form(
+        "p_eagle": DraftSchema(
             "PEagleDraftModel",
             (*_HEAD, Key("mask_token", ("mask_token_id",), is_needed=True)),
             fixed={_TYPE: "peagle"},
@@ -56,8 +56,10 @@ DIALECT = Dialect(
             lacks=_NO_FC_BIAS,
             **_COMMON,
         ),
-        "dflash": Form("DFlashDraftModel", _BLOCK, fixed={_TYPE: "dflash"}, shared=(EMBEDDING, LM_HEAD), **_COMMON),
-        "dspark": Form(
+        "dflash": DraftSchema(
+            "DFlashDraftModel", _BLOCK, fixed={_TYPE: "dflash"}, shared=(EMBEDDING, LM_HEAD), **_COMMON
+        ),
+        "dspark": DraftSchema(
             "DSparkDraftModel",
             (
                 *_BLOCK,

@@ -8,16 +8,16 @@ order of tokens.
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.dialect import Dialect, Form, Key
+from trtspec.methods.draft_formats.dialect import DraftFormat, DraftSchema, Key
 from trtspec.methods.draft_formats.head_keys import CARRIED, SIZES
 from trtspec.methods.medusa.heads import LISTED
 
 _UNUSED = ("max_paths", "topk", "max_seq_len", "num_lookahead_tokens", "truncated_vocab_size", "logit_scale")
 
-DIALECT = Dialect(
+DIALECT = DraftFormat(
     "vLLM",
     {
-        "medusa": Form(
+        "medusa": DraftSchema(
             "vLLM's MedusaModel",
             (
                 Key("num_heads", ("num_heads",)),

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from trtspec.methods.draft_formats.block_keys import BLOCK
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema
 
-DIALECT = Dialect(
+DIALECT = DraftFormat(
     "z-lab",
     {
-        "dflash": Form(
+        "dflash": DraftSchema(
             "DFlashDraftModel",
             BLOCK,
             carried={"auto_map": None},

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 FIRST_SAMPLES = 4  # samples of each length before one is preferred
-MEMORY = 0.95  # decay of a sample's weight per further sample
+DECAY = 0.95  # decay of a sample's weight per further sample
 AGAIN_S, AGAIN_STEPS = 10.0, 200.0  # a length is measured again after this time and this many of its steps
-BETTER = 1.05  # another length must be faster by this factor
+MIN_IMPROVEMENT = 1.05  # another length must be faster by this factor
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Measured:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DraftLenChoice:
     """A draft length, the load for which it was chosen, and the time at which its step began."""
 
     draft_len: int
@@ -51,17 +51,17 @@ class Choice:
     begun: float
 
 
-class Lengths(Protocol):
+class DraftLenPolicy(Protocol):
     """A policy that chooses draft lengths."""
 
-    def choose(self) -> Choice:
+    def choose(self) -> DraftLenChoice:
         """Return the length of the next draft."""
 
-    def note(self, choice: Choice, tokens: int) -> None:
+    def note(self, choice: DraftLenChoice, tokens: int) -> None:
         """Record the number of tokens of a step that began with `choice` and ends now."""
 
 
-class DraftLengths(Lengths):
+class AdaptiveDraftLen(DraftLenPolicy):
     """Chooses draft lengths for the requests of one model by measured speed; thread-safe."""
 
     def __init__(
@@ -97,20 +97,20 @@ class DraftLengths(Lengths):
             return self.most
         return min(self.most, next((draft_len for texts, draft_len in self._schedule if self._texts <= texts), 0))
 
-    def choose(self) -> Choice:
+    def choose(self) -> DraftLenChoice:
         limit = self.limit()
         with self._lock:
             load, now = self._texts.bit_length(), self._now()
             lengths = sorted({0, (limit + 1) // 2, limit}, reverse=True)
-            return Choice(self._chosen(load, lengths, now), load, now)
+            return DraftLenChoice(self._chosen(load, lengths, now), load, now)
 
-    def note(self, choice: Choice, tokens: int) -> None:
+    def note(self, choice: DraftLenChoice, tokens: int) -> None:
         now = self._now()
         with self._lock:
             measured = self._measured[choice.load, choice.draft_len]
-            measured.seconds = measured.seconds * MEMORY + now - choice.begun
-            measured.tokens = measured.tokens * MEMORY + tokens
-            measured.weight = measured.weight * MEMORY + 1
+            measured.seconds = measured.seconds * DECAY + now - choice.begun
+            measured.tokens = measured.tokens * DECAY + tokens
+            measured.weight = measured.weight * DECAY + 1
             measured.samples += 1
             measured.last = now
 
@@ -122,7 +122,7 @@ class DraftLengths(Lengths):
                 return length
         preferred = self._preferred.get(load)
         best = max(lengths, key=lambda length: found[length].rate)
-        if preferred in found and found[best].rate < BETTER * found[preferred].rate:
+        if preferred in found and found[best].rate < MIN_IMPROVEMENT * found[preferred].rate:
             return preferred
         self._preferred[load] = best
         return best
@@ -132,14 +132,14 @@ class DraftLengths(Lengths):
             self._texts += change
 
 
-class Scheduled(Lengths):
+class ScheduledDraftLen(DraftLenPolicy):
     """Follows the schedule only, for requests that must be reproducible."""
 
-    def __init__(self, lengths: DraftLengths) -> None:
+    def __init__(self, lengths: AdaptiveDraftLen) -> None:
         self._lengths = lengths
 
-    def choose(self) -> Choice:
-        return Choice(self._lengths.limit(), 0, 0.0)
+    def choose(self) -> DraftLenChoice:
+        return DraftLenChoice(self._lengths.limit(), 0, 0.0)
 
-    def note(self, choice: Choice, tokens: int) -> None:
+    def note(self, choice: DraftLenChoice, tokens: int) -> None:
         """Ignore measurements, because a fixed length compares nothing."""

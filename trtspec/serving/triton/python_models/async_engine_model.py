@@ -19,20 +19,20 @@ from typing import Any, ClassVar, TypeVar
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import Limits, Request, SamplingOptions, Update
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update
 from trtspec.engine.generation.validation import check_request
-from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.drain import DrainWatcher
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
-from trtspec.serving.triton.python_models.metrics import Metrics
-from trtspec.serving.triton.python_models.responses import Responder, Room
+from trtspec.serving.triton.python_models.metrics import EngineMetrics
+from trtspec.serving.triton.python_models.responses import RequestLimit, Responder
 from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
+    check_unsupported,
     read_sampling,
-    refuse_unsupported,
     wants_stream,
 )
-from trtspec.serving.triton.python_models.token_io import TokenReader, Unsent
+from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
 POLL_S = 0.1  # interval at which a waiting request checks whether its client is connected
 SHUTDOWN_S = 30
@@ -40,11 +40,11 @@ SHUTDOWN_S = 30
 T = TypeVar("T")
 
 
-class Cancelled(Exception):
+class RequestCancelled(Exception):
     """The client has disconnected."""
 
 
-class LoopModel:
+class AsyncEngineModel:
     """Base class of the models; Triton calls initialize, execute and finalize by name.
 
     A subclass defines its name, the file that decides how it drafts, its metrics, and the variables that must name the
@@ -64,11 +64,11 @@ class LoopModel:
         """Stop the engine after all requests have ended."""
         raise NotImplementedError
 
-    def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
+    def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
         """Yield updates as they arrive; the last one has a finish reason. Raises Cancelled."""
         raise NotImplementedError
 
-    def check(self, asked: Request) -> None:
+    def check(self, asked: EngineRequest) -> None:
         """Raise TrtspecError for a request that the engine does not support although it is within the limits."""
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -76,14 +76,14 @@ class LoopModel:
         self.decoupled, self.inputs = settings.decoupled, settings.inputs
         self.tokenizer = settings.tokenizer()
         self.reader = TokenReader(self.tokenizer)
-        self.limits = Limits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
+        self.limits = TokenLimits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
         # before the engine is imported, because its workers use the GPUs visible at that time
         if gpus := settings.parameter("gpu_device_ids"):
             os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))
         self.lock = threading.Lock()
-        self.shutdown = Shutdown(args["model_repository"])
-        self.metrics = Metrics(pb_utils, args, self.METRICS)
-        self.room = Room(settings.max_batch_size, settings.max_queue_size)
+        self.shutdown = DrainWatcher(args["model_repository"])
+        self.metrics = EngineMetrics(pb_utils, args, self.METRICS)
+        self.room = RequestLimit(settings.max_batch_size, settings.max_queue_size)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self.thread.start()
@@ -111,14 +111,14 @@ class LoopModel:
                 with inputs.naming(TOKEN_NAMES):
                     asked = self.read(inputs)
                     streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-                unsent = Unsent(inputs, asked.prompt_ids, streaming=streaming)
+                unsent = UnsentTokens(inputs, asked.prompt_ids, streaming=streaming)
                 text.handed_over()
                 async for update in self.generate(asked, responder.is_cancelled):
                     text.updated(update)
                     unsent.add(update.new_ids)
                     if update.finish_reason or streaming:
                         responder.send_tensors(partial(unsent.take, update.stats), final=bool(update.finish_reason))
-        except Cancelled:
+        except RequestCancelled:
             text.ended("cancelled")
             responder.send_cancelled()
         except Exception as error:
@@ -126,16 +126,16 @@ class LoopModel:
             responder.send_failure(error)
         return responder.response
 
-    def read(self, inputs: RequestTensors) -> Request:
+    def read(self, inputs: RequestTensors) -> EngineRequest:
         """Parse the tensors of a request; raises TrtspecError for features that this engine does not support."""
         inputs.refuse_unknown(self.inputs, self.NAME)
-        refuse_unsupported(inputs, self.NAME)
+        check_unsupported(inputs, self.NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")
         if inputs.scalar("num_draft_tokens") is not None:
             hint = "leave it out; to compare, also serve the recipe with method: none"
             raise TrtspecError(f"num_draft_tokens is not supported by {self.NAME}: {self.DECIDES} decides", hint=hint)
-        asked = Request(**self.reader.read(inputs), sampling=SamplingOptions(**read_sampling(inputs, "runtime_")))
+        asked = EngineRequest(**self.reader.read(inputs), sampling=SamplingOptions(**read_sampling(inputs, "runtime_")))
         check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
         self.check(asked)
         return asked
@@ -149,11 +149,11 @@ async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool],
     if is_cancelled():
         waiting.cancel()
         abort()
-        raise Cancelled
+        raise RequestCancelled
     return waiting.result()
 
 
-def located(root: Path, model: str) -> str:
+def resolve_model_path(root: Path, model: str) -> str:
     """Return a path relative to the model's directory as an absolute path; hub ids are returned unchanged."""
     return str((root / model).resolve()) if model.startswith(".") else model
 

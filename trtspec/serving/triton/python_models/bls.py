@@ -19,7 +19,7 @@ layers/externalDraftTokensLayer.cpp@1d263f15, kernels/speculativeDecoding/extern
 
 Therefore the draft of a sampled text always has logits: those that it was sampled from (with temperature only, because
 the tokens that another program keeps for a top_k or top_p cannot be reproduced exactly), or point-mass logits if it
-was chosen deterministically. Requests with drafts set no end token; `Endings` finds it in the output.
+was chosen deterministically. Requests with drafts set no end token; `StopConditions` finds it in the output.
 
 Every request of a completion has its own seed, and its draft another one, because an engine draws all random numbers of
 a request from the start of one stream.
@@ -36,15 +36,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.circuit_breaker import Breaker
+from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions
-from trtspec.engine.generation.stopping import Endings
-from trtspec.serving.triton.python_models.adaptive_draft_len import Choice, Lengths
+from trtspec.engine.generation.stopping import StopConditions
+from trtspec.serving.triton.python_models.adaptive_draft_len import DraftLenChoice, DraftLenPolicy
 
 Array = npt.NDArray[Any]
 NO_ID = -1
 ALONE_TOKENS = 32  # tokens of the target alone before drafting is tried again
-NEVER = -1e9  # logit of zero probability; not every interface passes infinities
+ZERO_PROBABILITY_LOGIT = -1e9  # logit of zero probability; not every interface passes infinities
 
 
 class DraftFailed(TrtspecError):
@@ -52,7 +52,7 @@ class DraftFailed(TrtspecError):
 
 
 @dataclass(frozen=True)
-class Draft:
+class TokenDraft:
     """Drafted tokens, and the logits [tokens, vocab] that they were sampled from, or None if they were chosen."""
 
     ids: Sequence[int] = ()
@@ -60,7 +60,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """One call of a model: to continue a text by `new_tokens`, or to verify a draft.
 
     With `streams`, tokens may arrive one by one if both models are decoupled. With `wants_counts`, the answers contain
@@ -73,7 +73,7 @@ class Call:
     new_tokens: int
     sampling: SamplingOptions
     end_id: int = NO_ID
-    draft: Draft = Draft()
+    draft: TokenDraft = TokenDraft()
     wants_logits: bool = False
     wants_counts: bool = False
     streams: bool = False
@@ -83,7 +83,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """The next tokens and, if requested, their logits [tokens, vocab] and the model's own draft counts."""
 
     ids: list[int]
@@ -92,11 +92,11 @@ class Answer:
     accepted: int = 0
 
 
-Model = Callable[[Call], Iterable[Answer]]
+ModelFn = Callable[[ModelCall], Iterable[ModelAnswer]]
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationRequest:
     """One text to continue; `endings` decide where it ends.
 
     If nothing is drafted here (`draft_len` 0), the target also gets `end_id` and `stop_words`, so that it stops by
@@ -107,7 +107,7 @@ class Job:
     max_tokens: int
     draft_len: int
     sampling: SamplingOptions
-    endings: Endings
+    endings: StopConditions
     end_id: int = NO_ID
     stop_words: Sequence[Sequence[int]] = ()
     lookahead: tuple[int, ...] = ()
@@ -116,7 +116,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """New tokens, how many were drafted and accepted for them, and at the end of the text its finish reason."""
 
     ids: list[int]
@@ -125,22 +125,22 @@ class Step:
     finish_reason: str | None = None
 
 
-class Drafter(Protocol):
+class TokenDrafter(Protocol):
     """Drafts for one text. A draft must depend only on the text and on the drafter's own seed."""
 
-    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft | None:
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> TokenDraft | None:
         """Return at most `at_most` tokens that follow `text`, of which the last `position` are output.
 
         Return None to let the target continue alone, possibly for several tokens in one call.
         """
 
 
-class ModelDrafter(Drafter):
+class RemoteModelDrafter(TokenDrafter):
     """Drafts with a smaller model of the server."""
 
     def __init__(
         self,
-        model: Model,
+        model: ModelFn,
         sampling: SamplingOptions,
         *,
         draws: bool,
@@ -163,20 +163,20 @@ class ModelDrafter(Drafter):
         self._sampling = SamplingOptions(temperature if self._draws else 0.0, seed=sampling.seed)
         self._stop_below = stop_below
 
-    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft:
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> TokenDraft:
         sampling = self._sampling.at(position, "draft")
-        call = Call(text, at_most, sampling, wants_logits=self._draws or self._stop_below > 0.0)
+        call = ModelCall(text, at_most, sampling, wants_logits=self._draws or self._stop_below > 0.0)
         answers = list(self._model(call))
         ids = [token for answer in answers for token in answer.ids][:at_most]
         if not ids or not call.wants_logits:
-            return Draft(ids)
+            return TokenDraft(ids)
         logits = next((answer.logits for answer in answers if answer.logits is not None), None)
         if logits is None:
             raise TrtspecError("the draft model gave no logits", hint="build its engine to gather generation logits")
         if self._stop_below:
             ids = ids[: _sure_len(logits, self._stop_below)]
             logits = logits[: len(ids)]
-        return Draft(ids, self._drawn_by(logits) if self._draws else None)
+        return TokenDraft(ids, self._drawn_by(logits) if self._draws else None)
 
     def _drawn_by(self, logits: Array) -> Array:
         temperature = self._sampling.temperature
@@ -195,27 +195,27 @@ class Index(Protocol):
     def continuation(self, length: int) -> list[int]: ...
 
 
-class LookupDrafter(Drafter):
+class LookupDrafter(TokenDrafter):
     """Drafts the tokens that followed an earlier occurrence of the last tokens."""
 
     def __init__(self, index: Index, min_match: int) -> None:
         self._index = index
         self._min_match = min_match
 
-    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft:
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> TokenDraft:
         index = self._index
         index.extend(text[len(index) :])
-        return Draft(index.continuation(at_most) if index.matched >= self._min_match else [])
+        return TokenDraft(index.continuation(at_most) if index.matched >= self._min_match else [])
 
 
-class GuardedDrafter(Drafter):
+class FallbackDrafter(TokenDrafter):
     """Wraps a drafter; falls back to target-only decoding when it fails or is slower."""
 
     def __init__(
         self,
-        drafter: Drafter,
-        breaker: Breaker,
-        lengths: Lengths | None,
+        drafter: TokenDrafter,
+        breaker: CircuitBreaker,
+        lengths: DraftLenPolicy | None,
         on_fallback: Callable[[str, TrtspecError | None], None] = lambda reason, error: None,
     ) -> None:
         """Set the policies.
@@ -229,10 +229,10 @@ class GuardedDrafter(Drafter):
         """
         self._drafter, self._breaker, self._lengths, self._on_fallback = drafter, breaker, lengths, on_fallback
         self._refused = False
-        self._choice: Choice | None = None
+        self._choice: DraftLenChoice | None = None
         self._position = 0
 
-    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft | None:
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> TokenDraft | None:
         if self._refused:
             return None
         if self._lengths and self._choice:
@@ -265,7 +265,9 @@ class GuardedDrafter(Drafter):
         self._on_fallback(reason, error)
 
 
-def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int = 0) -> Generator[Step, None, None]:
+def generate(
+    job: GenerationRequest, target: ModelFn, drafter: TokenDrafter | None, vocab_size: int = 0
+) -> Generator[DecodeStep, None, None]:
     """Yield the steps of a text; the last one has the finish reason.
 
     Args:
@@ -279,7 +281,9 @@ def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int =
     while True:
         remaining = job.max_tokens - len(output)
         at_most = min(job.draft_len, remaining - 1)
-        draft = drafter.propose([*job.prompt, *output], len(output), at_most) if drafter and at_most > 0 else Draft()
+        draft = (
+            drafter.propose([*job.prompt, *output], len(output), at_most) if drafter and at_most > 0 else TokenDraft()
+        )
         call = _call(job, output, draft, remaining, vocab_size)
         given, drafts = 0, draft.ids if draft else ()
         for answer in target(call):
@@ -293,15 +297,17 @@ def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int =
             output += kept
             if reason is None and len(output) == job.max_tokens:
                 reason = "length"
-            yield Step(kept, drafted, accepted, reason)
+            yield DecodeStep(kept, drafted, accepted, reason)
             if reason:
                 return
         if given < (1 if drafts else call.new_tokens):
-            yield Step([], finish_reason="end_id")
+            yield DecodeStep([], finish_reason="end_id")
             return
 
 
-def _call(job: Job, output: Sequence[int], draft: Draft | None, remaining: int, vocab_size: int) -> Call:
+def _call(
+    job: GenerationRequest, output: Sequence[int], draft: TokenDraft | None, remaining: int, vocab_size: int
+) -> ModelCall:
     """Return the next call of the target.
 
     It asks for the whole text if nothing is drafted, for a piece of it while drafting is suspended, for the
@@ -309,7 +315,7 @@ def _call(job: Job, output: Sequence[int], draft: Draft | None, remaining: int, 
     """
     text, sampling = [*job.prompt, *output], job.sampling.at(len(output), "target")
     if job.draft_len == 0:
-        return Call(
+        return ModelCall(
             text,
             remaining,
             job.sampling,
@@ -322,16 +328,16 @@ def _call(job: Job, output: Sequence[int], draft: Draft | None, remaining: int, 
         )
     if draft is None:
         piece = min(remaining, ALONE_TOKENS)
-        return Call(text, piece, sampling, job.end_id, streams=job.streams, stop_words=job.stop_words)
+        return ModelCall(text, piece, sampling, job.end_id, streams=job.streams, stop_words=job.stop_words)
     if not draft.ids:
-        return Call(text, 1, sampling, job.end_id)
+        return ModelCall(text, 1, sampling, job.end_id)
     if draft.logits is None and vocab_size and not job.sampling.greedy:
         draft = replace(draft, logits=_point_mass(draft.ids, vocab_size))
-    return Call(text, len(draft.ids) + 1, sampling, draft=draft)
+    return ModelCall(text, len(draft.ids) + 1, sampling, draft=draft)
 
 
 def _point_mass(ids: Sequence[int], vocab_size: int) -> Array:
-    logits = np.full((len(ids), vocab_size), NEVER, np.float32)
+    logits = np.full((len(ids), vocab_size), ZERO_PROBABILITY_LOGIT, np.float32)
     logits[np.arange(len(ids)), np.asarray(ids)] = 0.0
     return logits
 

@@ -19,39 +19,39 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.circuit_breaker import Breaker
+from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions, Stats, add_accepted
-from trtspec.engine.generation.stopping import Endings
+from trtspec.engine.generation.stopping import StopConditions
 from trtspec.engine.generation.suffix_index import SuffixIndex
 from trtspec.engine.generation.text import TextStream
 from trtspec.methods.base import find_method
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.adaptive_draft_len import DraftLengths, Lengths, Scheduled
+from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenPolicy, ScheduledDraftLen
 from trtspec.serving.triton.python_models.bls import (
-    Answer,
-    Call,
-    Drafter,
+    DecodeStep,
     DraftFailed,
-    GuardedDrafter,
-    Job,
+    FallbackDrafter,
+    GenerationRequest,
     LookupDrafter,
-    Model,
-    ModelDrafter,
-    Step,
+    ModelAnswer,
+    ModelCall,
+    ModelFn,
+    RemoteModelDrafter,
+    TokenDrafter,
     generate,
 )
-from trtspec.serving.triton.python_models.cancellation import Departures
-from trtspec.serving.triton.python_models.drain import Shutdown
-from trtspec.serving.triton.python_models.errors import ModelRefusal
+from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
+from trtspec.serving.triton.python_models.drain import DrainWatcher
+from trtspec.serving.triton.python_models.errors import ModelError
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
-from trtspec.serving.triton.python_models.grpc_client import Line, own_server
-from trtspec.serving.triton.python_models.metrics import Metrics
-from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
+from trtspec.serving.triton.python_models.grpc_client import ReconnectingStream, local_server_client
+from trtspec.serving.triton.python_models.metrics import EngineMetrics
+from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
 from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
-from trtspec.serving.triton.python_models.request_metrics import Text
-from trtspec.serving.triton.python_models.responses import Places, Responder
-from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
-from trtspec.serving.triton.python_models.stub_processes import end_stopped
+from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
+from trtspec.serving.triton.python_models.responses import RequestSlots, Responder
+from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
+from trtspec.serving.triton.python_models.stub_processes import kill_stopped
 from trtspec.serving.triton.python_models.tensors import (
     NEUTRAL,
     NEUTRAL_SCORING,
@@ -60,16 +60,16 @@ from trtspec.serving.triton.python_models.tensors import (
     HeldTensors,
     RequestTensors,
     Settings,
-    end_ids_of,
     nvidia_end_ids,
     read_sampling,
-    refuse_other_than,
-    tensor_of_words,
+    request_end_ids,
+    require_neutral,
+    words_to_tensor,
 )
 from trtspec.serving.triton.python_models.tokenize import TextReader
 
 NAME = "tensorrt_llm_bls"
-OF_THE_REQUEST = ("INVALID_ARG", "UNSUPPORTED")  # other errors may also affect the next request
+CLIENT_ERRORS = ("INVALID_ARG", "UNSUPPORTED")  # other errors may also affect the next request
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS)
 EDITS = {
     name: NEUTRAL_SCORING[name]
@@ -86,8 +86,8 @@ class TritonPythonModel:
         self.decoupled = settings.decoupled
         self.inputs, self.is_nvidia = settings.inputs, settings.is_nvidia
         self.tokenizer = settings.tokenizer()
-        self.server = own_server()
-        self.departures = Departures()
+        self.server = local_server_client()
+        self.departures = CancellationWatcher()
         self.target = settings.parameter("tensorrt_llm_model_name")
         self.draft_model = settings.parameter("tensorrt_llm_draft_model_name")
         self.method = settings.parameter("draft_method")
@@ -95,7 +95,7 @@ class TritonPythonModel:
         self.fast_logits = settings.parameter("speculative_decoding_fast_logits") == "true"
         self.draft_len = int(settings.parameter("draft_len"))
         self.draft_timeout_s = float(settings.parameter("draft_timeout_s"))
-        self.lengths = DraftLengths(self.draft_len, json.loads(settings.parameter("draft_len_schedule") or "[]"))
+        self.lengths = AdaptiveDraftLen(self.draft_len, json.loads(settings.parameter("draft_len_schedule") or "[]"))
         if self.fast_logits and getattr(self.options, "stop_below", None):
             raise TrtspecError("stop_below needs the draft's logits, which fast logits leave on the device")
         self.vocab_size = int(settings.parameter("vocab_size"))
@@ -106,12 +106,12 @@ class TritonPythonModel:
         self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
         self.accumulates = settings.parameter("accumulate_tokens") == "true"
         self.lock = threading.Lock()
-        self.shutdown = Shutdown(args["model_repository"])
-        self.metrics = Metrics(pb_utils, args, self.told)
-        self.breaker = Breaker(on_change=self.tell_breaker)
-        self.places = Places(settings.max_batch_size)
+        self.shutdown = DrainWatcher(args["model_repository"])
+        self.metrics = EngineMetrics(pb_utils, args, self.told)
+        self.breaker = CircuitBreaker(on_change=self.report_breaker)
+        self.places = RequestSlots(settings.max_batch_size)
         self.threads = ThreadPoolExecutor(self.places.count)
-        self.nudge = Nudge(self.server, args["model_name"])
+        self.nudge = SchedulerWakeup(self.server, args["model_name"])
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         with self.nudge.behind(requests):
@@ -127,7 +127,7 @@ class TritonPythonModel:
         self.shutdown.close()
 
     @property
-    def told(self) -> tuple[known.Family, ...]:
+    def told(self) -> tuple[known.MetricSpec, ...]:
         """Return the exported metrics; an engine that drafts itself reports only its counts."""
         here = (*known.OF_STEPS, *known.OF_POSITIONS) if self.method != "none" else ()
         return (*METRICS, *here, *(known.OF_FALLBACKS if self.draft_model else ()))
@@ -143,7 +143,7 @@ class TritonPythonModel:
         self.places.hold(lambda: self.threads.submit(self.answer, inputs, responder, text))
         return responder
 
-    def answer(self, inputs: HeldTensors, responder: Responder, text: Text) -> None:
+    def answer(self, inputs: HeldTensors, responder: Responder, text: RequestMetrics) -> None:
         """Answer one request; any error becomes the error of this request."""
         left = False
         try:
@@ -159,12 +159,12 @@ class TritonPythonModel:
                 accumulates=self.accumulates,
                 drafts=job.draft_len > 0,
             )
-            with self.lengths.text(), closing(Line(self.server, self.departures.watch)) as line:
+            with self.lengths.text(), closing(ReconnectingStream(self.server, self.departures.watch)) as line:
                 watch = self.departures.watch(responder.is_cancelled, line.cancel)
                 try:
                     steps = self.steps(job, line, inputs)
                     with inputs.naming(TEXT_NAMES):
-                        follow(steps, transcript, responder, text, watch.close, streams=streams)
+                        send_steps(steps, transcript, responder, text, watch.close, streams=streams)
                 finally:
                     watch.close()
                     left = watch.has_left
@@ -173,17 +173,17 @@ class TritonPythonModel:
                 text.ended("cancelled")
                 responder.send_cancelled()
             else:
-                text.ended("refused" if is_of_the_request(error) else "error")
+                text.ended("refused" if is_client_error(error) else "error")
                 responder.send_failure(error)
 
-    def steps(self, job: Job, line: Line, inputs: HeldTensors) -> Generator[Step]:
+    def steps(self, job: GenerationRequest, line: ReconnectingStream, inputs: HeldTensors) -> Generator[DecodeStep]:
         """Yield the steps of one completion."""
         drafter = self.drafter(line, job.sampling, inputs.scalar("use_draft_logits"))
         if drafter:
-            drafter = GuardedDrafter(drafter, self.breaker, self.lengths_of(job, inputs), self.note_fallback)
+            drafter = FallbackDrafter(drafter, self.breaker, self.draft_len_policy(job, inputs), self.note_fallback)
         yield from generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
 
-    def lengths_of(self, job: Job, inputs: HeldTensors) -> Lengths | None:
+    def draft_len_policy(self, job: GenerationRequest, inputs: HeldTensors) -> DraftLenPolicy | None:
         """Return the policy for the draft lengths of one completion, or None if the request sets num_draft_tokens.
 
         A sampled request with a seed follows the schedule only, because its random numbers depend on the steps and it
@@ -192,7 +192,7 @@ class TritonPythonModel:
         if inputs.scalar("num_draft_tokens") is not None:
             return None
         again = not job.sampling.greedy and inputs.scalar("seed") is not None
-        return Scheduled(self.lengths) if again else self.lengths
+        return ScheduledDraftLen(self.lengths) if again else self.lengths
 
     def note_fallback(self, reason: str, error: TrtspecError | None) -> None:
         """Count that the target continues without the draft; log the reason, except while the breaker is open."""
@@ -200,7 +200,7 @@ class TritonPythonModel:
         if error:
             pb_utils.Logger.log_warn(f"continuing without the draft: {error}")
 
-    def tell_breaker(self, is_open: bool) -> None:
+    def report_breaker(self, is_open: bool) -> None:
         """Export and log a change of the circuit breaker."""
         self.metrics.breaker(is_open)
         what = "failed several times and is disabled for a while" if is_open else "works again"
@@ -209,8 +209,8 @@ class TritonPythonModel:
     def refuse(self, inputs: RequestTensors) -> None:
         """Raise TrtspecError for the first unsupported input."""
         inputs.refuse_unknown(self.inputs, NAME)
-        refuse_other_than(UNSERVED, inputs, NAME)
-        refuse_unserved(inputs, self.inputs, NAME)
+        require_neutral(UNSERVED, inputs, NAME)
+        check_unsupported_inputs(inputs, self.inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {NAME}")
         if inputs.scalar("stream", False) and not self.decoupled:
@@ -232,7 +232,7 @@ class TritonPythonModel:
         if (self.greedy_only or self.lookahead) and (edits := self.edits(inputs)):
             raise TrtspecError(f"{edits[0][0]} is not supported by this engine, whose own drafting ignores it")
 
-    def read(self, inputs: RequestTensors) -> Job:
+    def read(self, inputs: RequestTensors) -> GenerationRequest:
         """Parse the tensors of a request."""
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
@@ -253,12 +253,12 @@ class TritonPythonModel:
                 f"min_tokens {least} is not supported by {NAME} for a model with several end ids",
                 hint="set end_id to one",
             )
-        return Job(
+        return GenerationRequest(
             prompt=prompt,
             max_tokens=max_tokens,
             draft_len=0 if passed else min(wanted, self.draft_len),
             sampling=SamplingOptions(**read_sampling(inputs)),
-            endings=Endings(frozenset(end_ids), stop, self.tokenizer, least),
+            endings=StopConditions(frozenset(end_ids), stop, self.tokenizer, least),
             end_id=end_ids[0] if end_ids else NO_ID,
             stop_words=[*([token] for token in end_ids[1:]), *self.words(stop)],
             lookahead=self.read_lookahead(inputs),
@@ -269,7 +269,7 @@ class TritonPythonModel:
     def end_ids(self, asked: int | None) -> tuple[int, ...]:
         """Return the end ids of a request."""
         if not self.is_nvidia:
-            return end_ids_of(self.tokenizer, asked)
+            return request_end_ids(self.tokenizer, asked)
         return self.tokenizer.named("eos_token") if asked is None else nvidia_end_ids(asked)
 
     def min_tokens(self, inputs: RequestTensors) -> int:
@@ -292,7 +292,7 @@ class TritonPythonModel:
         asked = ((name, inputs.whole(name)) for name in EDITS if name != "min_tokens" or least)
         found = [(name, array) for name, array in asked if array is not None and array.item() not in EDITS[name]]
         if words := self.reader.words(inputs.texts("bad_words")):
-            found.append(("bad_words_list", tensor_of_words(words)[None]))
+            found.append(("bad_words_list", words_to_tensor(words)[None]))
         bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
         return found if bias is None else [*found, ("embedding_bias", bias[None])]
 
@@ -317,15 +317,17 @@ class TritonPythonModel:
             raise TrtspecError(f"lookahead sizes {sizes} exceed the engine's, {self.lookahead}")
         return sizes
 
-    def drafter(self, line: Line, sampling: SamplingOptions, use_draft_logits: bool | None) -> Drafter | None:
+    def drafter(
+        self, line: ReconnectingStream, sampling: SamplingOptions, use_draft_logits: bool | None
+    ) -> TokenDrafter | None:
         """Return the drafter of one request, or None if the target drafts itself."""
         options = self.options
         if self.method == "none":
             return None
         if self.method == "ngram":
             return LookupDrafter(SuffixIndex(options.max_match), options.min_match)
-        return ModelDrafter(
-            telling_failures(ServerModel(line, self.draft_model, self.draft_timeout_s), self.draft_model),
+        return RemoteModelDrafter(
+            with_draft_failures(ServerModel(line, self.draft_model, self.draft_timeout_s), self.draft_model),
             sampling,
             draws=options.use_draft_logits if use_draft_logits is None else use_draft_logits,
             stop_below=options.stop_below,
@@ -333,25 +335,25 @@ class TritonPythonModel:
         )
 
 
-def telling_failures(model: ServerModel, name: str) -> Model:
+def with_draft_failures(model: ServerModel, name: str) -> ModelFn:
     """Wrap a draft model so that its general failures raise DraftFailed, unlike errors of a single request."""
 
-    def ask(call: Call) -> list[Answer]:
+    def ask(call: ModelCall) -> list[ModelAnswer]:
         try:
             return list(model(call))
-        except ModelRefusal as error:
-            if is_of_the_request(error):
+        except ModelError as error:
+            if is_client_error(error):
                 raise
-            if ended := end_stopped(name):
+            if ended := kill_stopped(name):
                 pb_utils.Logger.log_error(f"{name} was stopped; killed its process {ended}")
             raise DraftFailed(error.message, where=error.where) from None
 
     return ask
 
 
-def is_of_the_request(error: Exception) -> bool:
+def is_client_error(error: Exception) -> bool:
     """Return whether an error was caused by the request, so that its client can fix it."""
-    return error.status in OF_THE_REQUEST if isinstance(error, ModelRefusal) else isinstance(error, TrtspecError)
+    return error.status in CLIENT_ERRORS if isinstance(error, ModelError) else isinstance(error, TrtspecError)
 
 
 class Transcript:
@@ -368,7 +370,7 @@ class Transcript:
         self.drafts, self.accepted_at = drafts, list[int]()
         self.text, self.shown = "", 0  # unsent text and its number of tokens
 
-    def add(self, step: Step) -> bool:
+    def add(self, step: DecodeStep) -> bool:
         """Add a step and return whether there is new text to send."""
         self.new_tokens += len(step.ids)
         self.drafted += step.drafted
@@ -405,11 +407,11 @@ class Transcript:
         ]
 
 
-def follow(
-    steps: Generator[Step],
+def send_steps(
+    steps: Generator[DecodeStep],
     transcript: Transcript,
     responder: Responder,
-    text: Text,
+    text: RequestMetrics,
     before_last: Callable[[], None],
     *,
     streams: bool,

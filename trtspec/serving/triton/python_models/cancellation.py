@@ -13,10 +13,12 @@ from collections.abc import Callable
 POLL_S = 0.2  # each check is a message to the server
 
 
-class Watch:
+class Registration:
     """One watched request."""
 
-    def __init__(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None], end: Callable[[Watch], None]):
+    def __init__(
+        self, is_cancelled: Callable[[], bool], on_left: Callable[[], None], end: Callable[[Registration], None]
+    ):
         self._is_cancelled, self._on_left, self._end = is_cancelled, on_left, end
         self._lock = threading.Lock()
         self._over = False
@@ -49,18 +51,18 @@ def _nothing() -> None:
     pass
 
 
-class Departures:
+class CancellationWatcher:
     """Watches requests until each is closed."""
 
     def __init__(self) -> None:
-        self._watched: set[Watch] = set()
+        self._watched: set[Registration] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="departures", daemon=True).start()
 
-    def watch(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None]) -> Watch:
+    def watch(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None]) -> Registration:
         """Watch one request; `on_left` is called from another thread."""
-        watch = Watch(is_cancelled, on_left, self._forget)
+        watch = Registration(is_cancelled, on_left, self._forget)
         with self._lock:
             self._watched.add(watch)
         return watch
@@ -68,7 +70,7 @@ class Departures:
     def close(self) -> None:
         self._closed.set()
 
-    def _forget(self, watch: Watch) -> None:
+    def _forget(self, watch: Registration) -> None:
         with self._lock:
             self._watched.discard(watch)
 

@@ -21,7 +21,7 @@ def ending_file(repository: Path) -> Path:
     return repository.parent / FILE
 
 
-class Shutdown:
+class DrainWatcher:
     """Calls `end` of each open request once when the file appears."""
 
     def __init__(self, model: str) -> None:

@@ -19,18 +19,18 @@ import triton_python_backend_utils as pb_utils
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from trtspec.serving.triton.python_models.cancellation import Departures
-from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
+from trtspec.serving.triton.python_models.drain import DrainWatcher
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
-from trtspec.serving.triton.python_models.grpc_client import own_server
-from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
-from trtspec.serving.triton.python_models.responses import Places, Responder
-from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
-from trtspec.serving.triton.python_models.tensors import Array, HeldTensors, RequestTensors, Settings, tensor_of_words
+from trtspec.serving.triton.python_models.grpc_client import local_server_client
+from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
+from trtspec.serving.triton.python_models.responses import RequestSlots, Responder
+from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
+from trtspec.serving.triton.python_models.tensors import Array, HeldTensors, RequestTensors, Settings, words_to_tensor
 from trtspec.serving.triton.python_models.tokenize import TextReader
 
 # Inputs that are passed on unchanged, and their names in the token-level model.
-PASSED = {
+PASSED_INPUTS = {
     "max_tokens": "request_output_len",
     "num_draft_tokens": "num_draft_tokens",
     "top_k": "runtime_top_k",
@@ -73,13 +73,13 @@ class TritonPythonModel:
             vocab_size=settings.count("vocab_size"),
             is_nvidia=settings.is_nvidia,
         )
-        self.server = own_server()
-        self.departures = Departures()
+        self.server = local_server_client()
+        self.departures = CancellationWatcher()
         self.lock = threading.Lock()
-        self.shutdown = Shutdown(args["model_repository"])
-        self.places = Places(settings.max_batch_size)
+        self.shutdown = DrainWatcher(args["model_repository"])
+        self.places = RequestSlots(settings.max_batch_size)
         self.threads = ThreadPoolExecutor(self.places.count)
-        self.nudge = Nudge(self.server, args["model_name"])
+        self.nudge = SchedulerWakeup(self.server, args["model_name"])
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         with self.nudge.behind(requests):
@@ -111,14 +111,14 @@ class TritonPythonModel:
             with inputs.naming(TEXT_NAMES), closing(self.server.ask(self.request(inputs, wanted))) as reply:
                 watch = self.departures.watch(responder.is_cancelled, reply.close)
                 try:
-                    self.hand_on(reply, watch.close, responder)
+                    self.forward_responses(reply, watch.close, responder)
                 finally:
                     watch.close()
                     left = watch.has_left
         except Exception as error:
             responder.send_cancelled() if left else responder.send_failure(error)
 
-    def hand_on(self, reply: Any, before_last: Callable[[], None], responder: Responder) -> None:
+    def forward_responses(self, reply: Any, before_last: Callable[[], None], responder: Responder) -> None:
         """Send the model's responses with their ids decoded; the last one has the final flag."""
         for response, is_last in reply:
             if is_last:
@@ -141,7 +141,7 @@ class TritonPythonModel:
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
         """Return the tensors that result from tokenizing the request's text fields."""
         inputs.refuse_unknown(self.inputs, "this model")
-        refuse_unserved(inputs, self.inputs, "this model")
+        check_unsupported_inputs(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         end_id, _ = self.reader.ends(inputs.scalar("end_id"))
         stop, bad = (self.reader.words(inputs.texts(name)) for name in ("stop_words", "bad_words"))
@@ -152,8 +152,8 @@ class TritonPythonModel:
             ("input_lengths", np.array([[len(prompt)]], np.int32)),
             ("end_id", np.array([[end_id]], np.int32)),
             ("pad_id", np.array([[self.reader.pad_id(inputs.scalar("pad_id"), end_id)]], np.int32)),
-            ("stop_words_list", tensor_of_words(stop)[None]),
-            ("bad_words_list", tensor_of_words(bad)[None]),
+            ("stop_words_list", words_to_tensor(stop)[None]),
+            ("bad_words_list", words_to_tensor(bad)[None]),
             *([] if excludes is None else [("exclude_input_in_output", np.array([[excludes]]))]),
             *([] if bias is None else [("embedding_bias", bias[None])]),
         ]
@@ -173,5 +173,5 @@ class TritonPythonModel:
 def passed_on(inputs: HeldTensors) -> list[tuple[str, Array]]:
     """Return the tensors that are passed on unchanged."""
     beams = (inputs.scalar("beam_width") or 1) > 1  # a length penalty does not affect a single beam
-    found = ((inner, inputs.array(name)) for name, inner in PASSED.items() if beams or name != "length_penalty")
+    found = ((inner, inputs.array(name)) for name, inner in PASSED_INPUTS.items() if beams or name != "length_penalty")
     return [(inner, array[None]) for inner, array in found if array is not None]

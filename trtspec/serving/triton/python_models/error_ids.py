@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 import secrets
 
-SAID = re.compile(r"internal error ([0-9a-f]{12})\b")
+ERROR_ID = re.compile(r"internal error ([0-9a-f]{12})\b")
 
 
-def new_fault() -> str:
+def new_error_id() -> str:
     """Return a random error id."""
     return secrets.token_hex(6)
 
 
-def fault_words(fault: str, log: str) -> str:
+def client_message(fault: str, log: str) -> str:
     """Return the client's message; `log` names the log, such as "the server's"."""
     return f"internal error {fault}: see {log} log under this id"
 
 
-def fault_of(message: str) -> str | None:
+def parse_error_id(message: str) -> str | None:
     """Return the error id in a message of another process, or None."""
-    found = SAID.search(message)
+    found = ERROR_ID.search(message)
     return found and found[1]

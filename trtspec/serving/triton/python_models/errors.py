@@ -26,7 +26,7 @@ STATUSES = {
     grpc.StatusCode.CANCELLED: "CANCELLED",
 }
 # Message parts of Triton's core, its Python backend, TensorRT-LLM's backend, and our own models.
-WORDS = {
+STATUS_BY_MESSAGE = {
     "maximum queue size": "UNAVAILABLE",
     Overloaded.WORDS: "UNAVAILABLE",
     "timeout expired": "UNAVAILABLE",
@@ -44,7 +44,7 @@ WORDS = {
 }
 
 
-class ModelRefusal(TrtspecError):
+class ModelError(TrtspecError):
     """An error response of another model; `status` is Triton's error code."""
 
     def __init__(self, message: str, status: str, *, where: str | None = None) -> None:
@@ -52,19 +52,19 @@ class ModelRefusal(TrtspecError):
         self.status = status
 
 
-def status_of(message: str) -> str:
+def status_from_message(message: str) -> str:
     """Return Triton's code of an error message."""
-    return next((status for words, status in WORDS.items() if words in message), REFUSED)
+    return next((status for words, status in STATUS_BY_MESSAGE.items() if words in message), REFUSED)
 
 
-def refusal_of(message: str) -> ModelRefusal:
+def error_from_message(message: str) -> ModelError:
     """Return the error for an error message."""
-    return ModelRefusal(message, status_of(message))
+    return ModelError(message, status_from_message(message))
 
 
-def refusal(error: grpc.RpcError) -> ModelRefusal:
+def error_from_rpc(error: grpc.RpcError) -> ModelError:
     """Return the error for a gRPC failure."""
-    return ModelRefusal(error.details() or "no reason given", STATUSES.get(error.code(), "INTERNAL"))
+    return ModelError(error.details() or "no reason given", STATUSES.get(error.code(), "INTERNAL"))
 
 
 def is_last(response: Any, parameter: str) -> bool:

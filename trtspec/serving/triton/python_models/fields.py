@@ -20,12 +20,12 @@ import numpy as np
 
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.disconnects import PARAMETER
-from trtspec.serving.triton.nvidia_compat import INPUTS, unserved
+from trtspec.serving.triton.nvidia_compat import INPUTS, unsupported_inputs
 
 Kind: TypeAlias = "type[np.uint64] | type[np.int32] | type[np.bool_]"
 
 # Older names of inputs in NVIDIA's models, by current name.
-OLDER: dict[str, tuple[str, Kind]] = {
+OLDER_NAMES: dict[str, tuple[str, Kind]] = {
     "seed": ("random_seed", np.uint64),
     "min_tokens": ("min_length", np.int32),
     "return_perf_metrics": ("return_kv_cache_reuse_stats", np.bool_),
@@ -42,7 +42,7 @@ TOKEN_NAMES = {
 }
 TEXT_NAMES = {inner: outer for outer, inner in TOKEN_NAMES.items()}
 # Names of other APIs, and the equivalent here.
-ELSEWHERE = {
+FOREIGN_NAMES = {
     "output_len": "max_tokens",
     "max_new_tokens": "max_tokens",
     "max_output_len": "max_tokens",
@@ -70,7 +70,7 @@ TRITON = (
     PARAMETER,
 )
 TRITON_PREFIX = "triton_"
-UNSERVED = frozenset(name for model in INPUTS for name in unserved(model))
+UNSERVED = frozenset(name for model in INPUTS for name in unsupported_inputs(model))
 # No-op values of unsupported inputs; the first two affect beam search only.
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "early_stopping": (False, True),
@@ -83,16 +83,16 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
 MAX_SHOWN = 64
 
 
-def parameters_of(request: Any) -> dict[str, Any]:
+def request_parameters(request: Any) -> dict[str, Any]:
     """Return the parameters of a request; empty if this Triton's Python backend does not report them."""
     text = request.parameters() if hasattr(request, "parameters") else ""
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
 
 
-def refuse_unknown(parameters: Mapping[str, Any], declared: Collection[str], engine: str) -> None:
+def check_field_names(parameters: Mapping[str, Any], declared: Collection[str], engine: str) -> None:
     """Raise TrtspecError for the first unknown parameter, with the closest of the `declared` inputs as a hint."""
-    older = {name for name, _ in OLDER.values()}
+    older = {name for name, _ in OLDER_NAMES.values()}
     for name, value in parameters.items():
         if name in older or name in TRITON or name.startswith(TRITON_PREFIX):
             continue
@@ -100,25 +100,25 @@ def refuse_unknown(parameters: Mapping[str, Any], declared: Collection[str], eng
             continue  # no effect with a single beam
         if name in UNSERVED:
             if value not in NEUTRAL.get(name, ("", False)):
-                raise TrtspecError(f"{name} {shown(value)} is not supported by {engine}", hint="leave it out")
+                raise TrtspecError(f"{name} {json_preview(value)} is not supported by {engine}", hint="leave it out")
             continue
-        raise TrtspecError(f"unknown field {shown(name)}", hint=_hint(name, {*declared, *older}))
+        raise TrtspecError(f"unknown field {json_preview(name)}", hint=_hint(name, {*declared, *older}))
 
 
-def value_of(name: str, value: Any, kind: Kind) -> Any:
+def parameter_array(name: str, value: Any, kind: Kind) -> Any:
     """Return a parameter's value as the array [1, 1] of the input of this name; raises TrtspecError if invalid."""
     if kind is np.bool_:
         if isinstance(value, bool):
             return np.array([[value]])
-        raise TrtspecError(f"{name} is {shown(value)}, expected true or false")
+        raise TrtspecError(f"{name} is {json_preview(value)}, expected true or false")
     bounds = np.iinfo(kind)  # type: ignore[type-var]
     whole = _is_number(value) and value == int(value)
     if not whole or not bounds.min <= value <= bounds.max:
-        raise TrtspecError(f"{name} is {shown(value)}, expected an integer from {bounds.min} to {bounds.max}")
+        raise TrtspecError(f"{name} is {json_preview(value)}, expected an integer from {bounds.min} to {bounds.max}")
     return np.array([[int(value)]], kind)
 
 
-def renamed(message: str, names: Mapping[str, str]) -> str:
+def rename_fields(message: str, names: Mapping[str, str]) -> str:
     """Return a message with field names replaced where they occur as whole words."""
     if not names:
         return message
@@ -126,14 +126,14 @@ def renamed(message: str, names: Mapping[str, str]) -> str:
     return re.sub(pattern, lambda match: names[match[0]], message)
 
 
-def shown(value: Any) -> str:
+def json_preview(value: Any) -> str:
     """Return a value as JSON, truncated."""
     text = json.dumps(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]}..."
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    same = ELSEWHERE.get(name, name)
+    same = FOREIGN_NAMES.get(name, name)
     for near in (same, TOKEN_NAMES.get(same), TEXT_NAMES.get(same)):
         if near in known and near != name:
             return f"did you mean {near}?"

@@ -23,8 +23,8 @@ from grpc.experimental import ChannelOptions
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.triton.python_models.cancellation import Watch
-from trtspec.serving.triton.python_models.errors import ModelRefusal, is_last, refusal, refusal_of
+from trtspec.serving.triton.python_models.cancellation import Registration
+from trtspec.serving.triton.python_models.errors import ModelError, error_from_message, error_from_rpc, is_last
 
 TRUE = ("true", "1")
 # A response then has a flag for the last one, and the last may come without tensors.
@@ -38,7 +38,7 @@ OPTIONS = [
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
-def own_address(argv: Sequence[str]) -> str:
+def local_grpc_address(argv: Sequence[str]) -> str:
     """Return the gRPC address on this machine of the server that was started with `argv`.
 
     Raises:
@@ -54,7 +54,7 @@ def own_address(argv: Sequence[str]) -> str:
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('--grpc-port', '8001')}"
 
 
-class OwnServer:
+class LocalServerClient:
     """The server at an address; thread-safe."""
 
     def __init__(self, address: str) -> None:
@@ -67,20 +67,20 @@ class OwnServer:
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
 
-    def open(self) -> Stream:
+    def open(self) -> RequestStream:
         """Return a stream for the calls of one completion; close it, because the server waits for it at exit."""
-        return Stream(self._open)
+        return RequestStream(self._open)
 
-    def ask(self, request: Any) -> Reply:
+    def ask(self, request: Any) -> ResponseStream:
         """Return the responses to one request on its own stream; close it as well."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
-        return Reply(self._ask(request, timeout=LONGEST_TEXT_S))
+        return ResponseStream(self._ask(request, timeout=LONGEST_TEXT_S))
 
     def close(self) -> None:
         self._channel.close()
 
 
-class Reply:
+class ResponseStream:
     """The responses to one request."""
 
     def __init__(self, responses: Any) -> None:
@@ -96,20 +96,20 @@ class Reply:
                 if not response.error_message:
                     yield response.infer_response, ended
                     continue
-                refused = refusal_of(response.error_message)
+                refused = error_from_message(response.error_message)
                 if not ended:
                     break
         except grpc.RpcError as error:
-            raise refused or refusal(error) from None
+            raise refused or error_from_rpc(error) from None
         if refused or not ended:
-            raise refused or ModelRefusal("the server closed the stream before the last response", "UNAVAILABLE")
+            raise refused or ModelError("the server closed the stream before the last response", "UNAVAILABLE")
 
     def close(self) -> None:
         """Cancel the request if it is still open; thread-safe."""
         self._responses.cancel()
 
 
-class Stream:
+class RequestStream:
     """A stream of requests, each sent after the last response to the previous one.
 
     Opening a stream takes as long as all other work for a small request.
@@ -130,13 +130,13 @@ class Stream:
             for response in self._responses:
                 self._waits = not is_last(response, IS_LAST)
                 if response.error_message:
-                    raise refusal_of(response.error_message)
+                    raise error_from_message(response.error_message)
                 yield response
                 if not self._waits:
                     return
         except grpc.RpcError as error:
-            raise refusal(error) from None
-        raise ModelRefusal("the server closed the stream before the last response", "UNAVAILABLE")
+            raise error_from_rpc(error) from None
+        raise ModelError("the server closed the stream before the last response", "UNAVAILABLE")
 
     def close(self) -> None:
         """Close the stream from the thread that uses it, because responses are read here; other threads call `cancel`.
@@ -157,12 +157,14 @@ class Stream:
         self._requests.put(None)
 
 
-class Line:
+class ReconnectingStream:
     """The connection of one completion's calls: a stream that is reopened after a failure or timeout."""
 
-    def __init__(self, server: OwnServer, watch: Callable[[Callable[[], bool], Callable[[], None]], Watch]) -> None:
+    def __init__(
+        self, server: LocalServerClient, watch: Callable[[Callable[[], bool], Callable[[], None]], Registration]
+    ) -> None:
         self._server, self._watch = server, watch
-        self._stream: Stream | None = None
+        self._stream: RequestStream | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -172,10 +174,10 @@ class Line:
         watch = self._watch(lambda: time.monotonic() > deadline, stream.cancel) if timeout_s < LONGEST_TEXT_S else None
         try:
             yield from stream.ask(request)
-        except ModelRefusal:
+        except ModelError:
             self._drop(stream)
             if watch and watch.has_left:
-                raise ModelRefusal(f"no response within {timeout_s:g} s", "UNAVAILABLE") from None
+                raise ModelError(f"no response within {timeout_s:g} s", "UNAVAILABLE") from None
             raise
         finally:
             if watch:
@@ -197,22 +199,22 @@ class Line:
             if self._stream:
                 self._stream.cancel()
 
-    def _opened(self) -> Stream:
+    def _opened(self) -> RequestStream:
         with self._lock:
             if self._closed:
-                raise ModelRefusal("the request has ended", "CANCELLED")
+                raise ModelError("the request has ended", "CANCELLED")
             if self._stream is None:
                 self._stream = self._server.open()
             return self._stream
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, stream: RequestStream) -> None:
         with self._lock:
             if self._stream is stream:
                 self._stream = None
         stream.close()
 
 
-def own_server() -> OwnServer:
+def local_server_client() -> LocalServerClient:
     """Return a client for the server of this process."""
     argv = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    return OwnServer(own_address(argv))
+    return LocalServerClient(local_grpc_address(argv))

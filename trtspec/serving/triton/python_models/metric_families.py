@@ -18,7 +18,7 @@ FINISH_REASONS = ("length", "end_id", "stop", "cancelled", "refused", "error")
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricSpec:
     """One metric; it has the labels `model` and `method`, and optionally one more, `label`.
 
     `known` are values of that label whose counters start at 0; the first increment of any other is invisible to rates.
@@ -37,7 +37,7 @@ class Family:
         return ("model", "method", *([self.label] if self.label else []))
 
 
-REQUESTS = Family(
+REQUESTS = MetricSpec(
     "trtspec_requests_total",
     "counter",
     "requests",
@@ -45,51 +45,51 @@ REQUESTS = Family(
     "finish_reason",
     FINISH_REASONS,
 )
-PROMPT_TOKENS = Family("trtspec_prompt_tokens_total", "counter", "tokens", "Prompt tokens of the started requests")
-GENERATED_TOKENS = Family("trtspec_generated_tokens_total", "counter", "tokens", "Generated tokens")
-TTFT = Family(
+PROMPT_TOKENS = MetricSpec("trtspec_prompt_tokens_total", "counter", "tokens", "Prompt tokens of the started requests")
+GENERATED_TOKENS = MetricSpec("trtspec_generated_tokens_total", "counter", "tokens", "Generated tokens")
+TTFT = MetricSpec(
     "trtspec_time_to_first_token_seconds",
     "histogram",
     "seconds",
     "Time from a request's arrival in the model to its first token",
     buckets=WAITS,
 )
-TPOT = Family(
+TPOT = MetricSpec(
     "trtspec_time_per_output_token_seconds",
     "histogram",
     "seconds",
     "Mean time per token of a request after its first tokens",
     buckets=TOKEN_TIMES,
 )
-DURATION = Family(
+DURATION = MetricSpec(
     "trtspec_request_duration_seconds",
     "histogram",
     "seconds",
     "Time from a request's arrival in the model to its last token",
     buckets=TEXT_TIMES,
 )
-RUNNING = Family("trtspec_requests_running", "gauge", "requests", "Requests in progress in the engine")
-QUEUE = Family(
+RUNNING = MetricSpec("trtspec_requests_running", "gauge", "requests", "Requests in progress in the engine")
+QUEUE = MetricSpec(
     "trtspec_queue_seconds",
     "histogram",
     "seconds",
     "Time from a request's arrival in the model until its engine accepts it",
     buckets=WAITS,
 )
-WAITING = Family("trtspec_requests_waiting", "gauge", "requests", "Requests waiting for the engine")
-DRAFTED = Family(
+WAITING = MetricSpec("trtspec_requests_waiting", "gauge", "requests", "Requests waiting for the engine")
+DRAFTED = MetricSpec(
     "trtspec_drafted_tokens_total", "counter", "tokens", "Verified draft tokens, including all nodes of a tree"
 )
-ACCEPTED = Family("trtspec_accepted_tokens_total", "counter", "tokens", "Accepted draft tokens")
-STEPS = Family("trtspec_decode_steps_total", "counter", "steps", "Decode steps of the target, summed over requests")
-BY_POSITION = Family(
+ACCEPTED = MetricSpec("trtspec_accepted_tokens_total", "counter", "tokens", "Accepted draft tokens")
+STEPS = MetricSpec("trtspec_decode_steps_total", "counter", "steps", "Decode steps of the target, summed over requests")
+BY_POSITION = MetricSpec(
     "trtspec_accepted_tokens_by_position_total",
     "counter",
     "tokens",
     "Accepted draft tokens by position in the draft (depth of a tree), from 1",
     "position",
 )
-FALLBACKS = Family(
+FALLBACKS = MetricSpec(
     "trtspec_fallbacks_total",
     "counter",
     "calls",
@@ -97,7 +97,7 @@ FALLBACKS = Family(
     "reason",
     FALLBACK_REASONS,
 )
-BREAKER = Family("trtspec_breaker_open", "gauge", "0 or 1", "Whether the draft is disabled because it failed")
+BREAKER = MetricSpec("trtspec_breaker_open", "gauge", "0 or 1", "Whether the draft is disabled because it failed")
 
 # Metrics by what an engine reports.
 OF_TEXTS = (REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TTFT, TPOT, DURATION, RUNNING)

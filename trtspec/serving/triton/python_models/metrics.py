@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metric_families import Family
-from trtspec.serving.triton.python_models.request_metrics import Text
+from trtspec.serving.triton.python_models.metric_families import MetricSpec
+from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
 
 PERIOD_S = 0.5
 Occupancy = Callable[[], tuple[int, int]]
 
 
-class Metrics:
+class EngineMetrics:
     """The metrics of one model; `families` are those that its engine can report.
 
     `occupancy` returns the numbers of running and waiting requests, if the engine knows them better. If Triton does not
@@ -31,27 +31,31 @@ class Metrics:
     """
 
     def __init__(
-        self, pb_utils: Any, args: Mapping[str, str], families: Collection[Family], occupancy: Occupancy | None = None
+        self,
+        pb_utils: Any,
+        args: Mapping[str, str],
+        families: Collection[MetricSpec],
+        occupancy: Occupancy | None = None,
     ) -> None:
         self._log = pb_utils.Logger
         self._occupancy = occupancy or self._counted
-        self._sums: Counter[tuple[Family, str]] = Counter()
-        self._open: set[Text] = set()
-        self._ended: list[Text] = []
+        self._sums: Counter[tuple[MetricSpec, str]] = Counter()
+        self._open: set[RequestMetrics] = set()
+        self._ended: list[RequestMetrics] = []
         self._breaker_open = False
         self._changed, self._closing, self._lock = threading.Event(), threading.Event(), threading.Lock()
-        self._exported: Exported | None = None
+        self._exported: TritonMetrics | None = None
         try:
-            self._exported = Exported(pb_utils, args, families)
+            self._exported = TritonMetrics(pb_utils, args, families)
         except Exception as error:
             self._give_up(error)
             return
         self._thread = threading.Thread(target=self._run, name="trtspec-metrics", daemon=True)
         self._thread.start()
 
-    def text(self) -> Text:
+    def text(self) -> RequestMetrics:
         """Return the metrics of a request that has just arrived."""
-        text = Text(self._end)
+        text = RequestMetrics(self._end)
         if self._exported:
             with self._lock:
                 self._open.add(text)
@@ -102,7 +106,7 @@ class Metrics:
             running = sum(text.has_started for text in self._open)
             return running, len(self._open) - running
 
-    def _end(self, text: Text) -> None:
+    def _end(self, text: RequestMetrics) -> None:
         with self._lock:
             if text in self._open:
                 self._open.remove(text)
@@ -129,12 +133,12 @@ class Metrics:
         self._log.log_warn(f"metrics are disabled for this model: {type(error).__name__}: {error}")
 
 
-class Exported:
+class TritonMetrics:
     """The metrics registered with Triton; values of unregistered families are ignored."""
 
-    def __init__(self, pb_utils: Any, args: Mapping[str, str], families: Collection[Family]) -> None:
-        self._labels = {"model": args["model_name"], "method": method_of(args)}
-        self._metrics: dict[tuple[Family, str], Any] = {}
+    def __init__(self, pb_utils: Any, args: Mapping[str, str], families: Collection[MetricSpec]) -> None:
+        self._labels = {"model": args["model_name"], "method": artifact_method(args)}
+        self._metrics: dict[tuple[MetricSpec, str], Any] = {}
         kinds, self._made = pb_utils.MetricFamily, {}
         for family in families:
             kind = getattr(kinds, family.kind.upper(), None)
@@ -145,22 +149,22 @@ class Exported:
             for value in family.known or ("",) * (not family.label):
                 self._metric(family, value)
 
-    def increment(self, family: Family, value: str, amount: float) -> None:
+    def increment(self, family: MetricSpec, value: str, amount: float) -> None:
         """Increase a counter."""
         if amount > 0 and family in self._made:
             self._metric(family, value).increment(amount)
 
-    def observe(self, family: Family, amount: float) -> None:
+    def observe(self, family: MetricSpec, amount: float) -> None:
         """Add a value to a histogram."""
         if family in self._made:
             self._metric(family).observe(amount)
 
-    def set(self, family: Family, amount: float) -> None:
+    def set(self, family: MetricSpec, amount: float) -> None:
         """Set a gauge."""
         if family in self._made:
             self._metric(family).set(amount)
 
-    def _metric(self, family: Family, value: str = "") -> Any:
+    def _metric(self, family: MetricSpec, value: str = "") -> Any:
         if (family, value) not in self._metrics:
             labels = self._labels | ({family.label: value} if family.label else {})
             buckets = {"buckets": list(family.buckets)} if family.buckets else {}
@@ -168,7 +172,7 @@ class Exported:
         return self._metrics[family, value]
 
 
-def method_of(args: Mapping[str, str]) -> str:
+def artifact_method(args: Mapping[str, str]) -> str:
     """Return the speculation method of the artifact that contains a model; "unknown" without an artifact."""
     try:
         manifest = json.loads((Path(args["model_repository"]).parents[1] / "manifest.json").read_bytes())

@@ -7,13 +7,13 @@ from collections.abc import Collection
 
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.python_models.fields import NEUTRAL, UNSERVED
-from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, refuse_other_than
+from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, require_neutral
 
 
-def refuse_unserved(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
+def check_unsupported_inputs(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
     """Raise TrtspecError for the first declared input that is unsupported and not empty or a no-op."""
     names = UNSERVED.intersection(declared)
-    refuse_other_than({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
+    require_neutral({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
     for name in sorted(names - NEUTRAL.keys()):
         if _is_set(inputs.whole(name)):
             raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")

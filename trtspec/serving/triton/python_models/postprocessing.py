@@ -9,13 +9,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.text import Pieces
+from trtspec.engine.generation.text import TextPieces
 from trtspec.serving.triton.python_models.tensors import (
     Array,
     RequestTensors,
     Settings,
     check_ids,
-    length_of,
+    checked_length,
     respond_each,
 )
 
@@ -26,7 +26,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         self.inputs = settings.inputs
-        self.pieces = Pieces(settings.tokenizer())
+        self.pieces = TextPieces(settings.tokenizer())
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.decode)
@@ -37,6 +37,8 @@ class TritonPythonModel:
         rows, lengths = inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist()
         if len(rows) != len(lengths):
             raise TrtspecError(f"TOKENS_BATCH has {len(rows)} rows, but SEQUENCE_LENGTH has {len(lengths)}")
-        tokens = [ids[: length_of("SEQUENCE_LENGTH", length, ids)] for ids, length in zip(rows, lengths, strict=True)]
+        tokens = [
+            ids[: checked_length("SEQUENCE_LENGTH", length, ids)] for ids, length in zip(rows, lengths, strict=True)
+        ]
         texts = [self.pieces.text(check_ids("TOKENS_BATCH", ids), continues=continues).encode() for ids in tokens]
         return [("OUTPUT", np.array(texts, dtype=object))]

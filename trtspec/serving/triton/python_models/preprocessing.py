@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
-from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, Settings, respond_each, tensor_of_words
+from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
+from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, Settings, respond_each, words_to_tensor
 from trtspec.serving.triton.python_models.tokenize import TextReader
 
 
@@ -32,7 +32,7 @@ class TritonPythonModel:
 
     def encode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         inputs.refuse_unknown(self.inputs, "this model")
-        refuse_unserved(inputs, self.inputs, "this model")
+        check_unsupported_inputs(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("QUERY"))
         end_id, more_ends = self.reader.ends(inputs.scalar("END_ID"))
         pad_id = self.reader.pad_id(inputs.scalar("PAD_ID"), end_id)
@@ -56,4 +56,4 @@ class TritonPythonModel:
         """Return words as a tensor [1, 2, n]; n is at least 1, except that NVIDIA's tensor is empty without words."""
         if not words and self.is_nvidia:
             return np.zeros((1, 2, 0), np.int32)
-        return tensor_of_words(words)[None]
+        return words_to_tensor(words)[None]

@@ -11,10 +11,10 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
 from trtspec.engine.generation.request import SamplingOptions
-from trtspec.serving.triton.python_models.bls import Answer, Array, Call
-from trtspec.serving.triton.python_models.errors import ModelRefusal
-from trtspec.serving.triton.python_models.grpc_client import LONGEST_TEXT_S, Line
-from trtspec.serving.triton.python_models.tensors import tensor_of_words
+from trtspec.serving.triton.python_models.bls import Array, ModelAnswer, ModelCall
+from trtspec.serving.triton.python_models.errors import ModelError
+from trtspec.serving.triton.python_models.grpc_client import LONGEST_TEXT_S, ReconnectingStream
+from trtspec.serving.triton.python_models.tensors import words_to_tensor
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
@@ -23,12 +23,12 @@ LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_v
 class ServerModel:
     """A model with the tensors of NVIDIA's tensorrt_llm; all calls of one completion share a line."""
 
-    def __init__(self, line: Line, name: str, timeout_s: float = LONGEST_TEXT_S) -> None:
+    def __init__(self, line: ReconnectingStream, name: str, timeout_s: float = LONGEST_TEXT_S) -> None:
         self._line = line
         self._name = name
         self._timeout_s = timeout_s
 
-    def __call__(self, call: Call) -> Iterator[Answer]:
+    def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
         """Yield the model's answers; raises ModelRefusal with its message if it fails or times out.
 
         A caller that stops early must close the line.
@@ -39,10 +39,10 @@ class ServerModel:
                 if outputs := read_outputs(response.infer_response):
                     answer, counted = read_answer(outputs, counted)
                     yield answer
-        except ModelRefusal as error:
-            raise ModelRefusal(error.message, error.status, where=self._name) from None
+        except ModelError as error:
+            raise ModelError(error.message, error.status, where=self._name) from None
 
-    def _request(self, call: Call) -> Any:
+    def _request(self, call: ModelCall) -> Any:
         wanted = ["output_ids", "sequence_length"]
         wanted += ["generation_logits"] if call.wants_logits else []
         wanted += COUNTS if call.wants_counts else []
@@ -61,7 +61,7 @@ def read_outputs(response: Any) -> dict[str, Array]:
     return {output.name: result.as_numpy(output.name) for output in response.outputs}
 
 
-def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple[Answer, tuple[int, int]]:
+def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple[ModelAnswer, tuple[int, int]]:
     """Return the answer in one response, and the cumulative draft counts, which were `counted` before it.
 
     A model counts from the start of a request, an answer from the previous one.
@@ -71,7 +71,7 @@ def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple
     drafted, accepted = (
         int(outputs[name].item()) if name in outputs else before for name, before in zip(COUNTS, counted, strict=True)
     )
-    answer = Answer(
+    answer = ModelAnswer(
         outputs["output_ids"][0, 0, :length].tolist(),
         None if logits is None else logits[0, 0],
         drafted - counted[0],
@@ -80,7 +80,7 @@ def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple
     return answer, (drafted, accepted)
 
 
-def tensors(call: Call) -> list[tuple[str, Array]]:
+def tensors(call: ModelCall) -> list[tuple[str, Array]]:
     """Return the tensors of a call, with a batch dimension of 1."""
     named = [
         ("input_ids", np.array([call.text], np.int32)),
@@ -96,7 +96,7 @@ def tensors(call: Call) -> list[tuple[str, Array]]:
         *call.passed,
     ]
     if call.stop_words:
-        named.append(("stop_words_list", tensor_of_words(call.stop_words)[None]))
+        named.append(("stop_words_list", words_to_tensor(call.stop_words)[None]))
     if call.draft.ids:
         named.append(("draft_input_ids", np.array([call.draft.ids], np.int32)))
         if call.draft.logits is not None:

@@ -11,19 +11,19 @@ from itertools import zip_longest
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats, Update
 from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metric_families import Family
+from trtspec.serving.triton.python_models.metric_families import MetricSpec
 
 
-class Text:
+class RequestMetrics:
     """The progress of one request; written by the engine's thread, read by the metrics thread."""
 
-    def __init__(self, on_end: Callable[[Text], None]) -> None:
+    def __init__(self, on_end: Callable[[RequestMetrics], None]) -> None:
         self._on_end = on_end
         self._arrived = time.monotonic()
         self._first_at = 0.0
         self._first_tokens = 0
         self._counts = self._published = Stats()
-        self._times: deque[tuple[Family, float]] = deque()  # thread-safe
+        self._times: deque[tuple[MetricSpec, float]] = deque()  # thread-safe
         self.has_started = self._has_waited = False
         self.reason: str | None = None
 
@@ -77,7 +77,7 @@ class Text:
         """Record an error: "refused" if the engine had not accepted the request yet."""
         self.ended("refused" if isinstance(error, TrtspecError) and not self.has_started else "error")
 
-    def add_news(self, sums: Counter[tuple[Family, str]]) -> None:
+    def add_news(self, sums: Counter[tuple[MetricSpec, str]]) -> None:
         """Add the counts since the previous call."""
         now, before = self._counts, self._published
         self._published = now
@@ -90,6 +90,6 @@ class Text:
         for place, (accepted, earlier) in enumerate(places, 1):
             sums[known.BY_POSITION, str(place)] += accepted - earlier
 
-    def take_times(self) -> list[tuple[Family, float]]:
+    def take_times(self) -> list[tuple[MetricSpec, float]]:
         """Return the times measured since the previous call, in seconds."""
         return [self._times.popleft() for _ in range(len(self._times))]

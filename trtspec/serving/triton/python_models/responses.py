@@ -14,16 +14,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from trtspec.core.errors import Overloaded
-from trtspec.serving.triton.disconnects import PARAMETER, VARIABLE, has_departed
-from trtspec.serving.triton.python_models.drain import Shutdown
-from trtspec.serving.triton.python_models.fields import parameters_of
+from trtspec.serving.triton.disconnects import PARAMETER, VARIABLE, has_disconnected
+from trtspec.serving.triton.python_models.drain import DrainWatcher
+from trtspec.serving.triton.python_models.fields import request_parameters
 from trtspec.serving.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
 
-DEPARTURES = os.environ.get(VARIABLE, "")
+DISCONNECTS = os.environ.get(VARIABLE, "")
 REQUESTS_PER_PLACE = 2  # keeps the engine busy between requests
 
 
-class Places:
+class RequestSlots:
     """Limits the concurrent requests of a multi-threaded model; others wait in the server's queue.
 
     That queue has the recipe's limit, beyond which the server rejects requests with its own status.
@@ -42,7 +42,7 @@ class Places:
         start().add_done_callback(lambda _: self._free.release())
 
 
-class Room:
+class RequestLimit:
     """Limits the open requests of a model whose `execute` does not wait; further requests are rejected."""
 
     def __init__(self, max_batch_size: int, max_queue_size: int) -> None:
@@ -67,13 +67,13 @@ class Responder:
         lock: threading.Lock,
         *,
         decoupled: bool,
-        shutdown: Shutdown,
+        shutdown: DrainWatcher,
     ) -> None:
         self._pb_utils = pb_utils
         self._lock = lock
         self._sender = request.get_response_sender() if decoupled else None
         self._wanted = request.requested_output_names()
-        self._client = parameters_of(request).get(PARAMETER)
+        self._client = request_parameters(request).get(PARAMETER)
         self._done = threading.Event()
         self._is_cancelled: Callable[[], bool] = (self._sender or request).is_cancelled
         self._own = threading.Lock()
@@ -85,7 +85,7 @@ class Responder:
     def is_cancelled(self) -> bool:
         """Return whether the client is gone or has its last response, after which the server must not be queried."""
         with self._own:
-            return self._is_final or self._is_cancelled() or has_departed(DEPARTURES, self._client)
+            return self._is_final or self._is_cancelled() or has_disconnected(DISCONNECTS, self._client)
 
     def send_tensors(self, make: Callable[[], list[tuple[str, Array]]], *, final: bool) -> None:
         """Send those tensors of `make()` that the request names."""

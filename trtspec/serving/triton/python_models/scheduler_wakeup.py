@@ -20,17 +20,17 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.triton.python_models.grpc_client import OwnServer
+from trtspec.serving.triton.python_models.grpc_client import LocalServerClient
 
-BEHIND_S = (0.002, 0.01)  # the second wake-up is for requests that arrived while the first was executed
-AGAIN_S = 0.01  # retry interval: `execute` may not have returned to the server yet, and the wake-up then waits too
+WAKEUP_DELAYS_S = (0.002, 0.01)  # the second wake-up is for requests that arrived while the first was executed
+RETRY_S = 0.01  # retry interval: `execute` may not have returned to the server yet, and the wake-up then waits too
 ENDS_S = 1.0
 
 
-class Nudge:
+class SchedulerWakeup:
     """Sends wake-up requests for one model, whose `execute` must run inside `behind`."""
 
-    def __init__(self, server: OwnServer, model: str) -> None:
+    def __init__(self, server: LocalServerClient, model: str) -> None:
         self._server, self._model = server, model
         self._id = f"nudge-{secrets.token_hex(16)}"  # unguessable for clients
         self._executes = False
@@ -66,7 +66,7 @@ class Nudge:
         while not self._closed.is_set():
             self._wanted.wait()  # no timeout: nothing to do until the next `execute`
             self._wanted.clear()
-            for behind_s in BEHIND_S:
+            for behind_s in WAKEUP_DELAYS_S:
                 self._began.clear()
                 if self._closed.wait(behind_s) or self._executes or self._began.is_set():
                     break
@@ -76,7 +76,7 @@ class Nudge:
         """Send requests until one of them, or any other, arrives."""
         while not (self._executes or self._closed.is_set()):
             self._asking.submit(self._ask)
-            if self._began.wait(AGAIN_S):
+            if self._began.wait(RETRY_S):
                 return
 
     def _ask(self) -> None:

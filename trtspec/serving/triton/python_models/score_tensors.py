@@ -13,7 +13,7 @@ import numpy as np
 
 from trtspec.engine.generation.logit_edits import NO_EDITS, LogitEdits
 from trtspec.engine.generation.scores import Scores
-from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, words_of_tensor
+from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, tensor_to_words
 
 
 def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> LogitEdits:
@@ -29,7 +29,7 @@ def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> Logit
         frequency_penalty=inputs.scalar("frequency_penalty", 0.0),
         prompt_ignore_len=inputs.scalar("prompt_ignore_length", 0),
         min_tokens=inputs.scalar("min_tokens", defaults.min_tokens),
-        bad_words=(*defaults.bad_words, *(() if words is None else map(tuple, words_of_tensor(words)))),
+        bad_words=(*defaults.bad_words, *(() if words is None else map(tuple, tensor_to_words(words)))),
         bias={
             **defaults.bias,
             **({} if bias is None else {int(token): float(bias[token]) for token in np.flatnonzero(bias)}),
@@ -39,7 +39,7 @@ def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> Logit
     )
 
 
-def read_wanted_scores(inputs: RequestTensors) -> dict[str, Any]:
+def read_score_options(inputs: RequestTensors) -> dict[str, Any]:
     """Return the scores that a request asks for, as keyword arguments of the engine's Request."""
     top = inputs.scalar("num_top_logprobs", 0)
     return {

@@ -14,7 +14,7 @@ STOPPED = ("T", "t")
 STATE, PARENT = 0, 1  # fields of /proc/PID/stat after the process name
 
 
-def end_stopped(model: str) -> list[int]:
+def kill_stopped(model: str) -> list[int]:
     """Kill the stopped processes of a model and return their ids.
 
     tritonserver aborts if it waits some seconds for a lock held by a stopped process; of a dead process it only reports

@@ -21,8 +21,14 @@ import numpy.typing as npt
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER
-from trtspec.serving.triton.python_models.error_ids import fault_of, fault_words, new_fault
-from trtspec.serving.triton.python_models.fields import OLDER, parameters_of, refuse_unknown, renamed, value_of
+from trtspec.serving.triton.python_models.error_ids import client_message, new_error_id, parse_error_id
+from trtspec.serving.triton.python_models.fields import (
+    OLDER_NAMES,
+    check_field_names,
+    parameter_array,
+    rename_fields,
+    request_parameters,
+)
 
 Array = npt.NDArray[Any]
 NO_ID = -1
@@ -133,7 +139,7 @@ class RequestTensors:
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._get = pb_utils.get_input_tensor_by_name
         self._request = request
-        self.parameters = parameters_of(request)
+        self.parameters = request_parameters(request)
 
     def whole(self, name: str) -> Array | None:
         """Return a tensor with its batch dimension, also under its older name, or None if the client sent none.
@@ -141,10 +147,10 @@ class RequestTensors:
         Raises TrtspecError if a request has both names with different values.
         """
         array = self.sent(name)
-        if name not in OLDER or (other := self._older(name)) is None:
+        if name not in OLDER_NAMES or (other := self._older(name)) is None:
             return array
         if array is not None and array.tolist() != other.tolist():
-            older = OLDER[name][0]
+            older = OLDER_NAMES[name][0]
             values = f"{name} is {array.item()} and {older} is {other.item()}"
             raise TrtspecError(f"{values}: they are the same field", hint="send one of them")
         return other
@@ -156,15 +162,15 @@ class RequestTensors:
 
     def _older(self, name: str) -> Array | None:
         """Return the value under the field's older name, from a tensor or a parameter."""
-        older, kind = OLDER[name]
+        older, kind = OLDER_NAMES[name]
         array = self.sent(older)
         if array is None and older in self.parameters:
-            array = value_of(older, self.parameters[older], kind)
+            array = parameter_array(older, self.parameters[older], kind)
         return array
 
     def refuse_unknown(self, declared: Sequence[str], engine: str) -> None:
         """Raise TrtspecError for a field that is not one of the `declared` inputs and is not otherwise supported."""
-        refuse_unknown(self.parameters, declared, engine)
+        check_field_names(self.parameters, declared, engine)
 
     @contextmanager
     def naming(self, names: Mapping[str, str] | None = None) -> Iterator[None]:
@@ -174,12 +180,14 @@ class RequestTensors:
         except TrtspecError as error:
             used = {
                 name: older
-                for name, (older, _) in OLDER.items()
+                for name, (older, _) in OLDER_NAMES.items()
                 if older in self.parameters or self.sent(older) is not None
             }
-            message = renamed(error.message, names or {})
+            message = rename_fields(error.message, names or {})
             # an error about two names of one field contains both
-            error.message = message if any(older in message for older in used.values()) else renamed(message, used)
+            error.message = (
+                message if any(older in message for older in used.values()) else rename_fields(message, used)
+            )
             raise
 
     def array(self, name: str) -> Array | None:
@@ -237,7 +245,7 @@ class HeldTensors(RequestTensors):
         return self._arrays.get(name)
 
 
-def refuse_other_than(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTensors, engine: str) -> None:
+def require_neutral(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTensors, engine: str) -> None:
     """Raise TrtspecError for the first input whose value is not one of its no-op values."""
     for name, accepted in neutral.items():
         value = inputs.scalar(name)
@@ -245,13 +253,13 @@ def refuse_other_than(neutral: Mapping[str, tuple[float, ...]], inputs: RequestT
             raise TrtspecError(f"{name} {value:.6g} is not supported by {engine}")
 
 
-def refuse_unsupported(inputs: RequestTensors, engine: str) -> None:
+def check_unsupported(inputs: RequestTensors, engine: str) -> None:
     """Raise TrtspecError for the first input unsupported by an engine without logit edits and log probabilities."""
-    refuse_other_than(NEUTRAL | NEUTRAL_SCORING, inputs, engine)
+    require_neutral(NEUTRAL | NEUTRAL_SCORING, inputs, engine)
     if any(bias is not None and bias.any() for bias in map(inputs.array, BIASES)):
         raise TrtspecError(f"embedding_bias is not supported by {engine}")
     words = inputs.array("bad_words_list")
-    if (words is not None and words_of_tensor(words)) or inputs.texts("bad_words"):
+    if (words is not None and tensor_to_words(words)) or inputs.texts("bad_words"):
         raise TrtspecError(f"bad_words is not supported by {engine}")
 
 
@@ -263,7 +271,7 @@ def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
     return wanted
 
 
-def end_ids_of(tokenizer: Tokenizer, asked: int | None) -> tuple[int, ...]:
+def request_end_ids(tokenizer: Tokenizer, asked: int | None) -> tuple[int, ...]:
     """Return the end ids of a request: all of the tokenizer's for None or one of them, none for -1."""
     own = tokenizer.end_ids
     return own if asked is None or asked in own else (() if asked == NO_ID else (check_end_id(asked),))
@@ -281,7 +289,7 @@ def check_end_id(asked: int) -> int:
     return asked
 
 
-def length_of(name: str, length: int, ids: Sequence[int]) -> int:
+def checked_length(name: str, length: int, ids: Sequence[int]) -> int:
     """Return the number of valid `ids`; raises TrtspecError if it is negative or exceeds their number."""
     if not 0 <= length <= len(ids):
         raise TrtspecError(f"{name} is {length}, expected 0 to {len(ids)}, the number of tokens")
@@ -295,7 +303,7 @@ def check_ids(name: str, ids: Sequence[int]) -> Sequence[int]:
     return ids
 
 
-def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+def words_to_tensor(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
     """Return words as NVIDIA's [2, n] tensor: the ids of all words, and the end of each; padded with 0 and -1."""
     ids = [token for word in words for token in word]
     ends = np.cumsum([len(word) for word in words], dtype=np.int32)
@@ -305,7 +313,7 @@ def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
     return tensor
 
 
-def words_of_tensor(tensor: Array) -> list[list[int]]:
+def tensor_to_words(tensor: Array) -> list[list[int]]:
     """Return the words in a [2, n] tensor."""
     if tensor.ndim != 2 or tensor.shape[0] != 2:
         raise TrtspecError(
@@ -340,7 +348,7 @@ def read_sampling(
     }
 
 
-class Counts(Protocol):
+class TokenCounts(Protocol):
     """Token counts of a completion so far."""
 
     @property
@@ -362,7 +370,7 @@ class Counts(Protocol):
     def accepted_by_position(self) -> Sequence[int]: ...
 
 
-def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
+def count_tensors(counts: TokenCounts) -> list[tuple[str, Array]]:
     """Return the output tensors with the token counts."""
     rate = counts.accepted / counts.drafted if counts.drafted else 0.0
     return [
@@ -424,10 +432,10 @@ def failure(pb_utils: Any, error: Exception) -> Any:
 
 def _client_message(pb_utils: Any, error: Exception) -> str:
     """Return the client's message for an internal error; log it, unless it has the id of another model's log entry."""
-    fault = fault_of(str(error))
+    fault = parse_error_id(str(error))
     if fault is None:
         import traceback
 
-        fault = new_fault()
+        fault = new_error_id()
         pb_utils.Logger.log_error(f"internal error {fault}: {''.join(traceback.format_exception(error))}")
-    return fault_words(fault, "the server's")
+    return client_message(fault, "the server's")

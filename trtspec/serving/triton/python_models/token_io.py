@@ -10,18 +10,18 @@ import numpy as np
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.scores import Scores
-from trtspec.engine.generation.text import Pieces
+from trtspec.engine.generation.text import TextPieces
 from trtspec.serving.triton.python_models.score_tensors import score_tensors
 from trtspec.serving.triton.python_models.tensors import (
     Array,
-    Counts,
     RequestTensors,
+    TokenCounts,
     check_ids,
+    checked_length,
     count_tensors,
-    end_ids_of,
-    length_of,
     nvidia_end_ids,
-    words_of_tensor,
+    request_end_ids,
+    tensor_to_words,
 )
 
 
@@ -30,14 +30,14 @@ class TokenReader:
 
     def __init__(self, tokenizer: Tokenizer, *, is_nvidia: bool = False) -> None:
         self._tokenizer, self._is_nvidia = tokenizer, is_nvidia
-        self._pieces = Pieces(tokenizer)
+        self._pieces = TextPieces(tokenizer)
 
     def read(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return the prompt and its stop conditions, as keyword arguments of the engine's Request."""
         ids = inputs.required("input_ids").tolist()
         ends, words = self._stops(inputs.array("stop_words_list"))
         return {
-            "prompt_ids": tuple(ids[: length_of("input_lengths", inputs.scalar("input_lengths"), ids)]),
+            "prompt_ids": tuple(ids[: checked_length("input_lengths", inputs.scalar("input_lengths"), ids)]),
             "max_new_tokens": inputs.scalar("request_output_len"),
             "end_ids": (*self._end_ids(inputs.scalar("end_id")), *ends),
             "stop": tuple(self._pieces.decode(check_ids("stop_words_list", word)) for word in words),
@@ -45,15 +45,15 @@ class TokenReader:
 
     def _stops(self, tensor: Array | None) -> tuple[list[int], list[list[int]]]:
         """Return stop words as end ids and as words: a single special token lacks a text that could be searched for."""
-        words = [] if tensor is None else words_of_tensor(tensor)
+        words = [] if tensor is None else tensor_to_words(tensor)
         ends = [word for word in words if len(word) == 1 and word[0] in self._tokenizer.silent]
         return [token for (token,) in ends], [word for word in words if word not in ends]
 
     def _end_ids(self, asked: int | None) -> tuple[int, ...]:
-        return nvidia_end_ids(asked) if self._is_nvidia else end_ids_of(self._tokenizer, asked)
+        return nvidia_end_ids(asked) if self._is_nvidia else request_end_ids(self._tokenizer, asked)
 
 
-class Unsent:
+class UnsentTokens:
     """The ids of one response that are not sent yet, and their scores if requested.
 
     The prompt is included if `exclude_input_in_output` is false, and by default for non-streamed requests, as in
@@ -76,7 +76,7 @@ class Unsent:
         if scores.log_probs is not None:
             self._cum_log_prob += float(scores.log_probs.sum(dtype=np.float64))
 
-    def take(self, counts: Counts) -> list[tuple[str, Array]]:
+    def take(self, counts: TokenCounts) -> list[tuple[str, Array]]:
         """Return the unsent ids and `counts` as the tensors of one response; no ids become one pad id of length 0."""
         ids, self._ids = self._ids, []
         scores, self._scores = self._scores, []

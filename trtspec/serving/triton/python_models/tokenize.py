@@ -11,20 +11,20 @@ import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.text import Pieces
-from trtspec.serving.triton.python_models.fields import shown
+from trtspec.engine.generation.text import TextPieces
+from trtspec.serving.triton.python_models.fields import json_preview
 from trtspec.serving.triton.python_models.tensors import NO_ID, check_end_id
 
 
 @dataclass(frozen=True)
-class TextBound:
+class TextLimit:
     """The maximum length of a text with `max_tokens` tokens, because tokenizing a longer one takes seconds."""
 
     max_tokens: int  # 0: unlimited
     max_bytes: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, max_tokens: int) -> TextBound:
+    def of(cls, tokenizer: Tokenizer, max_tokens: int) -> TextLimit:
         """Return the limit for texts of a tokenizer."""
         return cls(max_tokens, max_tokens * max(len(token.encode()) for token in tokenizer.vocabulary))
 
@@ -56,9 +56,9 @@ class TextReader:
         """
         self._is_nvidia = is_nvidia
         self._tokenizer, self._vocab_size = tokenizer, vocab_size or tokenizer.vocab_size
-        self._bound = TextBound.of(tokenizer, max_tokens)
+        self._bound = TextLimit.of(tokenizer, max_tokens)
         self._stops_at_all = stops_at_all
-        self.pieces = Pieces(tokenizer)
+        self.pieces = TextPieces(tokenizer)
 
     def prompt(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a prompt; raises TrtspecError if it is empty or certainly too long."""
@@ -89,7 +89,7 @@ class TextReader:
         for text, ids, weight in zip(texts, self.words(texts), weights, strict=True):
             if max(ids, default=0) >= self._vocab_size:
                 raise TrtspecError(
-                    f"embedding_bias_words has {shown(text)}, but the model lacks a logit for one of its tokens"
+                    f"embedding_bias_words has {json_preview(text)}, but the model lacks a logit for one of its tokens"
                 )
             np.add.at(bias, ids, weight)
         return bias

@@ -15,9 +15,20 @@ from typing import Any, Literal
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.draft_formats.dialect import WEIGHTS
-from trtspec.training.external.base import DRAFT, EPOCHS, EXPORTED, Config, Count, Job, Kind, Name, Rate, Trainer
+from trtspec.training.external.base import (
+    DRAFT,
+    EPOCHS,
+    EXPORTED,
+    Config,
+    Count,
+    ExternalTrainer,
+    Kind,
+    Name,
+    Rate,
+    TrainingJob,
+)
 from trtspec.training.external.messages import AS_THEY_ARE, write_messages
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 MESSAGES, TEMPLATE, MAPPING, OUTPUT = "messages.jsonl", "chat_template.jinja", "d2t.pt", "output"
 LAYER = (
@@ -36,13 +47,13 @@ class Metadata(Config):
     recipe_type: Literal["speculative_eagle", "speculative_dflash"]
 
 
-class Model(Config):
+class ModelOptModel(Config):
     """`model`."""
 
     model_name_or_path: Name
 
 
-class Data(Config):
+class ModelOptData(Config):
     """`data`."""
 
     data_path: Name
@@ -50,7 +61,7 @@ class Data(Config):
     draft_vocab_cache: Name | None
 
 
-class Training(Config):
+class ModelOptTraining(Config):
     """`training`; keys unknown to ModelOpt are passed to transformers' TrainingArguments."""
 
     output_dir: Name
@@ -90,25 +101,25 @@ class DFlash(Config):
     dflash_architecture_config: Architecture
 
 
-class Run(Config):
+class ModelOptRun(Config):
     """The configuration file of the example's main.py --config."""
 
     metadata: Metadata
-    model: Model
-    data: Data
-    training: Training
+    model: ModelOptModel
+    data: ModelOptData
+    training: ModelOptTraining
     eagle: Eagle | None
     dflash: DFlash | None
 
 
-def config(job: Job) -> Run:
+def config(job: TrainingJob) -> ModelOptRun:
     """Return the configuration of a job; TrtspecError for a net whose shape ModelOpt does not support."""
     is_head = job.kind.name == "eagle3"
-    return Run(
+    return ModelOptRun(
         metadata=Metadata(recipe_type="speculative_eagle" if is_head else "speculative_dflash"),
-        model=Model(model_name_or_path=job.target),
-        data=Data(data_path=MESSAGES, chat_template=TEMPLATE, draft_vocab_cache=MAPPING if job.maps else None),
-        training=Training(
+        model=ModelOptModel(model_name_or_path=job.target),
+        data=ModelOptData(data_path=MESSAGES, chat_template=TEMPLATE, draft_vocab_cache=MAPPING if job.maps else None),
+        training=ModelOptTraining(
             output_dir=OUTPUT,
             num_train_epochs=EPOCHS,
             max_steps=job.steps,
@@ -133,7 +144,7 @@ def _layer(draft: Mapping[str, Any]) -> Architecture:
     return {key: draft[key] for key in LAYER if draft.get(key) is not None}
 
 
-def _eagle(job: Job) -> Eagle:
+def _eagle(job: TrainingJob) -> Eagle:
     """Return the section; the export gets no rope scaling, so that the draft runs as it was trained."""
     draft, layer = job.draft, _layer(job.draft)
     default = {"rope_type": "default", "rope_theta": draft.get("rope_theta", 10000.0)}
@@ -155,7 +166,7 @@ def _eagle(job: Job) -> Eagle:
     )
 
 
-def _dflash(job: Job) -> DFlash:
+def _dflash(job: TrainingJob) -> DFlash:
     draft, inner = job.draft, job.draft["dflash_config"]
     layers, read = draft["num_hidden_layers"], inner["target_layer_ids"]
     if len(read) != layers:
@@ -173,7 +184,7 @@ def _dflash(job: Job) -> DFlash:
     )
 
 
-def commands(job: Job) -> str:
+def commands(job: TrainingJob) -> str:
     """Return the commands; ModelOpt's scripts are in its repository, but not in its wheel."""
     return f"""\
 : "${{MODELOPT:?the directory of a clone of NVIDIA/Model-Optimizer at 0.47.0}}"
@@ -183,7 +194,7 @@ python "$example/scripts/export_hf_checkpoint.py" --model_path {OUTPUT} --export
 """
 
 
-def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
+def further(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:
     """Write the messages and their template, and d2t if the head has its own vocabulary."""
     written = write_messages(root / MESSAGES, texts, tokenizer)
     (root / TEMPLATE).write_text(AS_THEY_ARE)
@@ -196,7 +207,7 @@ def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -
     return len(texts) - written
 
 
-TRAINER = Trainer(
+TRAINER = ExternalTrainer(
     title="ModelOpt",
     version="0.47.0",
     source="https://github.com/NVIDIA/Model-Optimizer",

@@ -20,20 +20,20 @@ from trtspec.training.external.base import (
     EXPORTED,
     Config,
     Count,
-    Job,
+    ExternalTrainer,
     Kind,
+    KnownKind,
     Name,
-    OneOfOurs,
     Rate,
-    Trainer,
+    TrainingJob,
 )
-from trtspec.training.texts import Text
+from trtspec.training.texts import TrainingText
 
 MAPPING, OUTPUT = "vocab_mapping.pt", "output"
 HEADS = ("eagle3", "peagle")  # these need a vocabulary mapping, even if it is the identity
 
 
-class Model(Config):
+class SpecForgeModel(Config):
     """`model`."""
 
     target_model_path: Name
@@ -42,7 +42,7 @@ class Model(Config):
     vocab_mapping_path: Name | None
 
 
-class Data(Config):
+class SpecForgeData(Config):
     """`data`."""
 
     prompts_path: Name
@@ -50,10 +50,10 @@ class Data(Config):
     cache_dir: Name
 
 
-class Training(Config):
+class SpecForgeTraining(Config):
     """`training`."""
 
-    strategy: OneOfOurs
+    strategy: KnownKind
     num_epochs: Count
     max_steps: Count | None
     batch_size: Literal[1]
@@ -66,7 +66,7 @@ class Training(Config):
     seed: int
 
 
-class Server(Config):
+class CaptureServer(Config):
     """An entry of `deployment.disaggregated.managed_local.capture_servers`."""
 
     port: Count
@@ -77,7 +77,7 @@ class Stack(Config):
     """`deployment.disaggregated.managed_local`."""
 
     trainer_cuda_visible_devices: tuple[Name, ...]
-    capture_servers: tuple[Server, ...]
+    capture_servers: tuple[CaptureServer, ...]
 
 
 class Disaggregated(Config):
@@ -88,48 +88,49 @@ class Disaggregated(Config):
     managed_local: Stack
 
 
-class Deployment(Config):
+class SpecForgeDeployment(Config):
     """`deployment`."""
 
     mode: Literal["disaggregated"]
     disaggregated: Disaggregated
 
 
-class Run(Config):
+class SpecForgeRun(Config):
     """The configuration file of `specforge train --config`."""
 
-    model: Model
-    data: Data
-    training: Training
-    deployment: Deployment
+    model: SpecForgeModel
+    data: SpecForgeData
+    training: SpecForgeTraining
+    deployment: SpecForgeDeployment
     run_id: Name
     output_dir: Name
 
 
-LOCAL = Deployment(
+LOCAL = SpecForgeDeployment(
     mode="disaggregated",
     disaggregated=Disaggregated(
         control_dir=f"{OUTPUT}/control",
         backend="mooncake",
         managed_local=Stack(
-            trainer_cuda_visible_devices=("1",), capture_servers=(Server(port=30000, cuda_visible_devices=("0",)),)
+            trainer_cuda_visible_devices=("1",),
+            capture_servers=(CaptureServer(port=30000, cuda_visible_devices=("0",)),),
         ),
     ),
 )
 
 
-def config(job: Job) -> Run:
+def config(job: TrainingJob) -> SpecForgeRun:
     """Return the configuration of a job."""
     is_head, name = job.kind.name in HEADS, job.kind.name
-    return Run(
-        model=Model(
+    return SpecForgeRun(
+        model=SpecForgeModel(
             target_model_path=job.target,
             draft_model_config=f"{DRAFT}/config.json",
             draft_checkpoint_path=DRAFT,
             vocab_mapping_path=MAPPING if is_head else None,
         ),
-        data=Data(prompts_path="rows.jsonl", max_length=job.longest, cache_dir="cache"),
-        training=Training(
+        data=SpecForgeData(prompts_path="rows.jsonl", max_length=job.longest, cache_dir="cache"),
+        training=SpecForgeTraining(
             strategy=name,
             num_epochs=EPOCHS,
             max_steps=job.steps,
@@ -148,7 +149,7 @@ def config(job: Job) -> Run:
     )
 
 
-def commands(job: Job) -> str:
+def commands(job: TrainingJob) -> str:
     """Return the commands."""
     mapping = f" --vocab-mapping {MAPPING}" if job.kind.name in HEADS else ""
     return f"""\
@@ -158,7 +159,7 @@ specforge export --to hf --checkpoint {OUTPUT} --draft-config {DRAFT}/config.jso
 """
 
 
-def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
+def further(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:
     """Write a head's vocabulary mapping: the draft's d2t and t2d."""
     if job.kind.name in HEADS:
         import torch
@@ -169,7 +170,7 @@ def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -
     return 0
 
 
-TRAINER = Trainer(
+TRAINER = ExternalTrainer(
     title="SpecForge",
     version="0.2.0",
     source="https://github.com/sgl-project/SpecForge",

@@ -10,26 +10,37 @@ from __future__ import annotations
 
 import json
 
-from trtspec.training.external.base import DRAFT, EPOCHS, Config, Count, Job, Kind, Name, OneOfOurs, Rate, Trainer
+from trtspec.training.external.base import (
+    DRAFT,
+    EPOCHS,
+    Config,
+    Count,
+    ExternalTrainer,
+    Kind,
+    KnownKind,
+    Name,
+    Rate,
+    TrainingJob,
+)
 
 PACKED = 2048  # tokens that rows are packed to; the longest row if that is longer
 SAVED = "checkpoints"
 DIALECT = "speculators"
 
 
-class Verifier(Config):
+class SpeculatorsVerifier(Config):
     """`train.verifier`."""
 
     verifier_name_or_path: Name
 
 
-class Draft(Config):
+class SpeculatorsDraft(Config):
     """`train.draft`."""
 
     from_pretrained: Name
 
 
-class Data(Config):
+class SpeculatorsData(Config):
     """`train.data`."""
 
     data_path: Name
@@ -48,7 +59,7 @@ class Optimizer(Config):
     lr: Rate
 
 
-class Trained(Config):
+class SpeculatorsTrainer(Config):
     """`train.trainer`."""
 
     epochs: Count
@@ -66,46 +77,46 @@ class PEagle(Config):
 class Train(Config):
     """`train`."""
 
-    speculator_type: OneOfOurs
+    speculator_type: KnownKind
     seed: int
-    verifier: Verifier
-    draft: Draft
-    data: Data
+    verifier: SpeculatorsVerifier
+    draft: SpeculatorsDraft
+    data: SpeculatorsData
     loss: Loss | None
     optimizer: Optimizer
-    trainer: Trained
+    trainer: SpeculatorsTrainer
     peagle: PEagle | None
 
 
-class Run(Config):
+class SpeculatorsRun(Config):
     """The configuration file of `speculators train --config`."""
 
     train: Train
 
 
-def config(job: Job) -> Run:
+def config(job: TrainingJob) -> SpeculatorsRun:
     """Return the configuration of a job."""
     name = job.kind.name
-    return Run(
+    return SpeculatorsRun(
         train=Train(
             speculator_type=name,
             seed=job.settings.seed,
-            verifier=Verifier(verifier_name_or_path=job.target),
-            draft=Draft(from_pretrained=DRAFT),
-            data=Data(data_path="data", total_seq_len=_packed(job)),
+            verifier=SpeculatorsVerifier(verifier_name_or_path=job.target),
+            draft=SpeculatorsDraft(from_pretrained=DRAFT),
+            data=SpeculatorsData(data_path="data", total_seq_len=_packed(job)),
             loss=Loss(ttt_steps=job.draft_len) if name == "eagle3" else None,
             optimizer=Optimizer(lr=job.learning_rate),
-            trainer=Trained(epochs=EPOCHS, save_best=True, save_path=SAVED, max_steps=job.steps),
+            trainer=SpeculatorsTrainer(epochs=EPOCHS, save_best=True, save_path=SAVED, max_steps=job.steps),
             peagle=PEagle(num_depths=job.draft_len) if name == "peagle" else None,
         )
     )
 
 
-def _packed(job: Job) -> int:
+def _packed(job: TrainingJob) -> int:
     return max(PACKED, job.longest)
 
 
-def commands(job: Job) -> str:
+def commands(job: TrainingJob) -> str:
     """Return the commands; the server extracts the layers whose hidden states the draft reads, and the last one."""
     layers = [*job.captured, *({job.layers} - {*job.captured})]
     draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}}
@@ -129,7 +140,7 @@ CUDA_VISIBLE_DEVICES=${{TRAINER_GPU:-1}} speculators train --config run.yaml --v
 """
 
 
-TRAINER = Trainer(
+TRAINER = ExternalTrainer(
     title="speculators",
     version="0.9.0",
     source="https://github.com/vllm-project/speculators",
