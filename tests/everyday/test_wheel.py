@@ -115,7 +115,7 @@ def test_what_the_code_reads_beside_itself_is_there(installed: Path, tmp_path: P
     script = """
 import importlib
 from pathlib import Path
-from trtspec import paths
+from trtspec.core import paths
 places = [paths.recipes_dir(), paths.plugins_dir(), paths.model_repository_dir(), paths.default_prompts(),
           paths.calibration_prompts()]
 for module in sorted(paths.PACKAGE.rglob("*.py")):
