@@ -98,7 +98,7 @@ def variables(environment: Path, work: Path) -> dict[str, str]:
 def test_the_wheel_holds_what_a_clone_does(wheel: Path) -> None:
     """The wheel has every file below trtspec/ and the directories of paths.py, but no ignored files."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "paths.py").read_text())}
+    served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "core" / "paths.py").read_text())}
     assert served == {*SHIPPED}
     expected = {str(path) for path in files_below(ROOT / "trtspec", ROOT)}
     expected |= {f"trtspec/_data/{path}" for folder in SHIPPED for path in files_below(ROOT / folder, ROOT)}
