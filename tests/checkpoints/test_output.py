@@ -89,14 +89,14 @@ def test_files_and_digests_are_right_in_any_order(tmp_path: Path, order: str, pi
 
 def test_what_comes_in_order_is_hashed_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    pieces = streaming_digest.pieces
+    pieces = streaming_digest.read_chunks
 
     def counted(descriptor: int, begin: int, end: int) -> Iterator[memoryview]:
         for piece in pieces(descriptor, begin, end):
             read.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(streaming_digest, "pieces", counted)
+    monkeypatch.setattr(streaming_digest, "read_chunks", counted)
     written = Written(tmp_path / "file", list(SIZES))
     with (
         written.growing as digests,

@@ -125,7 +125,7 @@ def test_no_damaged_tokenizer_ends_otherwise(tmp_path: Path, monkeypatch: pytest
         (root / "tokenizer.json").write_text(json.dumps(document))
         with monkeypatch.context() as patched:
             patched.setattr(
-                vetting, "LIMITS", vetting.Limits(memory_bytes=2 << 30, cpu_s=10, wall_s=60, output_bytes=4096)
+                vetting, "LIMITS", vetting.SandboxLimits(memory_bytes=2 << 30, cpu_s=10, wall_s=60, output_bytes=4096)
             )
             with suppress(CheckpointError):
                 Tokenizer(root)

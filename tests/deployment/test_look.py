@@ -23,10 +23,10 @@ TARGET, DRAFT = {(2, 20): "target"}, {(3, 30): "draft"}
 def running(monkeypatch: pytest.MonkeyPatch) -> probe.ModelProcesses:
     """Return the processes that run models; the test may change them."""
     found: probe.ModelProcesses = {}
-    monkeypatch.setattr(probe, "group_of", lambda pid: [pid, *(pid for pid, _ in found)])
+    monkeypatch.setattr(probe, "group_processes", lambda pid: [pid, *(pid for pid, _ in found)])
     monkeypatch.setattr(probe, "model_processes", lambda pids: {**found})
     monkeypatch.setattr(probe, "process_state", lambda pid: "S")
-    monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: [])
+    monkeypatch.setattr(probe, "group_zombies", lambda pid, program: [])
     return found
 
 
@@ -71,7 +71,7 @@ def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_fo
     judge, eyes = FailureDetector(), StartupProbe(1)
     running |= TARGET
     dead = [2, 3]  # the target's process is known
-    monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: dead)
+    monkeypatch.setattr(probe, "group_zombies", lambda pid, program: dead)
     eyes.look(is_ready=False)
     assert not judge.fault(eyes.look(is_ready=False)), "the server may still wait for it"
     monkeypatch.setattr(probe, "GONE_S", 0.0)

@@ -150,7 +150,7 @@ def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
         if left:
             raise left.pop()
 
-    monkeypatch.setattr(roller_module, "keep_rollout", keep)
+    monkeypatch.setattr(roller_module, "save_rollout", keep)
     monkeypatch.setattr(roller_module, "NOTE_EVERY_S", 0.01)
     roller.journal.root.mkdir(parents=True)
     roller.rollout = RolloutRecord(RECORD, state="rolled-back", reason="it died")
@@ -208,7 +208,7 @@ def test_a_server_that_cannot_be_ended_takes_no_promotion_back(
     nothing = lambda *_, **__: None  # noqa: E731
     roller._shares = SimpleNamespace(give=nothing, drain=nothing, finalize=nothing)  # type: ignore[assignment]
     roller._replace = lambda *_: Before()  # type: ignore[assignment,return-value]
-    monkeypatch.setattr(roller_module, "throw_away", lambda journal, revision, kept: thrown.append(kept))
+    monkeypatch.setattr(roller_module, "remove_old_revisions", lambda journal, revision, kept: thrown.append(kept))
     monkeypatch.setattr(roller, "_carry_out", roller._promote)
     roller.run()
     assert roller.rollout.state == "promoted"

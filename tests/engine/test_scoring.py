@@ -377,7 +377,7 @@ def test_nothing_is_computed_where_nobody_asks(models: Models, monkeypatch: pyte
     monkeypatch.setattr(logits_processor, "_edit_row", None)
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
     monkeypatch.setattr(
-        "trtspec.engine.speculator.edit",
+        "trtspec.engine.speculator.apply_edits",
         lambda logits, *rest: given.append((logits, logits_processor.apply_edits(logits, *rest))) or given[-1][1],
     )
     engine.generate([EngineRequest((1, 2), 6)])

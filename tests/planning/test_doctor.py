@@ -43,7 +43,7 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
 
 def test_a_python_that_cannot_run_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings()["python"].ok
-    monkeypatch.setattr(doctor, "version_fault", lambda: "Python 3.99: 3.10 to 3.13 are supported on this machine")
+    monkeypatch.setattr(doctor, "version_problem", lambda: "Python 3.99: 3.10 to 3.13 are supported on this machine")
     assert findings()["python"].hint == "Python 3.99: 3.10 to 3.13 are supported on this machine"
     assert not findings()["python"].ok
 

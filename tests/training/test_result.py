@@ -52,7 +52,7 @@ def test_a_killed_publication_loses_no_draft(
     exchanges: bool,
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr(atomic_dir, "exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic_dir, "swap_directories", lambda one, other: False)
     old, new = make("old"), make("new")
     publish(old)
     died = die_at(point, lambda: publish(new))
