@@ -20,6 +20,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtspec.core.version import __version__
+
 if TYPE_CHECKING:
     from trtspec.bench.generate import GeneratedText
     from trtspec.bench.verification_report import VerificationReport
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from trtspec.recipe.load import LoadedRecipe
     from trtspec.store.executor import Observer
 
-__version__ = "0.1.0"
 
 _TYPES = {
     "Build": "trtspec.planning.pipeline",

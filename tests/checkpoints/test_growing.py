@@ -136,7 +136,9 @@ def test_a_single_file_is_hashed_without_company(file: int, monkeypatch: pytest.
         most = 3
 
     monkeypatch.setattr(streaming_digest, "hash_backend", Three)
-    monkeypatch.setattr(streaming_digest, "update_digests", lambda code, grown, limit: (most.add(limit), code.grow(grown)))
+    monkeypatch.setattr(
+        streaming_digest, "update_digests", lambda code, grown, limit: (most.add(limit), code.grow(grown))
+    )
     with StreamingDigests([file] * count, [LAYOUT] * count, {}) as digests:
         assert digests.digests() == [whole(file)] * count
     assert most == {1 if count == 1 else 3}

@@ -92,7 +92,7 @@ def test_a_child_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "from trtspec.core.sandbox import *\n"
-        f"c = Child(Limits(cpu_s=600, wall_s=600), ({PREPARE!r}, {{'source': {LOOPS!r}, 'tokens': {{}}}}))\n"
+        f"c = SandboxChild(SandboxLimits(cpu_s=600, wall_s=600), ({PREPARE!r}, {{'source': {LOOPS!r}, 'tokens': {{}}}}))\n"
         "c.start(); print(c._process.pid, flush=True)\n"
         f"c.ask({RENDER!r}, {{'messages': [], 'max_bytes': 9}})\n"
     )

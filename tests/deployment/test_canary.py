@@ -16,7 +16,7 @@ from trtspec.deployment.rollout.analysis import (
 )
 from trtspec.deployment.rollout.mirroring import mirroring_summary
 from trtspec.deployment.rollout.state import RolloutPolicy
-from trtspec.serving.gateway.routing_state import BackendStats, EntryConfig, MirrorStats, Route, next_route
+from trtspec.serving.gateway.routing_state import BackendStats, GatewayConfig, MirrorStats, Route, next_route
 
 LIMITS = RolloutPolicy(hold_s=5, min_requests=20, max_latency_ratio=1.5, min_acceptance=0.5)
 
@@ -107,7 +107,7 @@ def test_the_interval_of_a_ratio_holds_it() -> None:
 
 @pytest.mark.parametrize("share", [1, 5, 25, 50, 99, 100])
 def test_a_share_is_kept_at_every_moment(share: int) -> None:
-    config = EntryConfig("", 0, "m", "t", "", 1, 1)
+    config = GatewayConfig("", 0, "m", "t", "", 1, 1)
     routes, served = (Route(1, 100 - share, config), Route(2, share, config)), {1: 0, 2: 0}
     for asked in range(1, 1001):
         served[next_route(routes, served).revision] += 1

@@ -75,7 +75,9 @@ def test_requests_to_the_hub_name_no_token(
     with verbose(), pytest.raises(CheckpointError):
         hub.fetch_snapshot("owner/name", "c" * 40, (), lambda done, total: None)
     [line] = noted(capfd.readouterr().err)
-    assert line.startswith(f"checkpoints: ask hub.example with HF_TOKEN for owner/name at {'c' * 40}: config.json ")
+    assert line.startswith(
+        f"checkpoints: request from hub.example with HF_TOKEN: owner/name at {'c' * 40}: config.json "
+    )
 
 
 def test_tokens_and_what_moves_the_cursor_are_blotted_out(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trtspec import __version__
 from trtspec.bench.artifact import OpenArtifact
 from trtspec.bench.bench import can_disable_drafts
 from trtspec.bench.machine import describe_machine
 from trtspec.bench.saved_documents import prompts_sha256
 from trtspec.bench.target_fingerprint import describe_target
 from trtspec.core.errors import DeployError
+from trtspec.core.version import __version__
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.serving.triton.client import Client
 from trtspec.store.manifest import Manifest, manifest_sha256

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
-from trtspec import __version__
 from trtspec.checkpoints.hub import TRY_AGAIN, HubError, explain_hub_errors, hub_token
 from trtspec.core.errors import CheckpointError
+from trtspec.core.version import __version__
 from trtspec.recipe.schema import COMMIT
 
 CHECK_ENDPOINT = "check HF_ENDPOINT"

@@ -23,12 +23,13 @@ from typing import Any
 import typer
 from typer.exceptions import TyperException
 
-from trtspec import __version__, cli
+from trtspec import cli
 from trtspec.cli import completing
 from trtspec.cli.helping import HelpCommand, HelpGroup
 from trtspec.cli.streams import OutputError, guarded_streams
 from trtspec.core.errors import TrtspecError, describe_os_error_at, os_error_remedy, resource_exhaustion_error
 from trtspec.core.registry import discover
+from trtspec.core.version import __version__
 
 VERBOSE = {"-v", "--verbose"}
 INTERRUPTED = 130

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import platform
 
-from trtspec import __version__
 from trtspec.cli.options import Json
+from trtspec.core.version import __version__
 
 
 def version(json: Json = False) -> None:

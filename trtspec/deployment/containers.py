@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trtspec import __version__
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
 from trtspec.core.errors import DeployError
+from trtspec.core.version import __version__
 from trtspec.deployment.options import DEFAULT_PORTS
 from trtspec.recipe.schema import IMAGE
 from trtspec.store.artifact_paths import CHECKPOINTS, ENGINES

@@ -18,7 +18,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from trtspec import __version__
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
 from trtspec.backends.common.memory import MemoryPlan
@@ -32,6 +31,7 @@ from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import set_hash_backend
 from trtspec.core.paths import cache_dir, hub_cache_dir, store_dir
+from trtspec.core.version import __version__
 from trtspec.methods.speedup import expected_speedup
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.document import describe_prediction

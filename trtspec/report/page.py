@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from trtspec import __version__
+from trtspec.core.version import __version__
 from trtspec.report.documents import ReportInputs
 from trtspec.report.judged import verdict, verification_summary
 from trtspec.report.plots import minify_css, style

@@ -58,7 +58,7 @@ def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
     model = found["tensorrt_llm/config.pbtxt"]
     types = {tensor.name: tensor.data_type for tensor in model.input}
     ours = found["ensemble/config.pbtxt"]
-    passed = load_model("ensemble", make_pb_utils()).PASSED
+    passed = load_model("ensemble", make_pb_utils()).PASSED_INPUTS
     handed = {passed[tensor.name]: tensor.data_type for tensor in ours.input if tensor.name in passed}
     assert handed.items() <= types.items()
     assert {*types} - {name for name, _ in OLDER_NAMES.values()} == {*handed} | MADE

@@ -194,7 +194,7 @@ def test_metrics_say_what_vllm_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = EngineMetrics(pb_utils, {"model_name": "vllm_model", "model_repository": "/a/b"}, stand_in.METRICS)
     said = {"prompt_tokens": 3, "tokens": 9, "drafted": 12, "accepted": 5, "by_length": [1, 1, 2], "reason": "stop"}
     said["queue_s"] = 0.5
-    stand_in.Asked(None, "", False, metrics.text()).count({**said, "done": True})
+    stand_in.OpenRequest(None, "", False, metrics.text()).count({**said, "done": True})
     metrics.close()
     told = {name: sum(values) for (name, *_), values in pb_utils.exported.items() if name.endswith("tokens_total")}
     assert told == {f"trtspec_{name}_tokens_total": said[name] for name in ("drafted", "accepted")} | {

@@ -46,7 +46,8 @@ async def answered(
         text = str(place)
         samples.append(
             RequestSample(
-                prompt.name, prompt.kind, due, due, chunks, 8, 1 + steps * step_tokens, True, *drafted, (), "length", text
+                *(prompt.name, prompt.kind, due, due, chunks, 8, 1 + steps * step_tokens, True),
+                *(*drafted, (), "length", text),
             )
-        )  # fmt: skip
+        )
     return Round(samples, 0.01)

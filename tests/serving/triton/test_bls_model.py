@@ -298,7 +298,7 @@ def scripted(tokenizer: Tokenizer, prompt: str) -> Serve:
 def start(root: Path, pb_utils: Any, serve: Serve | None = None, **changes: str) -> Any:
     """Return the model of an artifact at `root`; `serve` responds for the models that it calls."""
     module = load_model("tensorrt_llm_bls", pb_utils)
-    module.own_server = lambda: LocalServerClient(pb_utils.models.address)
+    module.local_server_client = lambda: LocalServerClient(pb_utils.models.address)
     pb_utils.models.serve = serve or scripted(Tokenizer(root / "tokenizer"), "Hé")
     args = model_args(model_repository_dir() / "tensorrt_llm_bls", tokenizer_dir=str(root / "tokenizer"), **changes)
     model = module.TritonPythonModel()

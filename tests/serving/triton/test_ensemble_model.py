@@ -65,7 +65,7 @@ def pieces(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
 def start(root: Path, models: Models, *, decoupled: bool = True, **changes: str) -> tuple[Any, Any]:
     pb_utils = make_pb_utils()
     module = load_model("ensemble", pb_utils)
-    module.own_server = lambda: LocalServerClient(models.address)
+    module.local_server_client = lambda: LocalServerClient(models.address)
     args = model_args(model_repository_dir() / "ensemble", tokenizer_dir=str(root), **changes)
     if not decoupled:
         args["model_config"] = args["model_config"].replace('"decoupled": true', '"decoupled": false')

@@ -138,7 +138,7 @@ def test_the_ensemble_takes_and_gives_what_clients_know(tmp_path: Path) -> None:
     assert {tensor.name for tensor in config.input if not tensor.optional} == {"text_input", "max_tokens"}
 
 
-PASSED = load_model("ensemble", make_pb_utils()).PASSED
+PASSED = load_model("ensemble", make_pb_utils()).PASSED_INPUTS
 
 # Inputs that the ensemble derives from texts, or sets if a request omits them.
 MADE = {

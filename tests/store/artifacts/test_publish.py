@@ -194,7 +194,7 @@ def test_a_manifest_of_other_files_is_a_bug(out: Path, make: Make) -> None:
         publish_artifact(out, make(OLD)[0], make(NEW)[1])
 
 
-@pytest.mark.parametrize("refused", ["_link_or_copy", "sync", "put_in_place"])
+@pytest.mark.parametrize("refused", ["_link_or_copy", "fsync_path", "replace_directory"])
 def test_a_full_disk_leaves_what_was_there(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:

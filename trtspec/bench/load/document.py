@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from trtspec import __version__
 from trtspec.bench.load.arrival import THROUGHPUT
 from trtspec.bench.load.by_category import category_speedups
 from trtspec.bench.load.client import Endpoint
@@ -22,6 +21,7 @@ from trtspec.bench.load.summary import summarize_arm
 from trtspec.bench.load.sweep import BASELINE, SERVED, Point, SweepResult
 from trtspec.bench.load.warnings import collect_warnings
 from trtspec.bench.load.workload import LoadWorkload
+from trtspec.core.version import __version__
 
 FORMAT_VERSION, KIND = 1, "load"
 OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trtspec import __version__
 from trtspec.core.files import replace_file
 from trtspec.core.paths import cache_dir
+from trtspec.core.version import __version__
 from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
 
 SCHEMA = "trtspec.finished/1"

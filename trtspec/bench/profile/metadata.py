@@ -8,13 +8,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trtspec import __version__
 from trtspec.bench.artifact import artifact_prompts
 from trtspec.bench.machine import describe_machine
 from trtspec.bench.profile.options import ProfileRequest
 from trtspec.bench.saved_documents import prompts_sha256, save_target_document
 from trtspec.bench.target_fingerprint import describe_target, planned_target_sha256
 from trtspec.core.errors import TrtspecError
+from trtspec.core.version import __version__
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.store.manifest import Manifest, load_manifest

@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from trtspec import __version__
 from trtspec.core.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules, host_rules
+from trtspec.core.version import __version__
 from trtspec.serving.gateway.admission import AdmissionControl
 from trtspec.serving.gateway.bodies import RequestBodies
 from trtspec.serving.gateway.config import GatewayConfig
