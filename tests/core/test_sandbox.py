@@ -92,7 +92,8 @@ def test_a_child_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "from trtspec.core.sandbox import *\n"
-        f"c = SandboxChild(SandboxLimits(cpu_s=600, wall_s=600), ({PREPARE!r}, {{'source': {LOOPS!r}, 'tokens': {{}}}}))\n"
+        f"limits, source = SandboxLimits(cpu_s=600, wall_s=600), {LOOPS!r}\n"
+        f"c = SandboxChild(limits, ({PREPARE!r}, {{'source': source, 'tokens': {{}}}}))\n"
         "c.start(); print(c._process.pid, flush=True)\n"
         f"c.ask({RENDER!r}, {{'messages': [], 'max_bytes': 9}})\n"
     )

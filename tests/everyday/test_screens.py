@@ -230,7 +230,7 @@ def normal(text: str, root: Path) -> str:
     text = re.sub(r"\b20\d\d-\d\d-\d\d\b", "YYYY-MM-DD", text)
     text = re.sub(r"(?m)^((?:target alone|speculative) )( *\d+)( +\d+\.\d\dx)", _speeds, text)
     text = re.sub(r"\d+\.\d\d (times|to|by total)", r"N.NN \1", text)
-    text = re.sub(r"(?<=N\.NN to )\d+\.\d\d", "N.NN", text)
+    text = re.sub(r"(N\.NN to\s+)\d+\.\d\d", r"\1N.NN", text)
     text = re.sub(r"\bsha256:[0-9a-f]{64}\b", f"sha256:{'d' * 64}", text)
     text = re.sub(r"\b(python|numpy|trtspec) \d[\w.+]*", r"\1 N.N.N", text)
     text = re.sub(rf"(?ms)^{VERDICTS}.*?(?=^build/tiny: 3 prompts)", "(the verdict)\n", text)

@@ -336,7 +336,7 @@ def test_the_page_has_the_rows() -> None:
 def test_there_is_no_artifact(workplace: Path, trtspec: Run) -> None:
     refused = trtspec("checklist", "nosuch")
     assert (refused.code, refused.out) == (1, "")
-    assert "there is no artifact" in refused.err
+    assert "no artifact: the directory does not exist" in refused.err
 
 
 @pytest.mark.slow
