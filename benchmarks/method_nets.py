@@ -65,7 +65,7 @@ def train(method: str, more: dict[str, Any], out: Path, steps: int, work: Path) 
     with prompts.open("w") as file:
         run([MODELS / "slices.py", "--but", JUDGING], stdout=file)
     command = ["-m", "trtspec", "train", recipe, "--prompts", prompts, "--held-out", JUDGING]
-    sizes = ["--max-tokens", MAX_TOKENS, "--steps", steps, "--minutes", WITHIN_S / 60]
+    sizes = ["--max-tokens", MAX_TOKENS, "--steps", steps, "--max-minutes", WITHIN_S / 60]
     run([*command, *sizes, *([] if more else ["--layers", 2]), "--out", out], stdout=sys.stderr)
 
 

@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=8, help="maximum rounds of each length and load")
     parser.add_argument("--profiles", type=int, default=1, help="total profiles of each method in FILE")
-    parser.add_argument("--samples", type=int, default=64, help="prompts of the profile; bench uses all 64")
+    parser.add_argument("--num-prompts", type=int, default=64, help="prompts of the profile; bench uses all 64")
     asked = parser.parse_args()
     document = json.loads(asked.out.read_text()) if asked.out.exists() else {"methods": {}, "machine": environment()}
     with TemporaryDirectory() as place:
@@ -114,7 +114,7 @@ def written(arguments: dict[str, Any], root: Path, draft_len: int) -> Path:
 def predicted(method: str, drafting: Sequence[str], alone: str, asked: argparse.Namespace) -> dict[str, Any]:
     """Return the speed-ups that a profile of the servers expects, by concurrency and draft length."""
     sets = ("--set", f"engine.max_batch_size={max(asked.batches)}", "--set", f"speculation.draft_len={MOST}")
-    limits = ("--samples", asked.samples, "--max-tokens", TOKENS, "--max-draft-len", MOST)
+    limits = ("--num-prompts", asked.num_prompts, "--max-tokens", TOKENS, "--max-draft-len", MOST)
     servers = [part for url in drafting for part in ("--server", url)]
     document = trtspec("profile", recipes_dir() / f"{RECIPES[method]}.yaml", *servers, "--baseline", alone,
                        "--prompts", "quickstart", *limits, *sets)  # fmt: skip

@@ -2,7 +2,7 @@
 """Write the prompts of docs/train.md's measurements: a domain that the quickstart models never saw, and their old one.
 
     python benchmarks/train_prompts.py --out DIR
-    trtspec train quickstart --prompts DIR/new.jsonl --keep DIR/old.jsonl --max-tokens 40 --minutes 5
+    trtspec train quickstart --prompts DIR/new.jsonl --regression-prompts DIR/old.jsonl --max-tokens 40 --max-minutes 5
 
 The new domain consists of sequences, tables, sentences and short lists. The old one consists of beginnings of the
 documents that the models were trained on, from another seed.

@@ -15,7 +15,7 @@ def test_a_warm_up_is_refused_where_the_engine_has_its_own_way(recipe: Path, trt
     refused = trtspec(*asked, "engine.backend=vllm")
     [problem] = [each for each in refused.document["problems"] if each["severity"] == "error"]
     assert (refused.code, problem["path"], problem["code"]) == (1, "serving.warmup", "not-supported")
-    assert "engine.backend: embedded or tensorrt_llm; deploy --wait-warm" in problem["hint"]
+    assert "engine.backend: embedded or tensorrt_llm; deploy --wait-for-warmup" in problem["hint"]
     assert trtspec(*asked, "engine.backend=embedded").code == 0
 
 

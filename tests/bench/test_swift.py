@@ -63,7 +63,7 @@ def _share(source: Path, texts: list[Text], skip: Skip) -> float:
 
 
 def test_the_command_prints_what_a_recipe_needs(recipe: Path, trtspec: Run) -> None:
-    arguments = ("--samples", 3, "--max-tokens", 6, "--iterations", 9)
+    arguments = ("--num-prompts", 3, "--max-tokens", 6, "--iterations", 9)
     done = trtspec("swift", recipe, *arguments)
     assert done.code == 0, done.err
     assert "9 sets tried" in done.err
@@ -89,13 +89,13 @@ def test_a_target_that_says_nothing(recipe: Path, trtspec: Run) -> None:
 
 
 def test_it_exports_a_draft_that_a_recipe_takes(recipe: Path, trtspec: Run) -> None:
-    done = trtspec("swift", recipe, "--layers", "--samples", 2, "--max-tokens", 4, "--export", "pruned")
+    done = trtspec("swift", recipe, "--layers", "--num-prompts", 2, "--max-tokens", 4, "--export", "pruned")
     assert done.code == 0, done.err
     assert "of 4 layers" in done.err
     built = trtspec("build", recipe, "--set", "speculation.draft.model=./pruned")
     assert built.code == 0, built.err
     verified = trtspec("verify", "build/tiny", "--max-tokens", 8, "--json").document
     assert verified["ok"], verified
-    refused = trtspec("swift", recipe, "--samples", 2, "--max-tokens", 4, "--export", "pruned")
+    refused = trtspec("swift", recipe, "--num-prompts", 2, "--max-tokens", 4, "--export", "pruned")
     assert refused.code == 1
     assert "already exists" in refused.err

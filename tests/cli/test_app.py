@@ -149,7 +149,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
             },
         ),
         "swift": (
-            (recipe, "--samples", 2, "--max-tokens", 2, "--iterations", 2),
+            (recipe, "--num-prompts", 2, "--max-tokens", 2, "--iterations", 2),
             {"name", "candidates", "places", "tried", "seconds", "speculation", "export"},
         ),
         "cache": (

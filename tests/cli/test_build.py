@@ -119,7 +119,7 @@ def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
     assert (refused.code, refused.err) == (
         1,
         "error: the recipe has 2 cells, but --out names one directory\n"
-        "hint: omit --out, or select one cell with --cell\n",
+        "hint: omit --out, or select one cell with --variant\n",
     )
 
 

@@ -135,7 +135,7 @@ def deploy_docker(trtspec: Run, artifact: Path):
 
 
 def deploy_kubectl(trtspec: Run, artifact: Path):
-    words = ["--target", "kubernetes", "--image", IMAGE, "--option", "artifact=pvc:models/tiny", "--detach"]
+    words = ["--target", "kubernetes", "--image", IMAGE, "--target-option", "artifact=pvc:models/tiny", "--detach"]
     return trtspec("deploy", artifact, *words)
 
 

@@ -153,9 +153,9 @@ def test_a_file_of_somebody_elses_stays(artifact: Path, trtspec: Run, workplace:
     ("words", "said"),
     [
         (["--image", "name:tag"], "'name:tag' is not an image with a digest"),
-        (["--option", "colour=red"], "unknown option 'colour'; known: image"),
-        (["--option", "image"], "--option requires KEY=VALUE, each key once"),
-        (["--image", IMAGE, "--option", f"image={IMAGE}"], "--option requires KEY=VALUE, each key once"),
+        (["--target-option", "colour=red"], "unknown option 'colour'; known: image"),
+        (["--target-option", "image"], "--target-option requires KEY=VALUE, each key once"),
+        (["--image", IMAGE, "--target-option", f"image={IMAGE}"], "--target-option requires KEY=VALUE, each key once"),
         (["--host", "nowhere", "--image", IMAGE], "'nowhere' is not a bind address"),
         (["--name", "a/b", "--image", IMAGE], "'a/b' is not a valid deployment name"),
     ],

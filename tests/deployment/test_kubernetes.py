@@ -422,7 +422,16 @@ def test_the_operators_own_schemas_accept_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, kubectl: Path) -> None:
-    words = ["--target", "kubernetes", "--image", IMAGE, "--option", f"artifact={PVC}", "--option", "namespace=serving"]
+    words = [
+        "--target",
+        "kubernetes",
+        "--image",
+        IMAGE,
+        "--target-option",
+        f"artifact={PVC}",
+        "--target-option",
+        "namespace=serving",
+    ]
     done = trtspec("deploy", artifact, *words, "--detach", "--json")
     assert done.code == 0, done.err
     assert done.document["state"] == "live"
@@ -442,7 +451,7 @@ def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, ku
 @pytest.mark.slow
 def test_pods_that_never_become_ready_are_told(artifact: Path, trtspec: Run, kubectl: Path) -> None:
     (kubectl / "fails").touch()
-    words = ["--target", "kubernetes", "--image", IMAGE, "--option", f"artifact={PVC}", "--detach"]
+    words = ["--target", "kubernetes", "--image", IMAGE, "--target-option", f"artifact={PVC}", "--detach"]
     done = trtspec("deploy", artifact, *words)
     assert done.code == 101
     assert "the pods were not ready in time" in done.err

@@ -94,7 +94,7 @@ def test_an_entry_that_is_too_slow_is_named(slow: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_unit_waits_too_and_a_container_cannot_be_asked(artifact: Path, trtspec: Run) -> None:
-    assert "--wait-warm" in trtspec("deploy", artifact, "--systemd", "--wait-warm").out
-    refused = trtspec("deploy", artifact, "--target", "docker", "--wait-warm")
+    assert "--wait-for-warmup" in trtspec("deploy", artifact, "--systemd", "--wait-for-warmup").out
+    refused = trtspec("deploy", artifact, "--target", "docker", "--wait-for-warmup")
     assert refused.code == 1
-    assert "target docker does not support --wait-warm" in refused.err
+    assert "target docker does not support --wait-for-warmup" in refused.err

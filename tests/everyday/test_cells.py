@@ -56,10 +56,10 @@ def test_long_names_are_cut_and_stay_apart(workplace: Path) -> None:
 def test_cells_are_chosen_by_name(command: str, recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS)
     for patterns in (["tiny-draft_len-2"], ["*-2"], ["*_len-2", "tiny-draft_len-2"]):
-        chosen = [argument for pattern in patterns for argument in ("--cell", pattern)]
+        chosen = [argument for pattern in patterns for argument in ("--variant", pattern)]
         document = trtspec(command, recipe, *chosen, "--json").document
         assert [each["name"] for each in document["recipes"]] == ["tiny-draft_len-2"]
-    refused = trtspec(command, recipe, "--cell", "*-1", "--cell", "tiny-3")
+    refused = trtspec(command, recipe, "--variant", "*-1", "--variant", "tiny-3")
     assert (refused.code, refused.err) == (
         1,
         f"error: {recipe}: no cell of its matrix is named 'tiny-3'\n"
@@ -71,15 +71,15 @@ def test_cells_are_chosen_by_name(command: str, recipe: Path, trtspec: Run) -> N
 def test_a_cell_that_is_not_chosen_may_be_wrong(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS.replace("2]", "none]"))
     assert trtspec("check", recipe).code == 1
-    assert trtspec("check", recipe, "--cell", "*-1").code == 0
+    assert trtspec("check", recipe, "--variant", "*-1").code == 0
 
 
 @pytest.mark.slow
 def test_one_cell_may_go_to_a_place_of_its_own(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS)
     refused = trtspec("build", recipe, "--out", "one")
-    assert refused.err.endswith("hint: omit --out, or select one cell with --cell\n")
-    assert trtspec("build", recipe, "--out", "one", "--cell", "*-2").code == 0
+    assert refused.err.endswith("hint: omit --out, or select one cell with --variant\n")
+    assert trtspec("build", recipe, "--out", "one", "--variant", "*-2").code == 0
     assert (recipe.parent / "one" / "manifest.json").is_file()
 
 

@@ -168,7 +168,7 @@ def test_reports_of_a_stranger_end_no_command(
     ):
         ended = trtspec(*arguments)
         assert (ended.code, "Traceback" in ended.err) == (0, False), arguments
-    for document in ("--with", reports / "verify.json"), ("--with", workplace):
+    for document in ("--results", reports / "verify.json"), ("--results", workplace):
         assert trtspec("checklist", artifact, *document).code == 1
         assert trtspec("report", artifact, *document).code == 1
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
@@ -212,7 +212,7 @@ def test_another_manifest_than_the_expected_one_is_refused(recipe: Path, artifac
 @pytest.mark.parametrize("target", ["docker", "kubernetes"])
 def test_rendered_files_carry_the_digest_of_the_manifest(artifact: Path, trtspec: Run, target: str) -> None:
     image = f"registry.example/tiny@sha256:{'a' * 64}"
-    more = ("--option", "artifact=pvc:models/tiny") if target == "kubernetes" else ()
+    more = ("--target-option", "artifact=pvc:models/tiny") if target == "kubernetes" else ()
     rendered = trtspec("deploy", artifact, "--target", target, "--image", image, "--render", "out", *more)
     assert rendered.code == 0, rendered.err
     texts = [path.read_text() for path in Path("out").rglob("*.yaml")]

@@ -28,7 +28,7 @@ COMMANDS = {
     "inspect": "inspect build/tiny --json",
     "plugins": "plugins list --json",
     "migrate": "migrate recipe.yaml --to 1.2.1 --json",
-    "swift": "swift recipe.yaml --samples 2 --max-tokens 2 --iterations 1 --json",
+    "swift": "swift recipe.yaml --num-prompts 2 --max-tokens 2 --iterations 1 --json",
     "status": "status nosuch --json",
     "stop": "stop nosuch --json",
     "deploy": "deploy nosuch --json",

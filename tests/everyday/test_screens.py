@@ -132,7 +132,7 @@ SCREENS = {
     "checklist": Screen("checklist build/tiny", unmeasure),
     "generate": Screen("generate build/tiny -p the --max-tokens 4", is_long=True),
     "generate-without-a-prompt": Screen("generate build/tiny"),
-    "swift": Screen("swift recipe.yaml --samples 2 --max-tokens 2 --iterations 1", forget, True, "fresh"),
+    "swift": Screen("swift recipe.yaml --num-prompts 2 --max-tokens 2 --iterations 1", forget, True, "fresh"),
     "doctor": Screen("doctor"),
     "cache": Screen("cache --verify"),
     "ps": Screen("ps"),

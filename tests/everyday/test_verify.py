@@ -168,6 +168,6 @@ def test_a_bit_that_was_forgotten_is_found_by_reading_all(artifact: Path, trtspe
         file.write(b"?")
     DigestCache(cache_dir() / "artifacts.json").add_written({damaged: recorded})  # pretend that the file is unchanged
     assert verify_changed(artifact, load_manifest(artifact))[0] == []
-    found = trtspec("verify", artifact, "--reread")
+    found = trtspec("verify", artifact, "--rehash")
     assert found.code == 110
     assert "FAILS  checkpoints/target/rank0.safetensors: sha256 differs" in found.out

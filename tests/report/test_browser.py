@@ -64,7 +64,7 @@ def page(root: Path, pair_master: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     (root / "build.json").write_text(run(capfd, "build", "recipe.yaml", "--json"))
     run(capfd, "verify", artifact, "--max-tokens", 4)
     (root / "bench.json").write_text(run(capfd, "bench", artifact, "--runs", 2, "--max-tokens", 8, "--json"))
-    saved = [part for name in ("build.json", "bench.json", *SAVED) for part in ("--with", name)]
+    saved = [part for name in ("build.json", "bench.json", *SAVED) for part in ("--results", name)]
     run(capfd, "report", artifact, *saved, "-o", out)
     return out
 

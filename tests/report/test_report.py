@@ -157,7 +157,7 @@ def saved(artifact: Path) -> list[object]:
         name, document = make.__name__, make()
         path = artifact.parent / f"{name}.json"
         path.write_text(json.dumps(document))
-        arguments += ["--with", path]
+        arguments += ["--results", path]
     return arguments
 
 
@@ -218,7 +218,7 @@ def test_one_load_is_shown_with_what_failed_and_was_not_compared(artifact: Path,
     rate |= {"unfit": "3 of 35 requests failed (served)"}
     path = artifact.parent / "load.json"
     path.write_text(json.dumps(document | {"points": [first, rate], "ended_by": "x", "warnings": ["the sweep ended"]}))
-    text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
+    text = trtspec("report", artifact, "--results", path, "--format", "markdown").out
     assert "| concurrency 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% | 50% | 50% | 3 | 3 |" in text
     assert "| 2.5/s | 1,000 | 75.0% | 50% | 3 |" in text
     assert "2.5/s: not compared, as 3 of 35 requests failed (served)" in text
@@ -236,7 +236,7 @@ def test_what_is_of_another_artifact_is_said_to_be(artifact: Path, trtspec: Run)
         ({"deployment": {"manifest": manifest_sha256(artifact)}}, ""),
     ):
         path.write_text(json.dumps(load() | told))
-        text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
+        text = trtspec("report", artifact, "--results", path, "--format", "markdown").out
         assert ("Warning: theirs.json is" in text) == bool(against)
         assert not against or f"Warning: theirs.json is {against}" in text
 
@@ -339,7 +339,7 @@ def test_every_form_begins_with_the_verdict_and_has_no_figure_of_another_method(
     for name, document in documents.items():
         path = artifact.parent / f"{name}.json"
         path.write_text(json.dumps(document))
-        arguments += ["--with", path]
+        arguments += ["--results", path]
     page = Page(trtspec("report", artifact, *arguments).out).text
     assert page.split("At a glance")[0].rpartition("}")[2].startswith(f"tiny{told}")
     markdown = trtspec("report", artifact, *arguments, "--format", "markdown").out
@@ -362,7 +362,7 @@ def test_a_gate_that_bench_contradicts_is_marked(recipe: Path, trtspec: Run, mon
     assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
     assert trtspec("verify", "build/tiny", "--max-tokens", 2, "--runs", 1).code == 0
     (recipe.parent / "bench.json").write_text(json.dumps(bench() | SLOWER))
-    text = trtspec("report", "build/tiny", "--with", "bench.json").out
+    text = trtspec("report", "build/tiny", "--results", "bench.json").out
     row = re.search(
         r"<tr class=\"bad\"><th scope=row>min_speedup</th><td>holds, contradicted</td><td>([^<]*)</td>", text
     )
@@ -370,7 +370,7 @@ def test_a_gate_that_bench_contradicts_is_marked(recipe: Path, trtspec: Run, mon
     assert row[1].endswith(". But bench measured 0.97 times (0.93 to 0.99) as fast as the target alone")
     assert 'class="badge ok"' not in text
     assert '<p class="verdict bad"><strong>Do not ship this draft: it is 0.97 times' in text
-    said = trtspec("report", "build/tiny", "--with", "bench.json", "--format", "github").out
+    said = trtspec("report", "build/tiny", "--results", "bench.json", "--format", "github").out
     assert "::warning title=tiny%3A min_speedup::holds, but bench measured 0.97 times" in said
 
 
@@ -391,7 +391,7 @@ def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path
     assert "includes results saved on this machine: bench.json" in trtspec("report", artifact, "-o", out).err
     path = artifact.parent / "mine.json"
     path.write_text(json.dumps(bench() | {"speedup": 9.5}))
-    text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
+    text = trtspec("report", artifact, "--results", path, "--format", "markdown").out
     assert "* **9.50×** as fast as the target alone" in text, "given documents take precedence over saved ones"
     assert "bench.json" not in text
 
@@ -408,7 +408,7 @@ def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path
 def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "other.json"
     path.write_text(text)
-    outcome = trtspec("report", artifact, "--with", path, "-o", artifact.parent / "r.html")
+    outcome = trtspec("report", artifact, "--results", path, "-o", artifact.parent / "r.html")
     assert outcome.code == 1
     assert str(path) in outcome.err
     assert not (artifact.parent / "r.html").exists()

@@ -17,7 +17,7 @@ from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-SHORT = ("--minutes", "5", "--max-tokens", "24")
+SHORT = ("--max-minutes", "5", "--max-tokens", "24")
 STEPS, ONE_STEP = ("--steps", "100", "--learning-rate", "0.01", *SHORT), ("--steps", "1", *SHORT)
 FEW = ("--prompts", "few.jsonl", "--max-tokens", "24")
 LITTLE = 0.001  # scale of the layers

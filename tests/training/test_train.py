@@ -25,7 +25,7 @@ from trtspec.recipe.load import load_recipe
 pytestmark = pytest.mark.integration
 
 WORDS = ("the rest", "in here", "there", "rethink", "other", "inner", "he", "then")
-FAST = ("--steps", "200", "--minutes", "2", "--max-tokens", "24", "--learning-rate", "0.003")
+FAST = ("--steps", "200", "--max-minutes", "2", "--max-tokens", "24", "--learning-rate", "0.003")
 NOISE = 0.1
 
 
@@ -130,7 +130,7 @@ def test_prompts_that_are_too_long_are_counted(recipe: Path, prompts: Path, trts
 
 def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) -> None:
     keep = prompts_file(recipe.parent / "keep.jsonl", 40, ("c",), seed=7)
-    found = trtspec("train", recipe, "--prompts", prompts, "--keep", keep, "--json", *FAST).document
+    found = trtspec("train", recipe, "--prompts", prompts, "--regression-prompts", keep, "--json", *FAST).document
     kept = [each for each in found["kinds"] if each["kept"]]
     assert [each["kind"] for each in kept] == ["c (kept)"]
     assert kept[0]["prompts"] == 8
@@ -204,7 +204,7 @@ def test_a_target_that_says_one_thing_is_refused(recipe: Path, prompts: Path, tr
 def test_prompts_that_are_too_long_are_said_by_file(recipe: Path, prompts: Path, trtspec: Run) -> None:
     long = recipe.parent / "long.jsonl"
     long.write_text("".join(json.dumps({"prompt": f"{n} there " * 40}) + "\n" for n in range(9)))
-    ended = trtspec("train", recipe, "--prompts", prompts, "--keep", long, *FAST)
+    ended = trtspec("train", recipe, "--prompts", prompts, "--regression-prompts", long, *FAST)
     assert ended.code == 1
     assert f"{long}: no prompt has between 1 and 64 tokens" in ended.err
 
@@ -218,7 +218,7 @@ def test_another_template_is_refused(recipe: Path, trtspec: Run) -> None:
     assert "the chat template of another model: <|im_start|>" in ended.err
 
 
-@pytest.mark.parametrize("option", ["--held-out", "--keep"])
+@pytest.mark.parametrize("option", ["--held-out", "--regression-prompts"])
 def test_a_leak_is_refused_by_name(option: str, recipe: Path, prompts: Path, trtspec: Run) -> None:
     leak = recipe.parent / "leak.jsonl"
     leak.write_text("\n".join([*(f'{{"prompt": "new {n}"}}' for n in range(9)), prompts.read_text().splitlines()[3]]))

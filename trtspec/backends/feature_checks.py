@@ -49,7 +49,9 @@ def check_warmup(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
     if recipe.serving.warmup and not backend.warms:
         names = [name for name, each in backends().items() if each.warms]
         message = f"warmup is not supported by this backend ({backend.summary}), whose engine has its own warm-up"
-        hint = f"remove it, or set engine.backend: {' or '.join(names)}; deploy --wait-warm waits for a first text"
+        hint = (
+            f"remove it, or set engine.backend: {' or '.join(names)}; deploy --wait-for-warmup waits for a first text"
+        )
         yield Diagnostic("serving.warmup", "not-supported", message, hint)
 
 

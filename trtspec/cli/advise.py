@@ -176,4 +176,5 @@ def _format_value(answer: AdvisorFact) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+panel = "Decide"
 command = advise

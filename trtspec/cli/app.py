@@ -26,6 +26,7 @@ from typer.exceptions import TyperException
 from trtspec import cli
 from trtspec.cli import completing
 from trtspec.cli.helping import HelpCommand, HelpGroup
+from trtspec.cli.renamed import current_arguments
 from trtspec.cli.streams import OutputError, guarded_streams
 from trtspec.core.errors import TrtspecError, describe_os_error_at, os_error_remedy, resource_exhaustion_error
 from trtspec.core.registry import discover
@@ -65,10 +66,19 @@ def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in [_find_command(only)] if only else discover("trtspec.cli", "command").values():
-        register = app.command(name=command_name(command), help=command.__doc__, cls=HelpCommand)
+    found = [_find_command(only)] if only else sorted(discover("trtspec.cli", "command").values(), key=_everyday_first)
+    for command in found:
+        panel = getattr(sys.modules[command.__module__], "panel", None)
+        name = command_name(command)
+        register = app.command(name=name, help=command.__doc__, cls=HelpCommand, rich_help_panel=panel)
         register(command if reads_signatures else _unread)
     return typer.main.get_command(app)
+
+
+def _everyday_first(command: Any) -> tuple[int, str]:
+    """Return the sort key of a command in its panel: its module's `everyday` rank if it has one, then its name."""
+    rank: int = getattr(sys.modules[command.__module__], "everyday", 100)
+    return rank, command_name(command)
 
 
 def _unread() -> None:
@@ -100,9 +110,11 @@ def command_name(command: Any) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 success, 1 wrong usage, 130 interrupted, 70 a bug, else see core/errors.py."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    arguments, notes = current_arguments(sys.argv[1:] if arguments is None else arguments)
     with guarded_streams():
         try:
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)  # noqa: T201
             code = _exit_code(arguments)
             sys.stdout.flush()
         except OutputError as error:

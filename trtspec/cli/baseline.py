@@ -113,4 +113,5 @@ def show(document: dict[str, Any]) -> None:
     print_line(f"{document['median_tokens_per_s']:.0f} tokens/s (median of {document['runs']} runs)")
 
 
+panel = "Measure"
 command = baseline

@@ -73,14 +73,16 @@ def bench(
         seed, requests, max_rounds, interval, duration, slo, samples, timeout, driver, min_ratio,
     )  # fmt: skip
     if compare:
-        if what is not None or asked.said not in ([], ["--min-ratio"]):
+        if what is not None or asked.said not in ([], ["--fail-below"]):
             raise TrtspecError(
                 "--compare cannot be combined with a target or load options",
                 hint="trtspec bench --compare A.json B.json",
             )
         raise typer.Exit(compare_saved(*compare, min_ratio, absolutely=absolute, json=json))
     if absolute:
-        raise TrtspecError("--absolute requires --compare", hint="trtspec bench --compare A.json B.json --absolute")
+        raise TrtspecError(
+            "--ignore-baseline requires --compare", hint="trtspec bench --compare A.json B.json --ignore-baseline"
+        )
     if what is None:
         raise TrtspecError("missing argument URL-or-ARTIFACT", hint="trtspec bench --help")
     if asked.is_load:
@@ -95,4 +97,6 @@ def bench(
     bench_one_at_a_time(what, prompts, max_tokens, runs, baseline, skip_gate or (), gates=gates, json=json)
 
 
+panel = "Measure"
+everyday = 6
 command = bench

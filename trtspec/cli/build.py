@@ -37,7 +37,7 @@ def build(
     recipes = load_matrix(recipe, set_ or (), cell or ())
     if out and len(recipes) > 1:
         message = f"the recipe has {len(recipes)} cells, but --out names one directory"
-        raise TrtspecError(message, hint="omit --out, or select one cell with --cell")
+        raise TrtspecError(message, hint="omit --out, or select one cell with --variant")
     documents, store = [], open_store()
     builds = [(loaded, out or default_artifact_dir(loaded.recipe)) for loaded in recipes]
     for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):
@@ -70,4 +70,6 @@ def describe(built: BuildResult) -> dict[str, Any]:
     }
 
 
+panel = "Build"
+everyday = 3
 command = build

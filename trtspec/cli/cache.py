@@ -169,4 +169,5 @@ def _show_problems(problems: list[str]) -> None:
         print_line("all files match their recorded digests", "green")
 
 
+panel = "Machine"
 command = cache

@@ -92,4 +92,6 @@ def _describe(checked: Sequence[Checked], **keys: Any) -> dict[str, Any]:
     return {"format_version": FORMAT_VERSION, **keys, "ok": not _count_errors(found), "problems": problems}
 
 
+panel = "Build"
+everyday = 1
 command = check

@@ -21,7 +21,9 @@ def checklist(
     artifact: Artifact,
     with_: Annotated[
         list[Path] | None,
-        typer.Option("--with", metavar="FILE", help="Saved --json output of baseline, bench or profile; repeatable."),
+        typer.Option(
+            "--results", metavar="FILE", help="Saved --json output of baseline, bench or profile; repeatable."
+        ),
     ] = None,
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="Query this Prometheus server for metrics and alerts.")
@@ -33,7 +35,7 @@ def checklist(
 
     Shows the commands for missing items. Results of `trtspec baseline` for the artifact are found automatically.
 
-    Example: trtspec checklist build/quickstart --with profile.json
+    Example: trtspec checklist build/quickstart --results profile.json
     """
     from trtspec.cli.render import print_json
     from trtspec.core.errors import GateNotMet
@@ -64,4 +66,5 @@ def show(rows: Sequence[ReadinessItem], artifact: str) -> None:
     print_line(f"{artifact}: {verdict}", "red" if open_ else "green")
 
 
+panel = "Decide"
 command = checklist

@@ -152,4 +152,5 @@ def _show_effects(effects: dict[str, Any]) -> None:
         print_line(f"files: {files['same']} the same, {apart}; {both}")
 
 
+panel = "Build"
 command = compare

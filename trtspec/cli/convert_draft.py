@@ -61,4 +61,5 @@ def convert_draft(
     )
 
 
+panel = "Drafts"
 command = convert_draft

@@ -49,7 +49,7 @@ def deploy(
     openai_port: OpenAIPort = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until the server is ready.", min=1)] = 300.0,
     wait_warm: Annotated[
-        bool, typer.Option("--wait-warm", help="Wait until Triton and the OpenAI API have generated a text.")
+        bool, typer.Option("--wait-for-warmup", help="Wait until Triton and the OpenAI API have generated a text.")
     ] = False,
     drain: Annotated[
         int | None,
@@ -84,7 +84,7 @@ def deploy(
     image: Annotated[str | None, typer.Option(metavar="NAME@sha256:...", help="Container image, by digest.")] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="Setting of the deployment target; repeatable."),
+        typer.Option("--target-option", metavar="KEY=VALUE", help="Setting of the deployment target; repeatable."),
     ] = None,
     render: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Only write the deployment files to this directory.")
@@ -149,7 +149,7 @@ def deploy(
             "baseline": baseline,
         }
         more |= {"manifest": manifest, "trust-report": trust_report}
-        flags = ["--wait-warm"] if wait_warm else []
+        flags = ["--wait-for-warmup"] if wait_warm else []
         print_unit(artifact, host, {**given, "timeout": timeout, **more}, flags, json=json)
         return
     if target == "local" and os.geteuid() == 0 and is_first_time(ROOT_NOTE):
@@ -243,7 +243,9 @@ def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, 
     pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
     settings = {key: value for key, _, value in pairs}
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
-        raise DeployError("--option requires KEY=VALUE, each key once", hint="e.g. --option namespace=serving")
+        raise DeployError(
+            "--target-option requires KEY=VALUE, each key once", hint="e.g. --target-option namespace=serving"
+        )
     return settings
 
 
@@ -292,4 +294,6 @@ def show(document: dict[str, object]) -> None:
     print_line(f"{document['name']} is {document['state']}; stop it with: trtspec stop {document['name']}", "green")
 
 
+panel = "Serve"
+everyday = 5
 command = deploy

@@ -47,4 +47,5 @@ def show(findings: list[DoctorCheck]) -> None:
     print_line(f"missing: {', '.join(missing)}" if missing else "nothing is missing", "red" if missing else "green")
 
 
+panel = "Machine"
 command = doctor

@@ -101,4 +101,5 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+panel = "Measure"
 command = generate

@@ -14,6 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 from trtspec.cli.layout import wrap_command
 
 EXAMPLE = "Example: "
+PANELS = ("Build", "Decide", "Serve", "Measure", "Drafts", "Machine")
+OTHER = "Other commands"
 SHORT_HELP_CHARS = 1000  # longer than any help text: typer truncates beyond it
 
 
@@ -49,12 +51,17 @@ class HelpCommand(TyperCommand):
 
 
 class HelpGroup(TyperGroup):
-    """The root command, which lists each subcommand with the full first sentence of its description."""
+    """The root command, which lists each subcommand with the full first sentence of its description, in panels."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one row per command."""
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, command.get_short_help_str(SHORT_HELP_CHARS)) for name, command in commands.items() if command]
-            )
+        """Write one row per command below the heading of its panel."""
+        rows: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
+        for name in self.list_commands(ctx):
+            if command := self.get_command(ctx, name):
+                panel = getattr(command, "rich_help_panel", None) or OTHER
+                rows.setdefault(panel, []).append((name, command.get_short_help_str(SHORT_HELP_CHARS)))
+        widest = max(len(name) for those in rows.values() for name, _ in those)
+        for panel, those in rows.items():
+            if those:
+                with formatter.section(panel):
+                    formatter.write_dl([(name.ljust(widest), text) for name, text in those])

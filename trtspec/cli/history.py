@@ -43,4 +43,5 @@ def _row(entry: dict[str, Any]) -> list[str]:
     ]
 
 
+panel = "Serve"
 command = history

@@ -84,4 +84,5 @@ def show(made: InitResult) -> None:
         print_line(f"{made.path}: written, but invalid; see the errors above")
 
 
+panel = "Build"
 command = init

@@ -23,8 +23,8 @@ def inspect(
     checkpoint: Annotated[
         str, typer.Argument(metavar="PATH", help="Checkpoint or artifact directory, or hub id (ID or ID@COMMIT).")
     ],
-    tensor: Annotated[int, typer.Option(min=1, max=64, help="Tensor parallel size to assume.")] = 1,
-    pipeline: Annotated[int, typer.Option(min=1, max=64, help="Pipeline parallel size to assume.")] = 1,
+    tensor: Annotated[int, typer.Option("--tp", min=1, max=64, help="Tensor parallel size to assume.")] = 1,
+    pipeline: Annotated[int, typer.Option("--pp", min=1, max=64, help="Pipeline parallel size to assume.")] = 1,
     weights: Annotated[
         WeightFormat, typer.Option(help="Weight format of linear layers to assume.")
     ] = WeightFormat.NONE,
@@ -34,7 +34,7 @@ def inspect(
 
     Only headers and documents are read.
 
-    Example: trtspec inspect recipes/models/quickstart-target --tensor 2 --weights fp8
+    Example: trtspec inspect recipes/models/quickstart-target --tp 2 --weights fp8
     """
     from trtspec.checkpoints.quant.scheme import Scheme
     from trtspec.checkpoints.sharding import ParallelMapping
@@ -60,4 +60,5 @@ def _format(value: object, between: str = "\n") -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
+panel = "Build"
 command = inspect

@@ -47,7 +47,12 @@ MaxRounds = Annotated[
 ]
 Interval = Annotated[
     float | None,
-    typer.Option(help="Stop at this width of the speed-up's interval (default: 0.05); 0 for all rounds.", min=0, max=1),
+    typer.Option(
+        "--ci-width",
+        help="Stop at this width of the speed-up's interval (default: 0.05); 0 for all rounds.",
+        min=0,
+        max=1,
+    ),
 ]
 Duration = Annotated[
     str | None, typer.Option(metavar="TIME", help="Time limit per load for starting rounds, e.g. 60s.")
@@ -55,7 +60,9 @@ Duration = Annotated[
 Slo = Annotated[
     str | None, typer.Option(metavar="LIMITS", help="Latency limits of goodput, e.g. ttft=200ms,tpot=30ms,e2e=5s.")
 ]
-Samples = Annotated[Path | None, typer.Option(metavar="FILE", help="Write one JSON line per request to this file.")]
+Samples = Annotated[
+    Path | None, typer.Option("--samples-out", metavar="FILE", help="Write one JSON line per request to this file.")
+]
 Timeout = Annotated[str | None, typer.Option(metavar="TIME", help="Request timeout (default: 600s).")]
 Driver = Annotated[
     str | None, typer.Option(metavar="NAME", help="Load generator: trtspec or aiperf (default: trtspec).")
@@ -66,10 +73,11 @@ Compare = Annotated[
 ]
 MinRatio = Annotated[
     float | None,
-    typer.Option(help="Exit with 112 if the speed-up, or B over A, is significantly lower.", min=0),
+    typer.Option("--fail-below", help="Exit with 112 if the speed-up, or B over A, is significantly lower.", min=0),
 ]
 Absolute = Annotated[
-    bool, typer.Option("--absolute", help="With --compare: compare absolute speeds even if both have a baseline.")
+    bool,
+    typer.Option("--ignore-baseline", help="With --compare: compare absolute speeds even if both have a baseline."),
 ]
 
 

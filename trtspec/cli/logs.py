@@ -42,4 +42,5 @@ def logs(
         note(f"{name} has ended")
 
 
+panel = "Serve"
 command = logs

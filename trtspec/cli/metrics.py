@@ -129,4 +129,5 @@ def _text(what: MetricsDocument, found: dict[str, Any]) -> str:
     return str(yaml.safe_dump(found, sort_keys=False))
 
 
+panel = "Serve"
 command = metrics

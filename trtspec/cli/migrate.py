@@ -113,4 +113,5 @@ def _write(out: Path, text: str) -> None:
         raise TrtspecError(f"cannot write the recipe: {error.strerror}", where=str(out), hint=hint) from None
 
 
+panel = "Build"
 command = migrate

@@ -48,7 +48,7 @@ Set = Annotated[
 ]
 Cell = Annotated[
     list[str] | None,
-    typer.Option("--cell", metavar="NAME", help="Matrix cell to use: a name or a pattern such as '*-draft_len-3*'."),
+    typer.Option("--variant", metavar="NAME", help="Matrix cell to use: a name or a pattern such as '*-draft_len-3*'."),
 ]
 ManifestDigest = Annotated[
     str | None,

@@ -160,4 +160,6 @@ def _expected(steps: Sequence[dict[str, Any]]) -> str:
     return f"; {names}: about {format_duration(seconds)} at the throughput of earlier builds"
 
 
+panel = "Build"
+everyday = 2
 command = plan

@@ -120,4 +120,5 @@ def _show_list(document: dict[str, Any]) -> None:
 
 _ACTIONS = {Action.build: (_build, _show_built), Action.test: (_test, _show_tested), Action.list: (_list, _show_list)}
 
+panel = "Machine"
 command = plugins

@@ -64,7 +64,7 @@ def profile(
     position of these responses, which gives its acceptance for every draft length; steps are timed on this machine.
     With --server, the acceptance and the speed are measured from the responses and streams of a running server.
 
-    Example: trtspec profile recipes/quickstart.yaml --samples 8 --methods draft_target,ngram
+    Example: trtspec profile recipes/quickstart.yaml --num-prompts 8 --methods draft_target,ngram
     """
     from trtspec.bench.profile.metadata import save_profile
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
@@ -123,4 +123,5 @@ def _names(written: str | None) -> list[str] | None:
     return [name.strip() for name in written.split(",") if name.strip()] if written is not None else None
 
 
+panel = "Decide"
 command = profile

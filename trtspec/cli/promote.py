@@ -21,4 +21,5 @@ def promote(name: Name, json: Json = False) -> None:
         print_line(f"{name}: revision {document['revision']} serves", "green")
 
 
+panel = "Serve"
 command = promote

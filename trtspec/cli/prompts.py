@@ -87,4 +87,5 @@ def _spread(lengths: Mapping[str, int] | None) -> str:
     return f"{lengths['min']:,} / {lengths['median']:,} / {lengths['max']:,}" if lengths else ""
 
 
+panel = "Measure"
 command = prompts

@@ -27,10 +27,12 @@ def prune(
     vocab: Annotated[
         int, typer.Option(help="Instead: keep this many of the most frequent tokens in the recipe's draft net.", min=0)
     ] = 0,
-    samples: Annotated[int, typer.Option(help="Prompts for the search.", min=2)] = 32,
+    samples: Annotated[int, typer.Option("--num-prompts", help="Prompts for the search.", min=2)] = 32,
     max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=2)] = 64,
     iterations: Annotated[int, typer.Option(help="Maximum number of layer sets to try.", min=1)] = 300,
-    minutes: Annotated[float, typer.Option(help="Time limit of the search, in minutes.", min=0)] = 10.0,
+    minutes: Annotated[
+        float, typer.Option("--max-minutes", help="Time limit of the search, in minutes.", min=0)
+    ] = 10.0,
     seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 0,
     json: Json = False,
 ) -> None:
@@ -126,4 +128,5 @@ def _show_reduced(found: PruningResult, *, as_json: bool) -> None:
     print_line(f"{found.out}: drafts {found.left} tokens", "green")
 
 
+panel = "Drafts"
 command = prune

@@ -54,4 +54,5 @@ def _local_time(utc: str | None) -> str:
     return f"{datetime.fromisoformat(utc).astimezone():%Y-%m-%d %H:%M}" if utc else ""
 
 
+panel = "Serve"
 command = ps

@@ -34,4 +34,5 @@ def recipes(json: Json = False) -> None:
         show_table(str(recipes_dir()), ("name", "method", "file"), rows)
 
 
+panel = "Build"
 command = recipes

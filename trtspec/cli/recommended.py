@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from trtspec.bench.profile.recommend import Recommendation
 
-Samples = Annotated[int, typer.Option(help="Maximum number of prompts, sampled with --seed.", min=1)]
+Samples = Annotated[int, typer.Option("--num-prompts", help="Maximum number of prompts, sampled with --seed.", min=1)]
 MaxTokens = Annotated[int, typer.Option(help="New tokens per prompt.", min=2)]
 MaxDraftLen = Annotated[int, typer.Option(help="Maximum draft length to try.", min=1, max=64)]
 Concurrency = Annotated[int, typer.Option(help="Concurrency to optimize for.", min=1)]

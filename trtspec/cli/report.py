@@ -26,7 +26,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file (default: stdout).")] = None,
     with_: Annotated[
         list[Path] | None,
-        typer.Option("--with", metavar="FILE", help="Saved --json output of another command; repeatable."),
+        typer.Option("--results", metavar="FILE", help="Saved --json output of another command; repeatable."),
     ] = None,
     form: Annotated[
         ReportFormat, typer.Option("--format", help="Output format; markdown, junit and github are for CI jobs.")
@@ -37,8 +37,8 @@ def report(
 
     Contents: gates, acceptance, speed-up by load, memory, steps and digests. The HTML report is a single file without
     scripts or external resources. Saved results of bench, profile, baseline and train for the artifact or its target
-    are found automatically; --with adds output of build, plan, baseline, profile, bench or train. Exits with 0 even if
-    a gate fails.
+    are found automatically; --results adds output of build, plan, baseline, profile, bench or train. Exits with 0 even
+    if a gate fails.
 
     Example: trtspec report build/quickstart -o report.html
     """
@@ -96,4 +96,5 @@ def _write(out: Path, text: str) -> None:
         raise TrtspecError(f"cannot write the report: {error.strerror}", where=str(out)) from None
 
 
+panel = "Decide"
 command = report

@@ -54,4 +54,5 @@ def rm(
         print_line("no ended deployments")
 
 
+panel = "Serve"
 command = rm

@@ -24,4 +24,5 @@ def rollback(name: Name, json: Json = False) -> None:
         print_line(f"{name}: revision {document['revision']} serves{files}", "green")
 
 
+panel = "Serve"
 command = rollback

@@ -18,4 +18,5 @@ def schema(json: Json = False) -> None:
     print_json({"format_version": 1, "schema": schema} if json else schema)
 
 
+panel = "Build"
 command = schema

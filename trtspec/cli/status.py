@@ -110,4 +110,5 @@ def show_end_of_log(document: dict[str, Any]) -> None:
         print_line(f"the log contains no errors: {document['log_file']}")
 
 
+panel = "Serve"
 command = status

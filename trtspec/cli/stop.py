@@ -21,4 +21,5 @@ def stop(name: Name, json: Json = False) -> None:
         print_line(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")
 
 
+panel = "Serve"
 command = stop

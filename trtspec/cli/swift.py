@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 def swift(
     recipe: Recipe,
     set_: Set = None,
-    samples: Annotated[int, typer.Option(help="Prompts for the search.", min=2)] = 16,
+    samples: Annotated[int, typer.Option("--num-prompts", help="Prompts for the search.", min=2)] = 16,
     max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=1)] = 64,
     max_skip: Annotated[float, typer.Option(help="Maximum share of sublayers to skip.", min=0, max=1)] = 0.75,
     iterations: Annotated[int, typer.Option(help="Maximum number of layer sets to try.", min=1)] = 300,
-    minutes: Annotated[float, typer.Option(help="Time limit of the search, in minutes.", min=0)] = 10.0,
+    minutes: Annotated[
+        float, typer.Option("--max-minutes", help="Time limit of the search, in minutes.", min=0)
+    ] = 10.0,
     seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 0,
     layers: Annotated[bool, typer.Option("--layers", help="Skip only whole layers.")] = False,
     export: Annotated[
@@ -99,4 +101,5 @@ def _show(found: SkipSearchResult) -> None:
     )
 
 
+panel = "Drafts"
 command = swift

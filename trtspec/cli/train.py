@@ -26,7 +26,10 @@ def train(
     ],
     set_: Set = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar=FILE, help="Regression prompts, on which acceptance must not drop.")
+        Path | None,
+        typer.Option(
+            "--regression-prompts", metavar=FILE, help="Regression prompts, on which acceptance must not drop."
+        ),
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option(metavar=FILE, help="Evaluation prompts (default: a fifth of --prompts).")
@@ -34,10 +37,14 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output directory of a better draft (default: drafts/NAME).")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Time limit of training, in minutes.", min=0.01)] = 10.0,
+    minutes: Annotated[
+        float, typer.Option("--max-minutes", help="Time limit of training, in minutes.", min=0.01)
+    ] = 10.0,
     steps: Annotated[int, typer.Option(help="Maximum optimizer steps; 0 for no limit.", min=0)] = 0,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens per response.", min=2)] = 128,
-    sampled: Annotated[int, typer.Option(help="Additional responses per prompt, at temperature 1.", min=0)] = 0,
+    sampled: Annotated[
+        int, typer.Option("--samples-per-prompt", help="Additional responses per prompt, at temperature 1.", min=0)
+    ] = 0,
     loss: Annotated[Loss, typer.Option(help="Training loss against the target's distribution.")] = "greedy",
     lora: Annotated[int, typer.Option(help="Train LoRA adapters of this rank; 0 trains all weights.", min=0)] = 0,
     learning_rate: Annotated[
@@ -69,7 +76,7 @@ def train(
     are compared on held-out prompts. A draft that is worse on any kind of prompt is rejected with exit code 112. If the
     recipe lacks a draft, one of its method is trained from scratch and compared with the target alone.
 
-    Example: trtspec train recipes/quickstart.yaml --prompts kinds --minutes 10
+    Example: trtspec train recipes/quickstart.yaml --prompts kinds --max-minutes 10
     """
     from trtspec.bench.saved_documents import save_target_document
     from trtspec.cli.progress import build_bars
@@ -156,4 +163,5 @@ def show(found: TrainResult) -> None:
         print_line(f"{found.out}: published", "green")
 
 
+panel = "Drafts"
 command = train

@@ -39,7 +39,7 @@ def tune(
     Uses successive halving: all variants are measured on a few of your prompts, the better half on twice as many, and
     so on. An interrupted run resumes where it stopped.
 
-    Example: trtspec tune recipes/quickstart.yaml --samples 16
+    Example: trtspec tune recipes/quickstart.yaml --num-prompts 16
     """
     from trtspec.bench.profile.metadata import save_profile
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
@@ -83,4 +83,5 @@ def show(found: Tuning) -> None:
     show_recommendation(found.recommendation, found.drafts_with)
 
 
+panel = "Decide"
 command = tune

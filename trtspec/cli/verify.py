@@ -27,7 +27,7 @@ def verify(
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     undecided: Undecided = None,
-    reread: Annotated[bool, typer.Option("--reread", help="Hash every file again, including unchanged ones.")] = False,
+    reread: Annotated[bool, typer.Option("--rehash", help="Hash every file again, including unchanged ones.")] = False,
     report: Annotated[Path | None, typer.Option(help="Report file (default: in the artifact).")] = None,
     manifest: ManifestDigest = None,
     json: Json = False,
@@ -109,4 +109,6 @@ def skipped_check_lines(left_out: Sequence[SkippedCheck]) -> list[str]:
     return [f"{', '.join(each.name for each in left_out if each.why == why)}: {why}" for why in reasons]
 
 
+panel = "Build"
+everyday = 4
 command = verify

@@ -23,4 +23,5 @@ def version(json: Json = False) -> None:
         print_line(f"trtspec {__version__}, Python {python} on {system}")
 
 
+panel = "Machine"
 command = version

@@ -125,8 +125,8 @@ def deploy(
                 hint="skip the gate with --skip-gate, or run trtspec verify",
             )
         if options.wait_warm:
-            hint = "omit --wait-warm: the container's health probe requests a text"
-            raise DeployError(f"target {target} does not support --wait-warm", hint=hint)
+            hint = "omit --wait-for-warmup: the container's health probe requests a text"
+            raise DeployError(f"target {target} does not support --wait-for-warmup", hint=hint)
         with _os_errors_as_deploy_errors():
             return where.deploy(artifact, options)
     _check_settings(target, options.settings)

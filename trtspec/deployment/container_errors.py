@@ -128,7 +128,7 @@ KUBECTL = (
         r"current-context is not set|no context chosen|no configuration has been provided"
         r"|invalid configuration: no configuration",
         "kubectl's current context is not set",
-        "`kubectl config get-contexts` lists the contexts; choose one with --option context=NAME or with "
+        "`kubectl config get-contexts` lists the contexts; choose one with --target-option context=NAME or with "
         "`kubectl config use-context NAME`, or set KUBECONFIG",
     ),
     FailureCause(
@@ -168,13 +168,13 @@ KUBECTL = (
         r'no matches for kind "(?P<at>[^"]*)" in version|doesn\'t have a resource type "(?P<also>[^"]*)"'
         r"|ensure CRDs are installed first",
         "the cluster does not support resources of kind {at}{also}",
-        "install its operator (docs/deploy-targets.md lists them), or choose another --option form",
+        "install its operator (docs/deploy-targets.md lists them), or choose another --target-option form",
         is_before=False,
     ),
     FailureCause(
         r'namespaces? "(?P<at>[^"]*)" not found',
         "the namespace {at} does not exist",
-        "kubectl create namespace NAMESPACE, or choose another with --option namespace=NAME",
+        "kubectl create namespace NAMESPACE, or choose another with --target-option namespace=NAME",
         is_before=False,
     ),
     FailureCause(

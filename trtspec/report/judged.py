@@ -91,7 +91,7 @@ def _profile_evidence(facts: ReportInputs) -> dict[str, Any]:
     by_load = [(float(each.batch), each.speedup) for each in own.best]
     first = own.best[0]
     load = "1 request" if first.batch == 1 else f"{first.batch} requests at once"
-    more = "more prompts (profile --samples N)"
+    more = "more prompts (profile --num-prompts N)"
     return {"speedup": _ratio(first), "is_expected": True, "load": load, "by_load": by_load, "more": more}
 
 

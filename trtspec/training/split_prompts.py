@@ -50,7 +50,7 @@ class SplitPrompts(Step):
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Split; TrtspecError for prompts unsuitable for training or evaluation."""
         new, kept, judges = (self._load(files) for files in ((self.prompts,), self.keep, self.held_out))
-        for others, option in ((kept, "--keep"), (judges, "--held-out")):
+        for others, option in ((kept, "--regression-prompts"), (judges, "--held-out")):
             if pair := leaked(new, others):
                 raise _leak(self.prompts.paths[0], pair, option)
         with _with_location(self.prompts):

@@ -16,7 +16,7 @@ KEPT_SHARE = 1 / 3  # of the training data, if there are prompts to keep
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Tokens of a prompt and its response; `kept` for regression prompts of `--keep`.
+    """Tokens of a prompt and its response; `kept` for regression prompts of `--regression-prompts`.
 
     `given` is True for a response from the prompt file, False for a generated one.
     """

@@ -53,7 +53,7 @@ def put_double(root: Path, monkeypatch: pytest.MonkeyPatch, fault: str = "") -> 
 def test_its_records_become_our_samples(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = put_double(workplace, monkeypatch)
     with scripted(lambda body: Script()) as server:
-        done = trtspec("bench", server.url, "--concurrency", "2", *ASKED, "--samples", "raw.jsonl", "--json")
+        done = trtspec("bench", server.url, "--concurrency", "2", *ASKED, "--samples-out", "raw.jsonl", "--json")
     assert done.code == 0, done.err
     document = done.document
     assert document["driver"] == "aiperf"

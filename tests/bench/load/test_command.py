@@ -32,7 +32,7 @@ def does_not(body: dict[str, Any]) -> Script:
 def test_a_sweep(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         asked = ("bench", server.url, "--concurrency", "1,3", "--rate", "20", "--slo", "ttft=5s,tpot=15ms", *FEW)
-        done = trtspec(*asked, "--samples", "raw.jsonl", "--json")
+        done = trtspec(*asked, "--samples-out", "raw.jsonl", "--json")
         shown = trtspec(*asked, "--runs", 1, "--max-rounds", 1)
     assert done.code == 0
     document = done.document
@@ -81,7 +81,7 @@ def test_a_server_that_dies_costs_the_loads_that_were_not_measured(trtspec: Run,
 def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         done = trtspec("bench", server.url, "--concurrency", "1", *FEW, "--runs", 1, "--max-rounds", 1,
-                       "--samples", "raw.jsonl", "--json")  # fmt: skip
+                       "--samples-out", "raw.jsonl", "--json")  # fmt: skip
     (workplace / "a.json").write_text(done.out)
     compared = trtspec("bench", "--compare", "a.json", "a.json", "--json").document
     line = json.loads((workplace / "raw.jsonl").read_text().splitlines()[0])
@@ -108,8 +108,8 @@ def fields_of(value: Any) -> set[str]:
 @pytest.mark.slow  # the server responds in real time
 def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as good, scripted(does_not) as bad:
-        held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0")
-        missed = trtspec("bench", bad.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0", "--json")
+        held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--fail-below", "1.0")
+        missed = trtspec("bench", bad.url, "--concurrency", "2", *FEW, *ENOUGH, "--fail-below", "1.0", "--json")
     assert held.code == 0
     assert held.out.rstrip().endswith("minimum ratio 1: reached")
     assert missed.code == 112
@@ -124,19 +124,19 @@ def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
         with scripted(script) as server:
             done = trtspec("bench", server.url, "--concurrency", "2,4", *FEW, *ENOUGH, "--json")
         (workplace / f"{name}.json").write_text(done.out)
-    same = trtspec("bench", "--compare", "a.json", "b.json", "--min-ratio", "0.5")
+    same = trtspec("bench", "--compare", "a.json", "b.json", "--fail-below", "0.5")
     assert same.code == 0
     assert "no difference shown" in same.out
-    worse = trtspec("bench", "--compare", "a.json", "worse.json", "--min-ratio", "0.98")
+    worse = trtspec("bench", "--compare", "a.json", "worse.json", "--fail-below", "0.98")
     assert worse.code == 112
     assert "B is SLOWER" in worse.out
     assert worse.out.rstrip().endswith("minimum ratio 0.98: MISSED")
-    told = trtspec("bench", "--compare", "a.json", "worse.json", "--min-ratio", "0.98", "--json")
+    told = trtspec("bench", "--compare", "a.json", "worse.json", "--fail-below", "0.98", "--json")
     assert told.code == 112
     assert told.document["kind"] == "load_comparison"
     assert [point["verdict"] for point in told.document["points"]] == ["slower", "slower"]
     assert told.document["gate"]["ok"] is False
-    better = trtspec("bench", "--compare", "worse.json", "a.json", "--min-ratio", "1.1")
+    better = trtspec("bench", "--compare", "worse.json", "a.json", "--fail-below", "1.1")
     assert better.code == 0
     assert "B is faster at 2 of 2 loads" in better.out
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_no_such_document(trtspec: Run, workplace: Path, text: st
         (("x", "--slo", "ttft=1s"), "--slo requires --concurrency or --rate"),
         (("x", "--concurrency", "1", "--slo", "fast"), "--slo: 'fast' is not a valid limit"),
         (("x", "--concurrency", "1", "--gates"), "--gates cannot be combined with a load"),
-        (("x", "--absolute"), "--absolute requires --compare"),
+        (("x", "--ignore-baseline"), "--ignore-baseline requires --compare"),
         (("x", "--compare", "a", "b"), "--compare cannot be combined with a target"),
         (("./here", "--concurrency", "1"), "a load benchmark requires a server"),
         (("http://127.0.0.1:1", "--concurrency", "1", "--api", "complitions"), "did you mean 'completions'?"),

@@ -21,7 +21,7 @@ from trtspec.core.paths import recipes_dir
 
 pytestmark = pytest.mark.integration
 
-SMALL = ("--samples", 4, "--max-tokens", 32, "--max-draft-len", 4)
+SMALL = ("--num-prompts", 4, "--max-tokens", 32, "--max-draft-len", 4)
 
 
 def test_two_drafts_are_ranked_and_the_better_one_is_written(workplace: Path, trtspec: Run) -> None:

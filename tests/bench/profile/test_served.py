@@ -18,7 +18,17 @@ from trtspec.bench.load.sample import RequestSample
 
 TOKENS, OWN_LEN, ACCEPTED, FIRST_S = 25, 4, 2, 0.01
 SPEED_ALONE = TOKENS / (FIRST_S + (TOKENS - 1) * 0.01)
-ASKED = ("--prompts", "default", "--samples", 4, "--max-tokens", TOKENS, "--set", "engine.max_batch_size=1", "--json")
+ASKED = (
+    "--prompts",
+    "default",
+    "--num-prompts",
+    4,
+    "--max-tokens",
+    TOKENS,
+    "--set",
+    "engine.max_batch_size=1",
+    "--json",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from trtspec.bench.profile.successive_halving import halve, rung_sizes
 from trtspec.methods.base import find_method, methods
 from trtspec.recipe.yaml_edit import edit_section
 
-SMALL = ("--samples", 8, "--max-tokens", 24, "--max-draft-len", 3, "--set", "engine.max_batch_size=1")
+SMALL = ("--num-prompts", 8, "--max-tokens", 24, "--max-draft-len", 3, "--set", "engine.max_batch_size=1")
 
 
 @pytest.mark.parametrize(

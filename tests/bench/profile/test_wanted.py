@@ -60,7 +60,17 @@ def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
 
 @pytest.mark.integration
 def test_a_recipe_with_a_tree_is_measured_as_it_is(workplace: object, trtspec: Run) -> None:
-    asked = ("--samples", 2, "--max-tokens", 16, "--methods", "redrafter", "--set", "engine.max_batch_size=1", "--json")
+    asked = (
+        "--num-prompts",
+        2,
+        "--max-tokens",
+        16,
+        "--methods",
+        "redrafter",
+        "--set",
+        "engine.max_batch_size=1",
+        "--json",
+    )
     document = trtspec("profile", "quickstart-redrafter", *asked).document
     (found,) = document["methods"]
     assert (found["draft_len"], {each["draft_len"] for each in found["speedups"]}) == (4, {4})

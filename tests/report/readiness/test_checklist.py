@@ -120,12 +120,12 @@ def test_a_baseline_is_found_by_itself_and_counts_for_its_target(artifact: Path,
     assert document["manifest"] in row["documents"][0]["path"]
     other = {**document, "target": {**document["target"], "sha256": "0" * 64}, "time": "2099-01-01T00:00:00+00:00"}
     path = write(artifact.parent / "other.json", other)
-    assert rows(trtspec, artifact, "--with", path)["baseline"]["state"] == DONE  # the matching one comes first
+    assert rows(trtspec, artifact, "--results", path)["baseline"]["state"] == DONE  # the matching one comes first
     (artifact.parents[1] / "state" / "documents" / document["manifest"] / "baseline.json").unlink()
-    row = rows(trtspec, artifact, "--with", path)["baseline"]
+    row = rows(trtspec, artifact, "--results", path)["baseline"]
     assert (row["state"], row["evidence"].rpartition(": ")[2]) == (MISSING, "of another target")
     asked = {**document, "prompts": {"count": 1, "sha256": "0" * 64}}
-    row = rows(trtspec, artifact, "--with", write(artifact.parent / "asked.json", asked))["baseline"]
+    row = rows(trtspec, artifact, "--results", write(artifact.parent / "asked.json", asked))["baseline"]
     assert row["state"] == DONE
     assert "with prompts other than the artifact's" in row["evidence"]
 
@@ -148,7 +148,7 @@ def test_which_documents_count(
     artifact: Path, trtspec: Run, document: dict[str, Any], age_s: float, against: str
 ) -> None:
     path = write(artifact.parent / "p.json", {"format_version": 1, "methods": [], **document}, age_s)
-    row = rows(trtspec, artifact, "--with", path)["profile"]
+    row = rows(trtspec, artifact, "--results", path)["profile"]
     assert row["state"] == (MISSING if against else DONE)
     assert row["evidence"].endswith(against)
     assert row["documents"][0]["path"] == str(path)
@@ -158,12 +158,12 @@ def test_which_documents_count(
 def test_a_document_of_this_manifest_counts_however_old_it_is(artifact: Path, trtspec: Run) -> None:
     document = {"kind": "tune", "manifest": manifest_sha256(artifact)}
     path = write(artifact.parent / "t.json", document, 10_000)
-    assert rows(trtspec, artifact, "--with", path)["tuning"]["state"] == DONE
+    assert rows(trtspec, artifact, "--results", path)["tuning"]["state"] == DONE
 
 
 @pytest.mark.slow
 def test_what_was_measured_before_the_build_is_found_by_the_target(recipe: Path, trtspec: Run) -> None:
-    few = ("--samples", 2, "--max-tokens", 8, "--max-draft-len", 2, "--set", "engine.max_batch_size=1")
+    few = ("--num-prompts", 2, "--max-tokens", 8, "--max-draft-len", 2, "--set", "engine.max_batch_size=1")
     assert trtspec("profile", recipe, "--methods", "ngram,draft_target", *few).code == 0
     assert trtspec("tune", recipe, *few).code == 0
     built = {name: recipe.parent / name for name in ("same", "ngram", "other")}
@@ -199,11 +199,11 @@ def test_bench_leaves_its_document(artifact: Path, trtspec: Run) -> None:
 
 def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
     bench = write(artifact.parent / "b.json", {"speculative": {}, "speedup": 1.5}, -5)
-    row = rows(trtspec, artifact, "--with", bench)["load"]
+    row = rows(trtspec, artifact, "--results", bench)["load"]
     assert row["state"] == MISSING
     assert row["evidence"].endswith("1.5 times as fast, one request at a time")
     load = write(artifact.parent / "l.json", {"kind": "load"}, -5)
-    assert rows(trtspec, artifact, "--with", bench, "--with", load)["load"]["state"] == DONE
+    assert rows(trtspec, artifact, "--results", bench, "--results", load)["load"]["state"] == DONE
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
 def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "x.json"
     path.write_text(text)
-    refused = trtspec("checklist", artifact, "--with", path)
+    refused = trtspec("checklist", artifact, "--results", path)
     assert refused.code == 1
     assert str(path) in refused.err
 

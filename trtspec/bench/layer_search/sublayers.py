@@ -113,7 +113,7 @@ def generate_texts(
     found = [(prompt, said) for prompt, said in texts if said]
     if len(found) < 2:
         message = f"the target generated text for {len(found)} prompts; the search needs at least two"
-        raise TrtspecError(message, hint="add prompts with --prompts or gates.prompts, or raise --samples")
+        raise TrtspecError(message, hint="add prompts with --prompts or gates.prompts, or raise --num-prompts")
     return found
 
 

@@ -60,7 +60,7 @@ async def _measure(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgre
     async with load_client(plan.timeout_s) as client:
         arms = await find_arms(client, plan.served, plan.baseline)
         if plan.is_judged and BASELINE not in arms:
-            raise GateNotMet("--min-ratio requires a baseline", hint="give one with --baseline")
+            raise GateNotMet("--fail-below requires a baseline", hint="give one with --baseline")
         sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
         return await sweep.run(client)
 

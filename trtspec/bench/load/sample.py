@@ -83,7 +83,7 @@ class RequestSample:
         return self.output_tokens * (seconds - first) / (last - first) if seconds > first else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request's line of `--samples`."""
+        """Return the request's line of `--samples-out`."""
         return {
             "prompt": self.prompt,
             "prompt_kind": self.kind,

@@ -25,7 +25,7 @@ def samples_file(path: Path | None) -> Iterator[TextIO | None]:
         file = path.open("w", encoding="utf-8")
     except OSError as error:
         raise TrtspecError(
-            describe_read_error(error), where=str(path), hint="choose another file for --samples"
+            describe_read_error(error), where=str(path), hint="choose another file for --samples-out"
         ) from None
     with file:
         yield file

@@ -92,7 +92,7 @@ def warmup(facts: ReadinessInputs) -> ReadinessItem:
     if facts.recipe.serving.warmup:
         return done("warm-up", "serving.warmup: Triton generates texts before its models are ready")
     if not find_backend(facts.manifest.backend.name).warms:
-        return not_needed("warm-up", "the engine warms up itself; deploy --wait-warm waits for a first text")
+        return not_needed("warm-up", "the engine warms up itself; deploy --wait-for-warmup waits for a first text")
     return missing("warm-up", "serving.warmup is off", "trtspec build RECIPE --set serving.warmup=true")
 
 

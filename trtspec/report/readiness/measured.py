@@ -55,7 +55,7 @@ def _row(
 ) -> ReadinessItem:
     """Return the row for the first document, which is the best one."""
     if not found:
-        return missing(name, "no saved result; pass one with --with FILE", command)
+        return missing(name, "no saved result; pass one with --results FILE", command)
     best = found[0]
     named = f"{best.path.name} {best.sha256[:SHORT]}, {best.time:{MEASURED}}"
     if against := facts.objection(best):

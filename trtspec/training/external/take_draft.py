@@ -44,7 +44,7 @@ class TakeDraft(Step):
 
         if held_out_digest(read_texts(inputs[self.texts] / TEXTS)) != self.held_out:
             message = "the held-out prompts changed since its rows were written, so it may have been trained on them"
-            hint = "use the same --prompts, --keep, --held-out, --seed and --max-tokens as before"
+            hint = "use the same --prompts, --regression-prompts, --held-out, --seed and --max-tokens as before"
             raise TrtspecError(message, where=str(self.source.root), hint=hint)
         with self.source.unchanged(), self.target.unchanged():
             converted = convert_draft(self.source.root, self.dialect, out / "draft", str(self.target.root))

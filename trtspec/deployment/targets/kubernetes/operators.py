@@ -37,7 +37,7 @@ def standalone_engine(workload: ContainerWorkload, repository: Path, artifact: s
         return found
     backend = workload.manifest.backend.name
     message = f"form {form} requires an engine that serves without Triton, which {backend} does not here"
-    raise DeployError(message, hint="--option form=deployment")
+    raise DeployError(message, hint="--target-option form=deployment")
 
 
 def llm_inference_service(
@@ -47,7 +47,7 @@ def llm_inference_service(
     kind, what = settings.place
     if kind not in URIS:
         raise DeployError(
-            f"KServe does not support artifact kind {kind}", hint="--option artifact=pvc:... or image:..."
+            f"KServe does not support artifact kind {kind}", hint="--target-option artifact=pvc:... or image:..."
         )
     engine = standalone_engine(workload, repository, MODELS, settings.form)
     group = settings.canary_of or workload.name

@@ -98,5 +98,5 @@ class ClusterSettings:
             return {
                 "csi": {"driver": MODELPACK, "readOnly": True, "volumeAttributes": {f"{MODELPACK}/reference": what}}
             }
-        hint = f"--option artifact=KIND:WHERE: {OPTIONS['artifact'].partition(': ')[2]}"
+        hint = f"--target-option artifact=KIND:WHERE: {OPTIONS['artifact'].partition(': ')[2]}"
         raise DeployError(f"option artifact: {self.artifact!r} is not an artifact location", hint=hint)

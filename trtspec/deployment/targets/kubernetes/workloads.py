@@ -26,7 +26,7 @@ def machines(workload: ContainerWorkload, settings: ClusterSettings) -> int:
     if workload.serving.nodes is None:
         gpus = f"{len(workload.gpu_ids)} GPUs, {settings.node_gpus} per machine"
         message = f"{gpus}: {backend} does not support serving over several machines"
-        raise DeployError(message, hint="--option node-gpus=N for larger machines, or a smaller target.parallel")
+        raise DeployError(message, hint="--target-option node-gpus=N for larger machines, or a smaller target.parallel")
     if len(workload.gpu_ids) % settings.node_gpus:
         message = f"{len(workload.gpu_ids)} GPUs do not fill machines of {settings.node_gpus}"
         raise DeployError(message, hint="choose target.parallel so that every machine is full")

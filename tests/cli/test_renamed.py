@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Former option names work and are reported; `--help` lists commands in panels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.conftest import Run
+from trtspec.cli.app import make_command
+from trtspec.cli.helping import OTHER, PANELS
+from trtspec.cli.renamed import _RENAMED, current_arguments
+
+
+def test_a_former_name_becomes_the_current_one_with_a_note() -> None:
+    given = ["-v", "bench", "x", "--min-ratio", "1", "--samples=a.jsonl"]
+    found, notes = current_arguments(given)
+    assert found == ["-v", "bench", "x", "--fail-below", "1", "--samples-out=a.jsonl"]
+    assert notes == [
+        "bench --min-ratio is now --fail-below; --min-ratio will be removed in the next release",
+        "bench --samples is now --samples-out; --samples will be removed in the next release",
+    ]
+
+
+def test_a_name_of_another_command_stays() -> None:
+    for given in (["generate", "x", "--samples", "1"], ["bench", "--", "--samples"], [], ["--help"]):
+        assert current_arguments(given) == (given, [])
+
+
+def test_every_current_name_is_an_option_and_every_former_one_is_not() -> None:
+    commands = make_command().commands
+    for command, renamed in _RENAMED.items():
+        options = {name for each in commands[command].params for name in each.opts}
+        assert {*renamed.values()} <= options, command
+        assert not options & renamed.keys(), command
+
+
+def test_a_former_name_runs(trtspec: Run, tmp_path: Path) -> None:
+    done = trtspec("check", "quickstart", "--cell", "quickstart")
+    assert done.code == 0
+    assert done.err.startswith("note: check --cell is now --variant; ")
+
+
+def test_help_lists_every_command_in_a_panel_and_the_everyday_ones_first(trtspec: Run) -> None:
+    shown = trtspec("--help").out
+    assert [line[:-1] for line in shown.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)] == ["Options", *PANELS]
+    assert OTHER not in shown
+    build = shown.split("Build:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in build[:4]] == ["check", "plan", "build", "verify"]
+    assert {*make_command().commands} == {*re.findall(r"^  ([a-z-]+)  +\S", shown.split("Build:\n")[1], re.MULTILINE)}
