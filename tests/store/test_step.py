@@ -46,8 +46,16 @@ JOIN = Join("target", Fetch("aa"), (Fetch("bb"),), (("x", 1),))
 
 
 def test_golden_keys() -> None:
-    assert Fetch("aa").key == "e8354bfdb94e586a2ca2cb1bb0843b1d9a5663da30575692c3215377615bdb13"
-    assert JOIN.key == "08bbd19f96363972f0dc5b62f884e74f9a80ade91a99a4eea6cbc95255185c3c"
+    assert Fetch("aa").key == "0ea9caddb87ab0b6e760db3caaa344c975b614a5d7492b25e68afa084d819f82"
+    assert JOIN.key == "9c6e909af9569ae66e50ac7ee502737980ef0fa050c8a435f4ed1fc5bc64bbd7"
+
+
+def test_a_class_of_another_package_shares_no_key() -> None:
+    def key_in(module: str) -> str:
+        return type("Fetch", (Fetch,), {"__module__": module, "__qualname__": "Fetch"})("aa").key
+
+    assert len({key_in("trtspec.steps"), key_in("toy"), key_in("toy.steps"), key_in("trtspec_toy")}) == 4
+    assert key_in("trtspec.steps") == key_in("trtspec.elsewhere"), "a move within trtspec rebuilds nothing"
 
 
 def test_dependencies_are_the_steps_among_the_fields() -> None:

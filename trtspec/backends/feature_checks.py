@@ -18,7 +18,7 @@ def check_features(
 ) -> Iterator[Diagnostic]:
     """Yield the features that the backend does not support or that do not apply to the method."""
     for knob in speculation.knobs:
-        if method.draft_shape(options, method.default_draft_len).max_tokens == 0:
+        if method.shape_for(options, None).max_tokens == 0:
             message = f"{speculation.method} drafts nothing, so {knob} is ignored"
             yield Diagnostic(f"speculation.{knob}", "unused", message, f"remove {knob}, or set another method")
         elif knob not in backend.knobs:
@@ -68,14 +68,14 @@ def _check_schedule(speculation: Speculation, method: Method) -> Iterator[Diagno
         yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule")
         return
     first = speculation.schedule[0].draft_len
-    draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
+    draft_len = method.length_for(speculation.draft_len)
     if first != draft_len:
         message = f"it begins with {first} draft tokens, but speculation.draft_len is {draft_len}"
         yield Diagnostic(SCHEDULE, "out-of-range", message, f"set speculation.draft_len: {first}" if first else None)
 
 
 def _check_chain(knob: str, speculation: Speculation, method: Method, options: Options) -> Iterator[Diagnostic]:
-    shape = method.draft_shape(options, speculation.draft_len or method.default_draft_len)
+    shape = method.shape_for(options, speculation.draft_len)
     what, hint = {
         "verify": ("block verification", "set verify: standard"),
         "confidence": ("a length by confidence", "remove confidence"),

@@ -163,6 +163,14 @@ class Method:
         """
         return self.draft_passes == "none" or (self.drafts_with == "model" and self.draft_passes == "each")
 
+    def length_for(self, draft_len: int | None) -> int:
+        """Return the draft length of a recipe's `draft_len`: the method's default for None."""
+        return self.default_draft_len if draft_len is None else draft_len
+
+    def shape_for(self, options: Options, draft_len: int | None) -> DraftShape:
+        """Return the draft shape for parsed options and a recipe's `draft_len`, which may be None."""
+        return self.draft_shape(options, self.length_for(draft_len))
+
     def parse(self, options: dict[str, Any]) -> Options:
         """Return the parsed options; raise TrtspecError if they are invalid."""
         try:

@@ -64,7 +64,7 @@ def read_head(
     if drafting.read_head is None:
         raise CheckpointError(f"{method} does not use a draft head", where=str(source.root), hint="remove the draft")
     parsed = drafting.parse(options)
-    shape = drafting.draft_shape(parsed, drafting.default_draft_len if draft_len is None else draft_len)
+    shape = drafting.shape_for(parsed, draft_len)
     head = drafting.read_head(source, HeadTarget(target.config, target.rules, shape.max_depth), parsed)
     borrowed = find_parts(head.borrowed, target.source)
     head = _without_copy(head, source, borrowed, target.source)

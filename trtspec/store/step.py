@@ -119,13 +119,19 @@ class Step(ABC):
     def key_parts(self) -> dict[str, str]:
         """The parts of the key: a digest of each field by name, to explain why two keys differ."""
         digests = {name: compute_digest("trtspec.field/1", _by_key(value)) for name, value in key_fields(self).items()}
-        return {"kind of step": f"{type(self).__qualname__}/{self.VERSION}", **digests}
+        return {"kind of step": f"{self._kind()}/{self.VERSION}", **digests}
 
     @cached_property
     def key(self) -> str:
         """The identity of the step's output: its class, version and fields, with steps replaced by their keys."""
         identity = {name: _by_key(value) for name, value in key_fields(self).items()}
-        return compute_digest("trtspec.step/1", (type(self).__qualname__, self.VERSION, identity))
+        return compute_digest("trtspec.step/1", (self._kind(), self.VERSION, identity))
+
+    @classmethod
+    def _kind(cls) -> str:
+        """Return the name of the class; with its module outside trtspec, so that no other package can share a key."""
+        is_built_in = cls.__module__.partition(".")[0] == "trtspec"
+        return cls.__qualname__ if is_built_in else f"{cls.__module__}.{cls.__qualname__}"
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,7 @@ def _check_makes(asked: TrainRequest, loaded: LoadedRecipe) -> None:
 
 def _make_step(asked: TrainRequest, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
     method = find_method(speculation.method)
-    draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
-    depth = method.draft_shape(method.parse(speculation.options), draft_len).max_depth
+    depth = method.shape_for(method.parse(speculation.options), speculation.draft_len).max_depth
     files = source_files(bare.context.sources["target"])
     return MakeDraft(files, answers, speculation.method, depth, asked.sizes, asked.settings.seed)
 

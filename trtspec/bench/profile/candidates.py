@@ -45,15 +45,12 @@ class CandidateSpec:
         section: dict[str, Any] = {"method": self.method, "options": self.options}
         method = find_method(self.method)
         if lens := method.draft_lens:
-            longest = min(self._depth(method), max_draft_len) if self._is_tree(method) else max_draft_len
+            longest = min(method.length_for(self.draft_len), max_draft_len) if self._is_tree(method) else max_draft_len
             section["draft_len"] = max(lens[0], min(lens[-1], longest))
         return section | ({"draft": self.source} if self.source else {})
 
-    def _depth(self, method: Method) -> int:
-        return method.default_draft_len if self.draft_len is None else self.draft_len
-
     def _is_tree(self, method: Method) -> bool:
-        shape = method.draft_shape(method.parse(self.options), self._depth(method))
+        shape = method.shape_for(method.parse(self.options), self.draft_len)
         return shape.max_tokens > shape.max_depth
 
 

@@ -90,4 +90,4 @@ def _server(heard: ServerMeasurements) -> ServerProfile:
 
 def _depth(own: CandidateSpec, draft_len: int | None) -> int:
     method = find_method(own.method)
-    return method.draft_shape(method.parse(own.options), draft_len or 0).max_depth
+    return method.shape_for(method.parse(own.options), draft_len).max_depth

@@ -111,13 +111,12 @@ def _context(
         return None
     if (chosen.converts and target.model is None) or (speculation.draft is not None and draft.source is None):
         return None
-    draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
     return PlanContext(
         recipe=_fitted(chosen, target),
         choice=chosen.choice,
         method=method,
         options=options,
-        draft_shape=method.draft_shape(options, draft_len),
+        draft_shape=method.shape_for(options, speculation.draft_len),
         sources={"target": target.source} | ({"draft": draft.source} if draft.source else {}),
         target=target.model,
         draft=draft.model,
