@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration]
 
 SHIPPED = ("model_repository", "plugins", "recipes")
 BUILT_FROM = ("trtspec", *SHIPPED, "pyproject.toml", "README.md", "LICENSE", ".gitignore")
-IGNORED = ("__pycache__", "*.pyc", "checkpoints")
+IGNORED = Path("recipes/checkpoints")
 CORE = (
     "typer", "rich", "pydantic", "pydantic_core", "yaml", "numpy", "numpy.libs", "google", "filelock", "annotated_doc",
     "annotated_types", "click", "typing_extensions.py", "typing_inspection", "shellingham", "markdown_it", "mdurl",
@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clone = tmp_path_factory.mktemp("wheel")
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns(*IGNORED))
+            shutil.copytree(ROOT / name, clone / name, ignore=_ignored)
         else:
             shutil.copy(ROOT / name, clone)
     (clone / "recipes" / "checkpoints").mkdir()
@@ -105,9 +105,14 @@ def test_the_wheel_holds_what_a_clone_does(wheel: Path) -> None:
     assert held == expected
 
 
+def _ignored(folder: str, names: list[str]) -> set[str]:
+    kept_out = {name for name in names if name == "__pycache__" or name.endswith(".pyc")}
+    return kept_out | ({IGNORED.name} & {*names} if Path(folder) == ROOT / IGNORED.parent else set())
+
+
 def files_below(folder: Path, root: Path) -> list[Path]:
     found = [path.relative_to(root) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return [path for path in found if not {*path.parts} & {*IGNORED}]
+    return [path for path in found if "__pycache__" not in path.parts and IGNORED not in path.parents]
 
 
 def test_what_the_code_reads_beside_itself_is_there(installed: Path, tmp_path: Path) -> None:
