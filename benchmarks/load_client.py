@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import cpu_name
-from trtspec.bench.load.api import Event, ParsedResponse, SamplingParams, find_api
+from trtspec.bench.load.api import Event, LoadSampling, ParsedResponse, find_api
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.client import Endpoint, LoadClient, clock, load_client
 from trtspec.bench.load.rounds import Round, run_round
@@ -126,7 +126,7 @@ class Delays:
 async def ask(client: LoadClient, url: str, streams: int, rate: float, tokens: int) -> tuple[Round, Delays, float]:
     """Run a round of concurrent streams; also return its processor time."""
     delays = Delays()
-    workload = LoadWorkload([Prompt(str(rate), "stub", "")], SamplingParams(tokens), "stub")
+    workload = LoadWorkload([Prompt(str(rate), "stub", "")], LoadSampling(tokens), "stub")
     endpoint = Endpoint(url, "completions", delays.api, "stub")
     done = await run_round(client, endpoint, Closed(streams), workload, 0, streams)
     assert len(done.answered) == streams, done.samples[0].error

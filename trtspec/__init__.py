@@ -97,7 +97,7 @@ def check(recipe: LoadedRecipe | str | PathLike[str]) -> CheckResult:
     """
     from trtspec.planning.check.recipe import check_recipe
 
-    return check_recipe(_loaded(recipe))
+    return check_recipe(_as_recipe(recipe))
 
 
 def plan(recipe: LoadedRecipe | str | PathLike[str]) -> Build:
@@ -107,7 +107,7 @@ def plan(recipe: LoadedRecipe | str | PathLike[str]) -> Build:
     """
     from trtspec.planning.pipeline import plan_build
 
-    return plan_build(_loaded(recipe))
+    return plan_build(_as_recipe(recipe))
 
 
 def build(
@@ -129,7 +129,7 @@ def build(
     from trtspec.planning.prebuild import check_builds, plan_runnable
     from trtspec.store.executor import Unobserved
 
-    loaded, store = _loaded(recipe), open_store()
+    loaded, store = _as_recipe(recipe), open_store()
     place = Path(out) if out is not None else default_artifact_dir(loaded.recipe)
     (checked,) = check_builds([(loaded, place)], store)
     planned = plan_runnable(loaded, checked, store, on_prepare, on_read)
@@ -232,5 +232,5 @@ def deploy(
     return serve(Path(artifact), target, options, on_progress=on_progress)
 
 
-def _loaded(recipe: LoadedRecipe | str | PathLike[str]) -> LoadedRecipe:
+def _as_recipe(recipe: LoadedRecipe | str | PathLike[str]) -> LoadedRecipe:
     return load_recipe(recipe) if isinstance(recipe, str | PathLike) else recipe

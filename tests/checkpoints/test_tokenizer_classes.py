@@ -80,7 +80,7 @@ def test_a_chat_for_an_engine_that_adds_special_tokens_has_them_once_or_is_none(
 
 
 def test_requests_say_of_a_rendered_chat_that_it_has_its_special_tokens() -> None:
-    from trtspec.bench.load.api import SamplingParams, find_api
+    from trtspec.bench.load.api import LoadSampling, find_api
     from trtspec.serving.triton.client import with_special_tokens_flag
 
     assert with_special_tokens_flag({"text_input": "a"}) == {"text_input": "a"}
@@ -89,9 +89,7 @@ def test_requests_say_of_a_rendered_chat_that_it_has_its_special_tokens() -> Non
         "add_special_tokens": False,
     }
     for name in ("triton", "completions"):
-        bodies = [
-            find_api(name).body("m", Prompt(text, "1", ""), SamplingParams(3)) for text in ("a", RenderedText("a"))
-        ]
+        bodies = [find_api(name).body("m", Prompt(text, "1", ""), LoadSampling(3)) for text in ("a", RenderedText("a"))]
         assert [body.get("add_special_tokens") for body in bodies] == [None, False]
 
 

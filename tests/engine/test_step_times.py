@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request_state import RunningRequest, StepProgress
+from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
 from trtspec.engine.step_times import step_times
 
 STEPS, ROUNDS = 3, 2
@@ -31,16 +31,16 @@ class Accepting:
     def settings(self) -> Any:
         return SimpleNamespace(max_seq_len=self.max_seq_len)
 
-    def prefill(self, batch: Sequence[RunningRequest], first_row: int, max_tokens: int) -> list[StepProgress]:
+    def prefill(self, batch: Sequence[RunningRequest], first_row: int, max_tokens: int) -> list[DecodingStep]:
         self.prefills.append([len(running.text) for running in batch])
-        return [StepProgress(0, [], 1) for _ in batch]
+        return [DecodingStep(0, [], 1) for _ in batch]
 
-    def step(self, batch: Sequence[RunningRequest]) -> list[StepProgress]:
+    def step(self, batch: Sequence[RunningRequest]) -> list[DecodingStep]:
         drafted = [running.draft_len(10) for running in batch]
         assert len({*drafted}) == 1
         self.steps[len(batch), drafted[0]] += 1
         self.longest = max(self.longest, *(len(running.text) + drafted[0] + 1 for running in batch))
-        return [StepProgress(most, [1] * most, 1) for most in drafted]
+        return [DecodingStep(most, [1] * most, 1) for most in drafted]
 
 
 def times(engine: Any, prompt: int = 5, said: int = 24, least_s: float = 0) -> dict[tuple[int, int], list[float]]:

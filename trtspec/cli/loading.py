@@ -137,13 +137,11 @@ def resolve_server(what: str, api: str | None, model: str, key_env: str | None) 
 
 def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_tokens: int) -> LoadWorkload:
     from trtspec.bench.artifact import artifact_prompts
-    from trtspec.bench.load.api import SamplingParams
+    from trtspec.bench.load.api import LoadSampling
     from trtspec.bench.load.workload import LoadWorkload
 
     seed = asked.seed or 0
-    wanted = SamplingParams(
-        asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens)
-    )
+    wanted = LoadSampling(asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens))
     if asked.input_tokens is None:
         source = str(prompts) if prompts else "the artifact's own" if root else "default"
         return LoadWorkload(artifact_prompts(root, prompts), wanted, source, seed)

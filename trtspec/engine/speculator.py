@@ -23,7 +23,7 @@ from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, Dra
 from trtspec.engine.drafting.fault_isolation import IsolatedDrafter
 from trtspec.engine.external_drafts import ExternalDrafts
 from trtspec.engine.generation.request import EngineRequest
-from trtspec.engine.generation.request_state import RunningRequest, StepProgress
+from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
 from trtspec.engine.logits_processor import apply_edits, score
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.prefill import prefill
@@ -92,7 +92,7 @@ class Speculator:
         """Return the expected number of tokens that a request's prefill computes."""
         return len(running.text) + len(running.external_draft) - self._prefixes.known(running.text)
 
-    def prefill(self, batch: Sequence[RunningRequest], first_row: int, max_tokens: int) -> list[StepProgress]:
+    def prefill(self, batch: Sequence[RunningRequest], first_row: int, max_tokens: int) -> list[DecodingStep]:
         """Prefill the prompts of new requests, at most `max_tokens` per pass, and verify their external drafts.
 
         External drafts are accepted by the exact rule of chains, even if the method uses another rule. A request with
@@ -116,7 +116,7 @@ class Speculator:
                 self.guard.lower(row, running.text, self.request_options(running.request))
         return _progress(batch, tokens.tolist(), external.lens, results, found.logits)
 
-    def step(self, batch: Sequence[RunningRequest]) -> list[StepProgress]:
+    def step(self, batch: Sequence[RunningRequest]) -> list[DecodingStep]:
         """Draft for every row and verify all drafts in one pass of the target."""
         depth = self.settings.scheduled(len(batch), self.draft_shape.max_depth)
         drafted_for = {*self.guard.drafted}
@@ -219,7 +219,7 @@ def _progress(
     drafted: Sequence[int],
     results: Sequence[VerifyResult],
     logits: Tensor,
-) -> list[StepProgress]:
+) -> list[DecodingStep]:
     """Return the progress of each row from its result, its tokens and its logits by node [rows, nodes, vocab]."""
     progress = []
     for row, (running, result) in enumerate(zip(batch, results, strict=True)):
@@ -227,7 +227,7 @@ def _progress(
         scores = None
         if running.request.scored:
             scores = score(running.request, logits[row, [0, *result.path]], [*accepted, result.token])
-        progress.append(StepProgress(drafted[row], accepted, result.token, scores))
+        progress.append(DecodingStep(drafted[row], accepted, result.token, scores))
     return progress
 
 

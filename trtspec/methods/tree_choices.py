@@ -14,7 +14,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.registry import did_you_mean
 from trtspec.recipe.schema import refuse
-from trtspec.recipe.validate import shown
+from trtspec.recipe.validate import quote_node
 
 Choice = tuple[int, ...]
 
@@ -29,12 +29,12 @@ def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple
     """
     if isinstance(written, str):
         if written not in known:
-            message = f"unknown tree {shown(written)}; known: {', '.join(known)}"
+            message = f"unknown tree {quote_node(written)}; known: {', '.join(known)}"
             raise refuse("bad-value", message, did_you_mean(written, known))
         return known[written]
     if not isinstance(written, list):
         raise refuse(
-            "wrong-type", f"{shown(written)} is neither a name nor a list of choices such as [[0], [1], [0, 0]]"
+            "wrong-type", f"{quote_node(written)} is neither a name nor a list of choices such as [[0], [1], [0, 0]]"
         )
     if not 1 <= len(written) <= MOST_NODES:
         raise refuse("out-of-range", f"{len(written)} choices, expected 1 to {MOST_NODES}")
@@ -74,7 +74,7 @@ def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> list[Diagnost
 def _choice(written: Any) -> Choice:
     ranks = isinstance(written, list) and all(type(rank) is int and rank >= 0 for rank in written)
     if not (ranks and written):
-        raise refuse("bad-value", f"{shown(written)} is not a choice: expected ranks from 0 on, such as [0, 2]")
+        raise refuse("bad-value", f"{quote_node(written)} is not a choice: expected ranks from 0 on, such as [0, 2]")
     return tuple(written)
 
 
@@ -82,9 +82,11 @@ def _check_tree(choices: tuple[Choice, ...]) -> None:
     seen: set[Choice] = set()
     for choice in sorted(choices, key=len):
         if choice in seen:
-            raise refuse("bad-value", f"{shown(list(choice))} is listed twice")
+            raise refuse("bad-value", f"{quote_node(list(choice))} is listed twice")
         if choice[:-1] and choice[:-1] not in seen:
-            raise refuse("bad-value", f"{shown(list(choice))} needs {shown(list(choice[:-1]))}, which is missing")
+            raise refuse(
+                "bad-value", f"{quote_node(list(choice))} needs {quote_node(list(choice[:-1]))}, which is missing"
+            )
         seen.add(choice)
 
 

@@ -10,7 +10,7 @@ from trtspec.report.against_load import RING, against_load
 from trtspec.report.crossing import faster_ranges
 from trtspec.report.documents import ReportInputs
 from trtspec.report.plots.spans import PercentileSpan, spans
-from trtspec.report.schemas.load import LoadPoint, Percentiles, RatioInterval
+from trtspec.report.schemas.load import LoadPoint, Percentiles, SavedRatio
 from trtspec.report.section import Section, Table
 
 ARMS = {"served": "speculative", "baseline": "target alone"}
@@ -100,7 +100,7 @@ def _spread(found: Percentiles | None) -> PercentileSpan | None:
     return PercentileSpan(found.min, found.p50, found.p90, found.p99) if found else None
 
 
-def _interval(found: RatioInterval | None) -> str:
+def _interval(found: SavedRatio | None) -> str:
     if found is None:
         return "-"
     return f"{found.ratio:.2f} ({found.interval})" if found.interval else f"{found.ratio:.2f}"

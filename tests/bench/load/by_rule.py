@@ -39,7 +39,7 @@ async def answered(
     steps = (tokens - 1) // step_tokens
     drafted = (2 * steps * step_tokens, steps * (step_tokens - 1), steps) if drafts else (None, None, None)
     samples = []
-    for place, prompt in enumerate(workload.of_round(number, requests)):
+    for place, prompt in enumerate(workload.round_prompts(number, requests)):
         slower = 1 + 0.001 * place
         chunks = tuple(slower * (FIRST_S + step * step_s) for step in range(steps + 1))
         due = place // many * (FIRST_S + steps * step_s)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.bench.load.scripted import Script, Server, scripted, steady
-from trtspec.bench.load.api import SamplingParams
+from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.arrivals.poisson import Poisson
 from trtspec.bench.load.client import Endpoint
@@ -34,7 +34,7 @@ def planned(server: Server, *loads: Any, effort: StopRule = ONCE, **address: Any
     return LoadPlan(
         Address(server.url, **address),
         None,
-        LoadWorkload(PROMPTS, SamplingParams(8), "test"),
+        LoadWorkload(PROMPTS, LoadSampling(8), "test"),
         loads or [Closed(2)],
         effort,
         20.0,
@@ -128,7 +128,7 @@ def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
     with scripted(lambda body: Script([(0.04, 1)]), ours=False, at_once=1) as server:
         _, (point,) = swept(planned(server, load, effort=replace(ONCE, requests=40)))
     (one,) = point.rounds["served"]
-    arrivals = load.arrivals(point.requests, LoadWorkload(PROMPTS, SamplingParams(8), "test").arrivals_seed(0))
+    arrivals = load.arrivals(point.requests, LoadWorkload(PROMPTS, LoadSampling(8), "test").arrivals_seed(0))
     noted = [server.sent[number] for number in server.of_load()[point.requests :]]
     expected = [1000 * (times[-1] - noted[0][0] - due) for times, due in zip(noted, arrivals, strict=True)]
     queued = [0.04 * (place + 1) - due for place, due in enumerate(arrivals)]  # minimum with one slot

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from trtspec.bench.load.api import SamplingParams
+from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.sample import RequestSample
@@ -103,7 +103,7 @@ def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     """The last two requests end at a lower concurrency; 9 tokens take 2 and 4 s alone, 1 and 3 s with drafts."""
     seconds = {"alone": iter((2.0, 4.0)), "drafts": iter((3.0, 1.0))}
 
-    async def ask(client: None, endpoint: str, load: Closed, prompts: list[Prompt], wanted: SamplingParams) -> Round:
+    async def ask(client: None, endpoint: str, load: Closed, prompts: list[Prompt], wanted: LoadSampling) -> Round:
         counted = RequestSample(
             "", "", 0.0, 0.0, (0.1, next(seconds[endpoint])), None, 9, drafted=4, accepted=4, steps=4
         )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests._support.tiny import make_tokenizer
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats, Update
-from trtspec.engine.generation.request_state import RunningRequest, StepProgress
+from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
 from trtspec.engine.generation.scores import Scores
 
 
@@ -35,10 +35,10 @@ def running(max_new: int = 10, **options: object) -> tuple[RunningRequest, list[
 
 def test_it_ends_at_its_length() -> None:
     request, _ = running(4)
-    assert request.begin(StepProgress(0, [], 1)) is None
-    assert request.advance(StepProgress(2, [2], 4)) is None
+    assert request.begin(DecodingStep(0, [], 1)) is None
+    assert request.advance(DecodingStep(2, [2], 4)) is None
     assert request.text == [7, 8, 1, 2, 4]
-    assert request.advance(StepProgress(2, [5, 6], 9)) == "length"
+    assert request.advance(DecodingStep(2, [5, 6], 9)) == "length"
     assert request.text == [7, 8, 1, 2, 4, 5]
     assert request.stats == Stats(
         prompt_tokens=2, new_tokens=4, drafted=4, accepted=3, steps=2, accepted_by_position=(2, 1), draft_steps=2
@@ -48,21 +48,21 @@ def test_it_ends_at_its_length() -> None:
 
 def test_it_ends_before_an_end_id() -> None:
     request, _ = running(end_ids=(0, 3))
-    request.begin(StepProgress(0, [], 1))
-    assert request.advance(StepProgress(3, [2, 3, 4], 5)) == "end_id"
+    request.begin(DecodingStep(0, [], 1))
+    assert request.advance(DecodingStep(3, [2, 3, 4], 5)) == "end_id"
     assert request.text == [7, 8, 1, 2]
-    assert running(end_ids=(1,))[0].begin(StepProgress(0, [], 1)) == "end_id"
+    assert running(end_ids=(1,))[0].begin(DecodingStep(0, [], 1)) == "end_id"
     assert (
-        running(2, end_ids=(3,))[0].advance(StepProgress(2, [4, 5], 3)) == "length"
+        running(2, end_ids=(3,))[0].advance(DecodingStep(2, [4, 5], 3)) == "length"
     )  # tokens beyond the length are dropped
 
 
 def test_the_end_id_wins_over_a_stop_text_behind_it() -> None:
     ids = tokenizer().encode("ab")
     request, _ = running(end_ids=(0,), stop=("b",))
-    assert request.advance(StepProgress(2, [ids[0], 0], ids[1])) == "end_id"
+    assert request.advance(DecodingStep(2, [ids[0], 0], ids[1])) == "end_id"
     request, _ = running(end_ids=(0,), stop=("b",))
-    assert request.advance(StepProgress(2, [*ids], 0)) == "stop"
+    assert request.advance(DecodingStep(2, [*ids], 0)) == "stop"
 
 
 @given(st.text(min_size=1, max_size=12), st.text("ab京", min_size=1, max_size=3), st.integers(1, 5))
@@ -74,7 +74,7 @@ def test_a_stop_text_ends_it_with_the_token_that_completes_it(before: str, stop:
     reason = None
     for start in range(0, len(ids), step):
         *chain, last = ids[start : start + step]
-        if reason := request.advance(StepProgress(len(chain), chain, last)):
+        if reason := request.advance(DecodingStep(len(chain), chain, last)):
             break
     assert reason == "stop"
     assert request.text[2:] == ids[:expected]
@@ -84,13 +84,13 @@ def test_updates_hold_back_half_characters() -> None:
     request, updates = running()
     first, second, third = tokenizer().encode("京")
     for token in (first, second):
-        request.begin(StepProgress(0, [], token))
+        request.begin(DecodingStep(0, [], token))
         request.update(None)
     assert updates == []
-    request.begin(StepProgress(0, [], third))
+    request.begin(DecodingStep(0, [], third))
     request.update(None)
     assert [update.new_ids for update in updates] == [(first, second, third)]
-    request.begin(StepProgress(0, [], first))
+    request.begin(DecodingStep(0, [], first))
     request.update("length")
     assert (updates[-1].new_ids, updates[-1].finish_reason) == ((first,), "length")
 
@@ -134,12 +134,12 @@ def test_a_given_draft_leaves_room_for_a_token_of_the_targets() -> None:
 
 def test_a_prefill_that_verified_a_draft_is_the_only_step() -> None:
     request, _ = running(draft_ids=(1, 2), end_ids=(9,))
-    assert request.begin(StepProgress(2, [1], 5)) == "length"
+    assert request.begin(DecodingStep(2, [1], 5)) == "length"
     assert request.text == [7, 8, 1, 5]
     assert request.stats == Stats(
         prompt_tokens=2, new_tokens=2, drafted=2, accepted=1, steps=1, accepted_by_position=(1,), draft_steps=1
     )
-    assert running(draft_ids=(1, 2), end_ids=(9,))[0].begin(StepProgress(2, [1], 9)) == "end_id"
+    assert running(draft_ids=(1, 2), end_ids=(9,))[0].begin(DecodingStep(2, [1], 9)) == "end_id"
 
 
 def scores_of(*tokens: int) -> Scores:
@@ -151,11 +151,11 @@ def test_logits_go_with_their_tokens() -> None:
     """Logits are held back with incomplete characters, and dropped with tokens after an end."""
     request, updates = running(max_new=5, end_ids=(0,), return_logits=True)
     first, second, third = tokenizer().encode("京")
-    request.begin(StepProgress(0, [], first, scores_of(first)))
+    request.begin(DecodingStep(0, [], first, scores_of(first)))
     request.update(None)
-    request.advance(StepProgress(1, [second], third, scores_of(second, third)))
+    request.advance(DecodingStep(1, [second], third, scores_of(second, third)))
     request.update(None)
-    assert request.advance(StepProgress(2, [9, 0], 8, scores_of(9, 0, 8))) == "end_id"
+    assert request.advance(DecodingStep(2, [9, 0], 8, scores_of(9, 0, 8))) == "end_id"
     request.update("end_id")
     assert [update.new_ids for update in updates] == [(first, second, third), (9,)]
     assert [update.scores.logits.tolist() for update in updates] == [
@@ -167,7 +167,7 @@ def test_logits_go_with_their_tokens() -> None:
 
 def test_logits_of_nothing_are_no_rows() -> None:
     request, updates = running(end_ids=(0,), return_logits=True)
-    request.update(request.begin(StepProgress(0, [], 0, scores_of(0))))
+    request.update(request.begin(DecodingStep(0, [], 0, scores_of(0))))
     assert updates[0].scores.logits.shape == (0, 2)
 
 
@@ -184,7 +184,7 @@ def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
 def test_the_accepted_tokens_of_each_place_add_up(accepted: list[int]) -> None:
     request, _ = running(100)
     for length in accepted:
-        request.advance(StepProgress(5, [1] * length, 2))
+        request.advance(DecodingStep(5, [1] * length, 2))
     by_position = request.stats.accepted_by_position
     assert by_position == tuple(sum(length > place for length in accepted) for place in range(max(accepted, default=0)))
     assert sum(by_position) == request.stats.accepted

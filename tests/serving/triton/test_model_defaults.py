@@ -18,7 +18,7 @@ from trtspec.backends.code_policy import _models
 from trtspec.engine.generation.logit_edits import NO_EDITS
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.serving.gateway.parameters import read_parameters
-from trtspec.serving.gateway.tensors import NUMPY, StopConditions, TritonModelInfo, token_request
+from trtspec.serving.gateway.tensors import NUMPY, StopParameters, TritonModelInfo, token_request
 from trtspec.serving.triton.config import load_config
 
 SETTINGS = {
@@ -78,7 +78,7 @@ def _tensors(artifact: Path, **body: Any) -> dict[str, Any]:
     """Return the tensors that the gateway sends for a request body."""
     model = TritonModelInfo.of(load_config(artifact / "model_repository" / "tensorrt_llm" / "config.pbtxt"))
     asked = read_parameters({"prompt": "x", **body}, chat=False)
-    message = token_request(model, [1, 2], asked, 5, StopConditions(), 64)
+    message = token_request(model, [1, 2], asked, 5, StopParameters(), 64)
     return {
         tensor.name: np.frombuffer(raw, NUMPY[tensor.datatype]).tolist()
         for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True)

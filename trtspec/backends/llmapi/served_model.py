@@ -15,7 +15,7 @@ import yaml
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, Update
-from trtspec.engine.generation.request_state import RunningRequest, StepProgress
+from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
 from trtspec.serving.triton.python_models import metric_families as known
 from trtspec.serving.triton.python_models.async_engine_model import (
     AsyncEngineModel,
@@ -55,7 +55,7 @@ class TritonPythonModel(AsyncEngineModel):
         async for ids in steps(result, is_cancelled):
             if new := ids[seen:]:
                 seen = len(ids)
-                reason = running.advance(StepProgress(0, list(new[:-1]), new[-1]))
+                reason = running.advance(DecodingStep(0, list(new[:-1]), new[-1]))
             if reason:
                 break
             running.update(None)

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from trtspec.engine.generation.request import EngineRequest, Update
-from trtspec.engine.generation.request_state import RunningRequest, StepProgress
+from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
 from trtspec.serving.triton.python_models import metric_families as known
 from trtspec.serving.triton.python_models.async_engine_model import (
     AsyncEngineModel,
@@ -49,7 +49,7 @@ class TritonPythonModel(AsyncEngineModel):
         response = SglangResponse(self.engine, (*self.tokenizer.end_ids, *self.tokenizer.named("eos_token")))
         reason = None
         async for new in response.steps(asked, is_cancelled):
-            if reason := running.advance(StepProgress(0, list(new[:-1]), new[-1])):
+            if reason := running.advance(DecodingStep(0, list(new[:-1]), new[-1])):
                 break
             running.update(None)
             while updates:

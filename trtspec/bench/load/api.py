@@ -21,7 +21,7 @@ class BadAnswer(DeployError):
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class LoadSampling:
     """Generation parameters; greedy if `temperature` is 0.
 
     With `exact_len`, each response has `max_tokens` tokens regardless of stop conditions.
@@ -60,7 +60,7 @@ class Api:
     """
 
     path: str
-    body: Callable[[str, Prompt, SamplingParams], dict[str, Any]]
+    body: Callable[[str, Prompt, LoadSampling], dict[str, Any]]
     read: Callable[[Event, ParsedResponse], bool]
     ends: bool
     without_drafts: Mapping[str, Any] = field(default_factory=lambda: {"num_draft_tokens": 0})

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from trtspec.bench.load.api import Api, BadAnswer, ParsedResponse, SamplingParams
+from trtspec.bench.load.api import Api, BadAnswer, LoadSampling, ParsedResponse
 from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.load.sse import MAX_EVENT_BYTES, Events, document
 from trtspec.engine.prompts.prompt import Prompt
@@ -29,7 +29,7 @@ KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing 
 clock = time.perf_counter
 
 
-class RequestRejected(BadAnswer):
+class ServerRejected(BadAnswer):
     """The server rejects the request, for example because the prompt is too long."""
 
 
@@ -47,7 +47,7 @@ class Endpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def request(self, prompt: Prompt, wanted: SamplingParams) -> bytes:
+    def request(self, prompt: Prompt, wanted: LoadSampling) -> bytes:
         """Return the request body for a prompt."""
         return json.dumps({**self.api.body(self.model, prompt, wanted), **self.extra}).encode()
 
@@ -65,7 +65,7 @@ class LoadClient:
         try:
             await self._read(endpoint, body, reply, chunks)
         except BadAnswer as bad:
-            error, is_refused = str(bad), isinstance(bad, RequestRejected)
+            error, is_refused = str(bad), isinstance(bad, ServerRejected)
         except aiohttp.ClientError as failed:
             error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
         except asyncio.TimeoutError:
@@ -81,7 +81,7 @@ class LoadClient:
         url = endpoint.url + endpoint.api.path
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
-                kind = RequestRejected if answer.status in REFUSALS else BadAnswer
+                kind = ServerRejected if answer.status in REFUSALS else BadAnswer
                 raise kind(f"the server returned {answer.status}: {await _error_text(answer)}")
             async for data in answer.content.iter_any():
                 now = clock()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from trtspec.bench.load.api import BadAnswer, SamplingParams, find_api
+from trtspec.bench.load.api import BadAnswer, LoadSampling, find_api
 from trtspec.bench.load.client import Endpoint, LoadClient, clock
 from trtspec.bench.load.sse import document
 from trtspec.core.errors import DeployError, TrtspecError
@@ -58,7 +58,7 @@ async def target_alone(client: LoadClient, endpoint: Endpoint) -> Endpoint | Non
 
 async def _probe_error(client: LoadClient, endpoint: Endpoint) -> str:
     now = clock()
-    body = endpoint.request(PROBE, SamplingParams(2))
+    body = endpoint.request(PROBE, LoadSampling(2))
     return (await client.ask(endpoint, PROBE, body, now, now)).error
 
 

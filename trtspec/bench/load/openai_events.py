@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trtspec.bench.load.api import BadAnswer, Event, ParsedResponse, SamplingParams, parse_count
+from trtspec.bench.load.api import BadAnswer, Event, LoadSampling, ParsedResponse, parse_count
 
 MAX_HISTOGRAM = 1024
 
 
-def options(wanted: SamplingParams) -> dict[str, Any]:
+def options(wanted: LoadSampling) -> dict[str, Any]:
     """Return the parameters of a stream that ends with its usage.
 
     `ignore_eos` is an extension of vLLM and trtspec. Other servers reject it, so it is sent only for `exact_len`.

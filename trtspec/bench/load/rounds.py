@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trtspec.bench.load.api import SamplingParams
+from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrival import ArrivalProcess
 from trtspec.bench.load.client import Endpoint, LoadClient, clock
 from trtspec.bench.load.sample import MS, RequestSample
@@ -126,7 +126,7 @@ async def run_round(
     client: LoadClient, endpoint: Endpoint, load: ArrivalProcess, workload: LoadWorkload, number: int, requests: int
 ) -> Round:
     """Send the requests of a round."""
-    prompts = workload.of_round(number, requests)
+    prompts = workload.round_prompts(number, requests)
     return await ask_all(client, endpoint, load, prompts, workload.wanted, workload.arrivals_seed(number))
 
 
@@ -135,7 +135,7 @@ async def ask_all(
     endpoint: Endpoint,
     load: ArrivalProcess,
     prompts: Sequence[Prompt],
-    wanted: SamplingParams,
+    wanted: LoadSampling,
     seed: int = 0,
 ) -> Round:
     """Send prompts in order at the times of a load; all bodies are built before the first request."""

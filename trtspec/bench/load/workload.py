@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from trtspec.bench.load.api import SamplingParams
+from trtspec.bench.load.api import LoadSampling
 from trtspec.engine.prompts.prompt import Prompt
 
 
@@ -20,7 +20,7 @@ class LoadWorkload:
     """Prompts, generation parameters, the prompts' source, and the seed of their order and arrivals."""
 
     prompts: Sequence[Prompt]
-    wanted: SamplingParams
+    wanted: LoadSampling
     source: str
     seed: int = 0
 
@@ -31,7 +31,7 @@ class LoadWorkload:
         random.Random(self.seed).shuffle(shuffled)
         return shuffled
 
-    def of_round(self, number: int, requests: int) -> list[Prompt]:
+    def round_prompts(self, number: int, requests: int) -> list[Prompt]:
         """Return the prompts of a round, cycling through all prompts; a negative number is for warm-up."""
         first = number * requests
         return [self.order[(first + place) % len(self.order)] for place in range(requests)]

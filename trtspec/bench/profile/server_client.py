@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 
-from trtspec.bench.load.api import SamplingParams
+from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.client import Endpoint, LoadClient, load_client
 from trtspec.bench.load.intervals import ratio_of_rounds
@@ -104,7 +104,7 @@ class ServerProfiler:
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> tuple[Round, list[str]]:
         """Send prompts at a concurrency; also return the errors of failed requests, which are recorded."""
-        done = await ask_all(client, endpoint, Closed(batch), prompts, SamplingParams(self.limits.max_tokens))
+        done = await ask_all(client, endpoint, Closed(batch), prompts, LoadSampling(self.limits.max_tokens))
         failures = [sample.error for sample in done.samples if not sample.ok and not sample.is_refused]
         self.failures.extend(failures)
         return done, failures

@@ -40,7 +40,7 @@ class Conversion:
         """Add the target of a rule."""
         self.targets[rule.name] = TargetTensor(rule, dtype, shard(rule, self.mapping, self.config.num_layers))
 
-    def scale_of(self, target: TargetTensor, name: str) -> TargetTensor:
+    def find_scale(self, target: TargetTensor, name: str) -> TargetTensor:
         """Return the scale of a quantized weight."""
         return self.targets[f"{target.rule.module}.{name}"]
 

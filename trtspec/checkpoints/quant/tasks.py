@@ -103,7 +103,7 @@ def _fp8_tasks(
         transfers = _transfers(target, sources, layouts)
         if plan.scheme.weights == "fp8_rowwise":
             scales = sources if existing is None else existing.row_scales(target.rule)
-            by_row = _transfers(plan.scale_of(target, "per_channel_scale"), scales, layouts)
+            by_row = _transfers(plan.find_scale(target, "per_channel_scale"), scales, layouts)
             tasks.append(_row_task(name, transfers, by_row, arithmetic, existing))
         else:
             if twin := plan.fused_with(target):
@@ -139,7 +139,7 @@ def _groups(
     plan: Conversion, layouts: list[FileLayout], matched: Matched, target: TargetTensor, transfers: tuple[Transfer, ...]
 ) -> tuple[ScaleGroup, ...]:
     """Return the tensors that share a scale: an expert's, a fused MLP's fc and gate, or all of a target."""
-    scale = plan.scale_of(target, "weights_scaling_factor")
+    scale = plan.find_scale(target, "weights_scaling_factor")
     if experts := target.rule.experts:
         size = len(transfers) // experts
         return tuple(
@@ -149,7 +149,7 @@ def _groups(
     slots = _slots(scale, layouts)
     if twin := plan.fused_with(target):
         transfers += _transfers(twin, matched.sources[twin.rule.name], layouts)
-        slots += _slots(plan.scale_of(twin, "weights_scaling_factor"), layouts)
+        slots += _slots(plan.find_scale(twin, "weights_scaling_factor"), layouts)
     return (ScaleGroup(transfers, slots),)
 
 

@@ -18,7 +18,7 @@ from trtspec.engine.generation.stopping import StopConditions
 
 
 @dataclass(frozen=True)
-class StepProgress:
+class DecodingStep:
     """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next token.
 
     `scores` are the target's scores of these len(accepted) + 1 tokens, if the request wants any.
@@ -105,7 +105,7 @@ class RunningRequest:
         """Record that the engine admitted the request, which ends its waiting time."""
         self._queue_s = time.monotonic() - self._queued_since
 
-    def begin(self, progress: StepProgress) -> str | None:
+    def begin(self, progress: DecodingStep) -> str | None:
         """Add the tokens of the prefill; return the finish reason, if any.
 
         A prefill that verified an external draft is the request's only step.
@@ -113,7 +113,7 @@ class RunningRequest:
         verified = progress.drafted > 0
         return self._add(progress, steps=int(verified)) or ("length" if verified else None)
 
-    def advance(self, progress: StepProgress) -> str | None:
+    def advance(self, progress: DecodingStep) -> str | None:
         """Add the tokens of a step; return the finish reason, if any."""
         return self._add(progress, steps=1)
 
@@ -134,7 +134,7 @@ class RunningRequest:
     def _remaining(self) -> int:
         return self.request.max_new_tokens - (len(self.text) - len(self.request.prompt_ids))
 
-    def _add(self, progress: StepProgress, steps: int) -> str | None:
+    def _add(self, progress: DecodingStep, steps: int) -> str | None:
         self._steps += steps
         self._draft_steps += progress.drafted > 0
         self._drafted += progress.drafted

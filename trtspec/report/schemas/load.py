@@ -50,7 +50,7 @@ class LoadSize(BaseModel):
         return f"concurrency {self.concurrency}" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
 
 
-class RatioInterval(BaseModel):
+class SavedRatio(BaseModel):
     """A ratio with its confidence interval, if known."""
 
     ratio: Positive
@@ -68,7 +68,7 @@ class LoadPoint(BaseModel):
 
     load: LoadSize
     arms: Annotated[dict[Text, LoadArm], Field(min_length=1, max_length=2)]
-    speedup: RatioInterval | None
+    speedup: SavedRatio | None
     unfit: Text | None = None
 
 

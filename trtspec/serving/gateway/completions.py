@@ -17,7 +17,7 @@ from trtspec.serving.gateway.http import HttpExchange
 from trtspec.serving.gateway.parameters import RequestParameters, RequestSizeLimits, check_model, read_parameters
 from trtspec.serving.gateway.prompts import Prompt, PromptReader
 from trtspec.serving.gateway.response_format import ChatFormat, CompletionFormat
-from trtspec.serving.gateway.tensors import StopConditions, TritonModelInfo, choice_seed, text_request, token_request
+from trtspec.serving.gateway.tensors import StopParameters, TritonModelInfo, choice_seed, text_request, token_request
 from trtspec.serving.gateway.triton import TritonClient
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
 
@@ -165,13 +165,13 @@ class Completions:
         request = token_request(model, prompt, asked, seed, ends, bias_len)
         return ChoiceGeneration(text, request, rest if is_resumable(asked) else None)
 
-    def _ends(self, asked: RequestParameters) -> StopConditions:
+    def _ends(self, asked: RequestParameters) -> StopParameters:
         """Return the engine's stop conditions; stop strings without a token sequence are found in the text only."""
         words = self._prompts.stop_words(asked.stop)
         end_ids = self._prompts.tokenizer.end_ids
         if asked["ignore_eos"] or not end_ids:
-            return StopConditions(words=words)
-        return StopConditions(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
+            return StopParameters(words=words)
+        return StopParameters(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
 
     async def _stream(
         self,

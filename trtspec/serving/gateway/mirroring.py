@@ -26,7 +26,7 @@ MAX_PAIRS = 1000  # latency pairs kept
 
 
 @dataclass(frozen=True)
-class CompletionOutcome:
+class CompletionResult:
     """The outcome of a request: digests of its completions, seconds and token counts."""
 
     digests: tuple[bytes, ...]
@@ -35,7 +35,7 @@ class CompletionOutcome:
     accepted: int
 
     @classmethod
-    def of(cls, job: CompletionJob, seconds: float) -> CompletionOutcome:
+    def of(cls, job: CompletionJob, seconds: float) -> CompletionResult:
         """Return the outcome of a finished job."""
         texts = job.grown
         drafted, accepted = sum(text.drafted for text in texts), sum(text.accepted for text in texts)
@@ -58,7 +58,7 @@ class TrafficMirror:
         old_s, new_s = zip(*self._pairs, strict=True) if self._pairs else ((), ())
         return replace(self._seen, old_s=old_s, new_s=new_s)
 
-    def offer(self, body: dict[str, Any], job: CompletionJob, baseline: CompletionOutcome) -> None:
+    def offer(self, body: dict[str, Any], job: CompletionJob, baseline: CompletionResult) -> None:
         """Mirror a finished request if its turn has come and there is capacity; does not block."""
         self._answered += 1
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
@@ -75,7 +75,7 @@ class TrafficMirror:
         for task in self._tasks:
             task.cancel()
 
-    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, baseline: CompletionOutcome) -> None:
+    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, baseline: CompletionResult) -> None:
         try:
             job = await self._completions.read(body, chat=chat)
             began = time.monotonic()
@@ -86,12 +86,12 @@ class TrafficMirror:
             log.exception("a mirrored request failed")
             self._fail(type(error).__name__)
         else:
-            self._compare(baseline, CompletionOutcome.of(job, time.monotonic() - began), greedy)
+            self._compare(baseline, CompletionResult.of(job, time.monotonic() - began), greedy)
 
     def _fail(self, message: str) -> None:
         self._seen = replace(self._seen, sent=self._seen.sent + 1, failed=self._seen.failed + 1, said=message)
 
-    def _compare(self, old: CompletionOutcome, new: CompletionOutcome, greedy: bool) -> None:
+    def _compare(self, old: CompletionResult, new: CompletionResult, greedy: bool) -> None:
         seen = self._seen
         self._pairs.append((old.seconds, new.seconds))
         self._seen = replace(
@@ -106,5 +106,5 @@ class TrafficMirror:
         )
 
 
-def _differing(old: CompletionOutcome, new: CompletionOutcome) -> int:
+def _differing(old: CompletionResult, new: CompletionResult) -> int:
     return sum(one != other for one, other in zip(old.digests, new.digests, strict=True))

@@ -25,7 +25,7 @@ from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError
 from trtspec.serving.gateway.http import CLIENT_DISCONNECTED, HttpExchange
 from trtspec.serving.gateway.metrics import RevisionMetrics
-from trtspec.serving.gateway.mirroring import CompletionOutcome, TrafficMirror
+from trtspec.serving.gateway.mirroring import CompletionResult, TrafficMirror
 from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.routing_state import (
     BackendStats,
@@ -71,7 +71,7 @@ class RevisionBackend:
 
     async def answer(
         self, exchange: HttpExchange, body: dict[str, Any], rescue: ResumeFn, *, chat: bool
-    ) -> tuple[CompletionJob, CompletionOutcome]:
+    ) -> tuple[CompletionJob, CompletionResult]:
         """Answer a request and record the outcome; client errors do not count as failures of the revision."""
         job = await self.completions.read(body, chat=chat)
         with self._gate.making(job.texts):
@@ -85,7 +85,7 @@ class RevisionBackend:
             else:
                 self.note("")
                 self._sample(exchange, job)
-                return job, CompletionOutcome.of(job, time.monotonic() - began)
+                return job, CompletionResult.of(job, time.monotonic() - began)
             finally:
                 self.open -= 1
 

@@ -62,7 +62,7 @@ class TritonModelInfo:
 
 
 @dataclass(frozen=True)
-class StopConditions:
+class StopParameters:
     """The end-of-sequence id and the stop sequences of an engine request."""
 
     id: int = NO_ID
@@ -107,7 +107,7 @@ NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.
 
 
 def token_request(
-    model: TritonModelInfo, ids: Sequence[int], asked: RequestParameters, seed: int, end: StopConditions, bias_len: int
+    model: TritonModelInfo, ids: Sequence[int], asked: RequestParameters, seed: int, end: StopParameters, bias_len: int
 ) -> Any:
     """Return a request to a model with token ids as input and output, whose logit bias has `bias_len` values."""
     request = RequestBuilder(model)

@@ -46,7 +46,7 @@ def _make(tokenizer: Path | None, timeout_s: float) -> AskRound:
     async def ask_round(
         client: LoadClient, endpoint: Endpoint, load: ArrivalProcess, workload: LoadWorkload, number: int, requests: int
     ) -> Round:
-        prompts = workload.of_round(number, requests)
+        prompts = workload.round_prompts(number, requests)
         with tempfile.TemporaryDirectory(prefix="trtspec-aiperf-") as place:
             root = Path(place)
             (root / "prompts.jsonl").write_text("".join(json.dumps({"text": _text(each)}) + "\n" for each in prompts))

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from trtspec.bench.load import openai_events
-from trtspec.bench.load.api import Api, Event, ParsedResponse, SamplingParams, parse_text
+from trtspec.bench.load.api import Api, Event, LoadSampling, ParsedResponse, parse_text
 from trtspec.engine.prompts.prompt import Prompt
 
 TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are reasoning, on vLLM and SGLang
 
 
-def _body(model: str, prompt: Prompt, wanted: SamplingParams) -> dict[str, Any]:
+def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:
     messages = [*prompt.messages] or [{"role": "user", "content": prompt.text}]
     return {"model": model, "messages": messages, **openai_events.options(wanted)}
 

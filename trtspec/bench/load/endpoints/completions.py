@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from trtspec.bench.load import openai_events
-from trtspec.bench.load.api import Api, Event, ParsedResponse, SamplingParams, parse_text
+from trtspec.bench.load.api import Api, Event, LoadSampling, ParsedResponse, parse_text
 from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.engine.prompts.prompt import Prompt
 
 
-def _body(model: str, prompt: Prompt, wanted: SamplingParams) -> dict[str, Any]:
+def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:
     # an extension of vLLM, which the trtspec gateway supports too
     has_tokens = {"add_special_tokens": False} if isinstance(prompt.text, RenderedText) else {}
     return {"model": model, "prompt": prompt.text, **has_tokens, **openai_events.options(wanted)}

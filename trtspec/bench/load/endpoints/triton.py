@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.bench.load.api import Api, BadAnswer, Event, ParsedResponse, SamplingParams, parse_count, parse_text
+from trtspec.bench.load.api import Api, BadAnswer, Event, LoadSampling, ParsedResponse, parse_count, parse_text
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.serving.triton.client import with_special_tokens_flag
 
 
-def _body(model: str, prompt: Prompt, wanted: SamplingParams) -> dict[str, Any]:
+def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:
     # sampling requires top_p; a temperature alone is ignored
     sampled = {"temperature": wanted.temperature, "top_p": 1.0, "seed": wanted.seed} if wanted.temperature else {}
     ends_nowhere = {"end_id": -1} if wanted.exact_len else {}
