@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests._support.tiny import make_tokenizer
@@ -65,6 +65,7 @@ def test_the_end_id_wins_over_a_stop_text_behind_it() -> None:
     assert request.advance(DecodingStep(2, [*ids], 0)) == "stop"
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=12), st.text("ab京", min_size=1, max_size=3), st.integers(1, 5))
 def test_a_stop_text_ends_it_with_the_token_that_completes_it(before: str, stop: str, step: int) -> None:
     """The oracle decodes the whole text after every token."""
