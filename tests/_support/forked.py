@@ -231,7 +231,7 @@ def _attend(asked: socket.socket) -> None:
 def _kill_without(asked: socket.socket, child: int) -> None:
     """Wait until a child has ended, and kill it if its parent is gone."""
     ended = os.pidfd_open(child)
-    if ended not in select.select([asked, ended], [], [])[0]:  # no timeout: the parent decides how long to wait
+    if ended not in select.select([asked, ended], [], [])[0]:  # unbounded: the parent decides how long to wait
         os.kill(child, signal.SIGKILL)
 
 

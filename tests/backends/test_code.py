@@ -116,7 +116,7 @@ RECORDED = {
         ),
         "trtspec does not emit the parameter EXECUTION_ENV_PATH",
     ),
-    "another backend": (lambda root: replace(root, CONFIG, 'backend: "python"', 'backend: "x"'), "on backend 'x'"),
+    "another backend": (lambda root: replace(root, CONFIG, 'backend: "python"', 'backend: "x"'), "for backend 'x'"),
     "another file": (
         lambda root: append(root, CONFIG, 'default_model_filename: "x.py"\n'),
         "trtspec does not emit models for backend 'python'",

@@ -146,7 +146,10 @@ def test_an_artifact_that_was_built_again_is_another_one(artifact: Path, trtspec
 
 @pytest.mark.parametrize(
     ("what", "message"),
-    [("http://127.0.0.1:1", "a URL does not identify the artifact"), ("no/artifact", "there is no artifact")],
+    [
+        ("http://127.0.0.1:1", "a URL does not identify the artifact"),
+        ("no/artifact", "no artifact: the directory does not exist"),
+    ],
 )
 def test_what_cannot_be_measured_is_said(workplace: Path, trtspec: Run, what: str, message: str) -> None:
     refused = trtspec("baseline", what)

@@ -135,7 +135,7 @@ def test_a_killed_supervisor_is_dead_with_its_last_words_and_can_be_deployed_aga
     assert found["state"] == "dead"
     assert "Started Metrics Service" in found["log"]
     with pytest.raises(DeployError, match="the server exited with status -9") as caught:
-        server.wait()  # no timeout: the server has already ended
+        server.wait()  # unbounded: the server has already ended
     assert "Started Metrics Service" in caught.value.hint
     again = deploy()
     assert leftovers(server.record) == []
@@ -174,7 +174,7 @@ def test_a_server_that_does_not_answer_is_stopped(lines, error, message, deploy,
     monkeypatch.setattr(local, "EXIT_TIMEOUT_S", 0.2)
     with pytest.raises(error, match=message) as caught:
         deploy(**lines)
-    assert f"the end of {DeploymentJournal('echo').log}:\n" in caught.value.hint
+    assert f"last lines of {DeploymentJournal('echo').log}:\n" in caught.value.hint
     last = ("Started Metrics Service", "echo starts", "ModelInstanceInitialize: ensemble")  # up to the state it reached
     assert any(line in caught.value.hint for line in last)
     assert leftovers(DeploymentJournal("echo").known()) == []

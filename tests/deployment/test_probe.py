@@ -67,8 +67,8 @@ def note(server: ThreadingHTTPServer, state: str = "live") -> None:
         ("text", 0, ""),
         ("full", 0, ""),
         ("broken", 1, "the stub is dead"),
-        ("odd", 1, "no text_output"),
-        ("down", 1, "does not take requests now"),
+        ("odd", 1, "the response lacks text_output"),
+        ("down", 1, "is not accepting requests"),
         ("late", 1, "no answer within"),
     ],
 )

@@ -30,7 +30,7 @@ def test_a_build_says_what_it_decides_and_takes_from_the_store(recipe: Path, trt
     first = trtspec("-v", "build", recipe, "--json")
     keys = {step["name"]: step["key"] for step in first.document["steps"]}
     lines = noted(first.err)
-    assert any(line.startswith("planning: tiny: backend embedded, because ") for line in lines)
+    assert any(line.startswith("planning: tiny: backend embedded: ") for line in lines)
     key = keys["convert-target"]
     assert f"store: convert-target: never built, so it is built as {key}" in lines
     entry = recipe.parent / "cache" / "store" / "entries" / key[:2] / key

@@ -213,12 +213,12 @@ class DirectWriter:
         """Write the open blocks and wait for the disk."""
         for place in list(self._open):
             self._hand_on(self._open.pop(place))
-        with self._changed:  # no time-out: waits for the disk
+        with self._changed:  # unbounded: waits for the disk
             self._changed.wait_for(lambda: not self._in_flight)
             self._raise_failure()
 
     def _await_turn(self, task: WriteTask) -> None:
-        with self._changed:  # no time-out: earlier tasks end, or one fails
+        with self._changed:  # unbounded: earlier tasks end, or one fails
             self._changed.wait_for(lambda: self._turn == task.number or self._failure)
             self._raise_failure()
 

@@ -39,7 +39,7 @@ class ConversionJournal:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self._stop.set()
-        self._thread.join()  # no time-out: waits for the disk
+        self._thread.join()  # unbounded: waits for the disk
         if not self._failure:
             self._commit()
         elif not kind:

@@ -189,7 +189,7 @@ class StreamingDigests:
 
     def wait_for_hashing(self) -> None:
         """Return when few written bytes are unhashed; raise the error of the hashing threads, if any."""
-        with self._changed:  # no time-out: hashing progresses
+        with self._changed:  # unbounded: hashing progresses
             self._changed.wait_for(lambda: self._stopped or self._is_ended() or self._unhashed() < MOST_UNHASHED)
         self.raise_error()
 
@@ -225,7 +225,7 @@ class StreamingDigests:
                     for file in files:
                         file.is_taken = True
                     return files
-                # no time-out unless a file waits: a task or the conversion will end
+                # unbounded: no file waits: a task or the conversion will end
                 has_waited = not self._changed.wait(BATCHING_S if waiting else None)
         return []
 

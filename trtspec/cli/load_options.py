@@ -98,13 +98,13 @@ class LoadOptions:
     seed: int | None
     requests: int | None
     max_rounds: int | None
-    interval: float | None
+    ci_width: float | None
     duration: str | None
     slo: str | None
-    samples: Path | None
+    samples_out: Path | None
     timeout: str | None
     driver: str | None
-    min_ratio: float | None
+    fail_below: float | None
 
     @property
     def is_load(self) -> bool:
@@ -112,6 +112,6 @@ class LoadOptions:
         return bool(self.concurrency or self.rate)
 
     @property
-    def said(self) -> list[str]:
+    def given(self) -> list[str]:
         """Return the names of the given options."""
         return [f"--{each.name.replace('_', '-')}" for each in fields(self) if getattr(self, each.name)]

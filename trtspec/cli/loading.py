@@ -36,7 +36,7 @@ def bench_load(
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
     verdict = derive_verdict(evidence(artifact_facts(root), load_facts(document["points"])))
     document |= verdict.as_dict()
-    gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
+    gate = load_gate(document, asked.fail_below) if asked.fail_below is not None else None
     document["gate"] = gate.as_dict() if gate else None
     if root and not document["ended_by"]:  # keep complete runs only
         save_document(root, document["kind"], document)
@@ -82,7 +82,7 @@ def _measured(plan: LoadPlan, asked: LoadOptions, slo: Any) -> dict[str, Any]:
     from trtspec.bench.load.sample_log import samples_file
     from trtspec.cli.progress import counter
 
-    with samples_file(asked.samples) as samples, counter() as on_progress:
+    with samples_file(asked.samples_out) as samples, counter() as on_progress:
         swept = measure(plan, samples, on_progress)
     return build_document(swept, plan.workload, slo, plan.driver)
 
@@ -99,7 +99,7 @@ def _plan(
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
-    is_judged = asked.min_ratio is not None
+    is_judged = asked.fail_below is not None
     return LoadPlan(
         served, other, workload, _loads(asked), _effort(asked, runs), timeout_s, driver, tokenizer, is_judged
     )
@@ -188,7 +188,7 @@ def _effort(asked: LoadOptions, runs: int) -> StopRule:
     return StopRule(
         runs,
         most,
-        (asked.interval or None) if asked.interval is not None else usual.interval,
+        (asked.ci_width or None) if asked.ci_width is not None else usual.interval,
         parse_seconds(asked.duration, "--duration") if asked.duration else None,
         asked.requests,
         asked.until_crossover,

@@ -266,7 +266,7 @@ class ParallelFileHasher:
                 if taken or self._is_stopped or not self._unfinished:
                     return
                 if not self._can_lend():
-                    self._changed.wait()  # no timeout: another thread returns files or calls `wake`
+                    self._changed.wait()  # unbounded: another thread returns files or calls `wake`
 
     @property
     def _unfinished(self) -> int:
@@ -307,7 +307,7 @@ class ParallelFileHasher:
             self._changed.notify_all()
 
     def _close(self) -> None:
-        with self._changed:  # no timeout: another thread is hashing these files
+        with self._changed:  # unbounded: another thread is hashing these files
             self._changed.wait_for(lambda: not self._lent)
             for each in self._idle:
                 each.file.close()

@@ -114,7 +114,7 @@ class ConcurrentHasher:
         with self._moved:
             self._read += n_bytes
         self._files.wake()
-        with self._moved:  # no timeout: hashing makes progress
+        with self._moved:  # unbounded: hashing makes progress
             self._moved.wait_for(lambda: self._read - self._hashed <= self._most_ahead or self._work.done())
         if self._work.done():
             self._result()

@@ -185,14 +185,18 @@ def common(dialect: str) -> Iterator[tuple[str, Change, str]]:
     """Yield faults that are possible in each dialect."""
     count, layers, head, matrix, bias = WHERE[dialect]
     yield "a head's number is left out", partial(lose, head.format(1)), r"1\..*: missing"
-    yield "fewer heads than said", partial(lose, head.format(3)), r"makes it 4 heads, but .* of 3"
-    yield "more heads than said", partial(set_at, count, 2), r"makes it 2 heads, and .* of 4"
-    yield "other layers than said", partial(set_at, layers, 3), r"have 3 layers, but"
+    yield "fewer heads than said", partial(lose, head.format(3)), r"has 4 heads, but there are tensors for 3"
+    yield "more heads than said", partial(set_at, count, 2), r"has 2 heads, but there are tensors for 4"
+    yield "other layers than said", partial(set_at, layers, 3), r"has 3 layers per head, but the tensors have"
     yield "a bias is missing", partial(pop, bias), r"bias: missing"
-    yield "the first matrix is missing", partial(lose, matrix.format(0)), r"needs .*, the first head's matrix"
+    yield (
+        "the first matrix is missing",
+        partial(lose, matrix.format(0)),
+        r", the first head's vocabulary matrix, is missing",
+    )
     yield "another matrix is missing", partial(lose, matrix.format(2)), r"weight: missing"
     transposed = partial(put, matrix.format(r"\d"), lambda each: each.T.contiguous())
-    yield "transposed matrices", transposed, r"\[32, 64\] in .* makes it \[64, 32\], so it is transposed"
+    yield "transposed matrices", transposed, r"it is transposed"
     small = partial(put, bias.replace("bias", "weight"), lambda each: each[:8, :8].contiguous())
     yield "a block of another size", small, r"\[8, 8\]"
     yield "another hidden size", partial(set_size, "hidden_size", 40), r"\[40, 40\]"
@@ -220,13 +224,23 @@ def faults() -> Iterator[Fault]:
         partial(set_at, ("medusa_fc_bias",), True),
         r"does not initialize the biases",
     )
-    yield "layers that vLLM leaves out", one, partial(unset, "num_hidden_layers"), r"have 1 layers, but .* of 2"
-    yield "heads that vLLM takes for five", one, partial(unset, "num_heads"), r"makes it 5 heads, but .* of 4"
+    yield (
+        "layers that vLLM leaves out",
+        one,
+        partial(unset, "num_hidden_layers"),
+        r"has 1 layers per head, but the tensors have 2",
+    )
+    yield (
+        "heads that vLLM takes for five",
+        one,
+        partial(unset, "num_heads"),
+        r"has 5 heads, but there are tensors for 4",
+    )
     yield (
         "a number that vLLM takes for theirs",
         one,
         partial(set_at, ("num_attention_heads",), 4),
-        r"known to have: num_attention_heads",
+        r"unknown to all .* of medusa: num_attention_heads",
     )
     yield "a vocabulary of its own", one, partial(truncate, True), r"drafts 40 of 64 tokens with a token_map"
     yield "a vocabulary without a map", one, partial(truncate, False), r"drafts 40 of 64 tokens without a token_map"
@@ -235,7 +249,7 @@ def faults() -> Iterator[Fault]:
         "one LM head of which nothing is said",
         sharing(),
         partial(unset, "original_lm_head"),
-        r"needs lm_heads\.0\.weight",
+        r"lm_heads\.0\.weight, the first head's vocabulary matrix, is missing",
     )
     yield (
         "LM heads that are left out",
@@ -252,7 +266,12 @@ def faults() -> Iterator[Fault]:
     yield "heads under two names", fast, partial(also, "medusa_head.0.0.linear.weight", (32, 32)), r"under two prefixes"
     yield "a bias that no reader has", fast, partial(also, "0.1.bias", (64,)), r"0\.1\.bias: no rule uses it"
     yield "the target's own LM head first", sharing(), partial(idle, 0), r"head 0 equals the target's LM head"
-    yield "heads that are not trained", blocks_alone, partial(put, ".", torch.zeros_like), r"head 0, 1, 2, 3 says"
+    yield (
+        "heads that are not trained",
+        blocks_alone,
+        partial(put, ".", torch.zeros_like),
+        r"head 0, 1, 2, 3 equals the target's LM head",
+    )
 
 
 FAULTS = list(faults())

@@ -161,7 +161,7 @@ def test_a_stop_request_ends_the_one_of_the_same_id(nvidia: Nvidia) -> None:
     found: list[list[Any]] = []
     running = threading.Thread(target=lambda: found.append(nvidia.stream("tensorrt_llm", long, ["output_ids"], "7")))
     running.start()
-    while running.is_alive():  # no timeout: a text of 100 tokens ends by itself
+    while running.is_alive():  # unbounded: a text of 100 tokens ends by itself
         nvidia.stream("tensorrt_llm", stop, [], "7")
     running.join(ANSWER_S)
     [results] = found

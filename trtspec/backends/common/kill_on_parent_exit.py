@@ -38,7 +38,7 @@ def main(grace_s: float, cleanup: list[str], command: list[str]) -> int:
         print(f"{command[0]}: {error.strerror}", flush=True)  # noqa: T201  part of the command's output
         return CANNOT_START
     threading.Thread(target=_terminate_with_caller, args=(process, grace_s), daemon=True).start()
-    status = process.wait()  # no timeout: the thread terminates the process when the caller closes the pipe
+    status = process.wait()  # unbounded: the thread terminates the process when the caller closes the pipe
     _kill_descendants()
     if cleanup:
         devnull = subprocess.DEVNULL

@@ -150,7 +150,7 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
         for stream in (process.stdout, process.stdin):
             if stream:
                 stream.close()
-        process.wait()  # no timeout: the guard kills the tool within its grace period and then exits
+        process.wait()  # unbounded: the guard kills the tool within its grace period and then exits
 
 
 def _status(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> int:

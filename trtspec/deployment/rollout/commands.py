@@ -147,7 +147,7 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
         "",
         time.monotonic() + BEGUN_S + 2 * journal.known().drain_s,
     )  # an earlier revision may still drain
-    while True:  # no timeout: the supervisor's steps have time limits, and its death ends the loop
+    while True:  # unbounded: the supervisor's steps have time limits, and its death ends the loop
         record, rollout = journal.known(), _read_current(journal, revision)
         if (what := f"{rollout.state} {rollout.share}") != reported:
             reported = what

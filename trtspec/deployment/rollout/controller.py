@@ -133,7 +133,7 @@ class RolloutController(threading.Thread):
                 self._canary(share)
         if limits.shares[-1] < 100 and self._wanted != PROMOTE:
             self._note("holding", f"{self._gets(limits.shares[-1])}, until it is promoted by command")
-            while self._wanted != PROMOTE:  # no timeout: monitors the revision until a command arrives
+            while self._wanted != PROMOTE:  # unbounded: monitors the revision until a command arrives
                 self._check(analysis.rejection_reason(limits, self._look(time.monotonic(), [])))
                 time.sleep(LOOK_EVERY_S)
         self._promote()
@@ -212,7 +212,7 @@ class RolloutController(threading.Thread):
 
         asking = threading.Thread(target=run, name="rollout-ask", daemon=True)
         asking.start()
-        while asking.is_alive():  # no timeout: each of its requests has one
+        while asking.is_alive():  # unbounded: each of its requests has one
             self._check()
             asking.join(FAULT_S)
         if failed:
@@ -300,7 +300,7 @@ class RolloutController(threading.Thread):
     def _note_end(self) -> None:
         """Record the end of the rollout; retried on a full disk, because no other rollout can begin before."""
         left: list[Callable[[DeploymentJournal, RolloutRecord], object]] = [note_rollout, save_rollout]
-        while left:  # no timeout: until there is disk space, or the deployment ends
+        while left:  # unbounded: until there is disk space, or the deployment ends
             is_last = self._over.is_set()
             with self._logged_errors():
                 left[0](self.journal, self.rollout)

@@ -121,7 +121,7 @@ class DockerDeployment:
         try:
             with sigterm_as_interrupt():
                 unknown = 0  # consecutive checks without an answer from docker
-                while unknown < MOST_UNKNOWN:  # no timeout: runs in the foreground until stopped
+                while unknown < MOST_UNKNOWN:  # unbounded: runs in the foreground until stopped
                     state = _state(self.record)
                     if state not in ("live", "starting", "unhealthy", "unknown"):
                         break

@@ -145,7 +145,7 @@ class LocalDeployment:
         """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
         try:
             with sigterm_as_interrupt():
-                code = self.process.wait()  # no timeout: runs in the foreground until stopped
+                code = self.process.wait()  # unbounded: runs in the foreground until stopped
         except KeyboardInterrupt:
             self.stop()
             raise

@@ -69,7 +69,7 @@ async def _serve(front: ProxyState, listening: dict[str, socket.socket]) -> None
     servers.append(await loop.create_unix_server(partial(HealthConnection, front), PROXY_SOCKET))
     gc.freeze()
     LOG.info(STARTED_MESSAGE)
-    await over.wait()  # runs until SIGTERM or SIGINT
+    await over.wait()  # unbounded: runs until SIGTERM or SIGINT
     for server in servers:
         server.close()
     await _flush(front)

@@ -154,7 +154,7 @@ class HttpExchange:
 
     async def _departure(self) -> None:
         """Return when the client has disconnected; `document` reads the body first."""
-        await self._body_read.wait()  # the task ends with the request
+        await self._body_read.wait()  # unbounded: the task ends with the request
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

@@ -133,6 +133,6 @@ class Responder:
 
     def result(self) -> Any:
         """Wait for the response and return it."""
-        # no timeout: every request ends with a last response or `abandon`, also if its client disconnects
-        self._done.wait()
+        # Every request ends with a last response or `abandon`, also if its client disconnects.
+        self._done.wait()  # unbounded: see above
         return self.response

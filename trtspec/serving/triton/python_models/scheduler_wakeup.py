@@ -64,7 +64,7 @@ class SchedulerWakeup:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._wanted.wait()  # no timeout: nothing to do until the next `execute`
+            self._wanted.wait()  # unbounded: nothing to do until the next `execute`
             self._wanted.clear()
             for behind_s in WAKEUP_DELAYS_S:
                 self._began.clear()
