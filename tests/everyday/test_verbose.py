@@ -32,7 +32,7 @@ def test_a_build_says_what_it_decides_and_takes_from_the_store(recipe: Path, trt
     lines = noted(first.err)
     assert any(line.startswith("planning: tiny: backend embedded: ") for line in lines)
     key = keys["convert-target"]
-    assert f"store: convert-target: never built, so it is built as {key}" in lines
+    assert f"store: convert-target: never built; building it as {key}" in lines
     entry = recipe.parent / "cache" / "store" / "entries" / key[:2] / key
     assert any(re.fullmatch(rf"store: convert-target: built in .* s, {entry}", line) for line in lines)
     assert lines[-1] == "planning: build/tiny: published"

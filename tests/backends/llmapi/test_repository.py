@@ -94,7 +94,7 @@ def test_paths_become_absolute_and_hub_ids_stay(module, tmp_path: Path) -> None:
     assert read["model"] == str(tmp_path / "checkpoints/target")
     assert read["speculative_config"]["speculative_model"] == str(tmp_path / "checkpoints/draft")
     assert "triton_config" not in read
-    assert module.located(tmp_path, "org/model") == "org/model"
+    assert module.resolve_model_path(tmp_path, "org/model") == "org/model"
 
 
 def test_files_that_contradict_each_other_are_an_error(module, tmp_path: Path) -> None:
