@@ -170,7 +170,7 @@ def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
 
 
 COMPILE = """\
-from trtspec.kernels.autoload import COMPILE_BYTES, host_library
+from trtspec.kernels.host_kernels import COMPILE_BYTES, host_library
 assert host_library(COMPILE_BYTES)
 """
 OPEN = """\

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from convert_source import BLOCK_BYTES, forget
 
-from trtspec.checkpoints.quant.arithmetic import choose_arithmetic
-from trtspec.kernels.autoload import COMPILE_BYTES
+from trtspec.checkpoints.arithmetic import choose_arithmetic
+from trtspec.kernels.host_kernels import COMPILE_BYTES
 
 CORES = os.cpu_count() or 1
 WRITE_BYTES = 1 << 20

@@ -27,8 +27,7 @@ from machine import environment
 from quickstart import DRAFT_LEN, MAX_TOKENS, ROOT, Ours, Peer, prompt_texts
 
 from trtspec.backends.vllm import environment as vllm
-from trtspec.backends.vllm.files import MODEL_JSON
-from trtspec.backends.vllm.repository import relocate
+from trtspec.backends.vllm.artifact import MODEL_JSON, relocate
 
 Run = Callable[[], dict[str, Any]]
 VLLM = tuple(f"--set={key}" for key in ("engine.backend=vllm", "engine.device=cpu", "target.dtype=float32"))

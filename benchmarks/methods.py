@@ -116,11 +116,11 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
     Uses separate processes, because a second engine in one process slows the first.
     """
     from trtspec.bench.artifact import open_artifact
-    from trtspec.bench.profile.candidate import ProfileCandidate
     from trtspec.bench.profile.engine_profiler import generate_responses, measure
-    from trtspec.bench.profile.schedule import PAYS
+    from trtspec.bench.profile.options import ProfileCandidate
+    from trtspec.bench.profile.recommend import PAYS
     from trtspec.engine.prompts.prompt import Prompt
-    from trtspec.store.manifest import load_manifest
+    from trtspec.store.artifact import load_manifest
 
     speculation = load_manifest(root).recipe.speculation
     asked = [Prompt(text, str(number), kind) for number, text in enumerate(texts)]
@@ -188,9 +188,9 @@ def timed_steps(steps: list[float], inside: list[float], spent: Callable[[], flo
 @contextmanager
 def timed_forwards() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the seconds spent in forward passes so far; nested passes count once."""
-    from trtspec.engine.drafting.head import FeatureHead
+    from trtspec.engine.drafting.feature_drafters import FeatureHead
     from trtspec.engine.model.decoder import Decoder
-    from trtspec.methods.dflash.block_drafter import BlockNetwork
+    from trtspec.methods.dflash.drafter import BlockNetwork
     from trtspec.methods.medusa.drafter import HeadStack
     from trtspec.methods.redrafter.drafter import RecurrentNet
 

@@ -27,11 +27,10 @@ import numpy as np
 import torch
 from machine import environment
 
-from trtspec.checkpoints.arithmetic import Arithmetic, NumpyArithmetic
-from trtspec.checkpoints.cast import from_floats
+from trtspec.checkpoints.arithmetic import Arithmetic, NumpyArithmetic, from_floats
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import build_library, plan_library
-from trtspec.kernels.quantize import ITEMS, CompiledArithmetic, Instructions, fastest_instructions
+from trtspec.kernels.host_kernels import ITEMS, CompiledArithmetic, Instructions, fastest_instructions
 
 CHUNK_BYTES, MEMORY_BYTES = 1 << 20, 256 << 20
 COLUMNS = 4096

@@ -224,7 +224,7 @@ def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], ste
 
 def weight_bytes(role: str) -> int:
     """Return the bytes of float32 weights that a step reads; only one row of an embedding that is not the head."""
-    from trtspec.checkpoints.family import find_family
+    from trtspec.checkpoints.rules import find_family
     from trtspec.checkpoints.source import load_source
 
     source = load_source(MODELS / f"quickstart-{role}")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # What said less than a newer source, or what no release has, by the file that cited it.
 STALE = {
     "trtspec/backends/vllm": "vllm_backend:src/model.py@8de0c14",  # its import is in none of the wheels; @00ea75bc
-    "trtspec/backends/tensorrt_llm/sampling.py": "examples/medusa/README.md",  # speculative-decoding.md@28af34e8
+    "trtspec/backends/tensorrt_llm/specs.py": "examples/medusa/README.md",  # speculative-decoding.md@28af34e8
 }
 
 

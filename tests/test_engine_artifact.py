@@ -19,17 +19,17 @@ from tests.conftest import Run
 from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a fixture
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
-from trtspec.backends.tensorrt_llm.serve import check_machine as check_built_for
+from trtspec.backends.tensorrt_llm.repository import check_machine as check_built_for
 from trtspec.bench.verify import ensure_gates
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
-from trtspec.deployment.staging import find_fallback_backend, stage_repository
+from trtspec.deployment.revision import find_fallback_backend, stage_repository
 from trtspec.planning import pipeline
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.server import ServerPorts, TritonServer
+from trtspec.store.artifact import load_manifest
 from trtspec.store.executor import Observer, StepResult
-from trtspec.store.lazy_digests import SourceDigests
-from trtspec.store.manifest import load_manifest
+from trtspec.store.files import SourceDigests
 from trtspec.store.plan import StepPlan
 from trtspec.store.store import Store
 

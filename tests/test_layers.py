@@ -23,7 +23,7 @@ ORDER = (
 # Folders that are scanned for extensions. Packages before them use extensions through the registry alone.
 EXTENSIONS = ("families", "methods", "backends", "deployment/targets")
 # Heads with a reduced vocabulary, which only EAGLE-3 and P-EAGLE have, are pruned and exported by their tensor names.
-NAME_EAGLE3 = {"training/external/job.py", "training/initialization.py", "training/vocab_pruning/reduced_net.py"}
+NAME_EAGLE3 = {"training/external/job.py", "training/trainable.py", "training/vocabulary.py"}
 BACKENDS = sorted(
     path.parent.name for path in (PACKAGE / "backends").glob("*/__init__.py") if "BACKEND = " in path.read_text()
 )

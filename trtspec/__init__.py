@@ -20,7 +20,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.core.version import __version__
+from trtspec.core.installation import __version__
 
 if TYPE_CHECKING:
     from trtspec.bench.generate import GeneratedText
@@ -125,8 +125,7 @@ def build(
     (bytes done, bytes total) of sources, and `on_warnings` gets the diagnostics of a recipe that can be built. Raises
     RecipeError for a recipe that cannot be built, and StepError if a step fails.
     """
-    from trtspec.planning.pipeline import default_artifact_dir, open_store, run_build
-    from trtspec.planning.prebuild import check_builds, plan_runnable
+    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, run_build
     from trtspec.store.executor import Unobserved
 
     loaded, store = _as_recipe(recipe), open_store()
@@ -155,7 +154,7 @@ def verify(
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.bench.verify import verify_artifact
-    from trtspec.store.manifest import parse_expected
+    from trtspec.store.artifact import parse_expected
 
     return verify_artifact(
         Path(artifact),
@@ -216,7 +215,7 @@ def deploy(
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import deploy as serve
     from trtspec.deployment.options import DeployOptions
-    from trtspec.store.manifest import parse_expected
+    from trtspec.store.artifact import parse_expected
 
     options = DeployOptions(
         name=name,

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu.parts import LIBRARY
-from trtspec.kernels.build import build_library, find_libraries, list_libraries, plan_library
-from trtspec.kernels.toolchain import gpu_architecture
+from trtspec.kernels.build import build_library, find_libraries, gpu_architecture, list_libraries, plan_library
 
 
 def library_for(architecture: str) -> Path:

@@ -16,8 +16,7 @@ from trtspec.checkpoints.safetensors import lay_out
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, TrtllmQuantization, render_config
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.layers import GatedMlp, Linear
-from trtspec.engine.model.matrix import PlainMatrix
+from trtspec.engine.model.layers import GatedMlp, Linear, PlainMatrix
 
 SPREAD = 0.02  # as in Llama's initialization
 NORMS = ("input_layernorm.weight", "post_layernorm.weight")

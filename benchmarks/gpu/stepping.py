@@ -18,8 +18,8 @@ from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
+from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.verifier import DraftVerifier
-from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, find_method
 
 WARM_STEPS = 4

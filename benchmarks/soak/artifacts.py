@@ -18,8 +18,8 @@ from trtspec.core.paths import model_repository_dir, recipes_dir
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
+from trtspec.store.artifact import load_manifest
 from trtspec.store.artifact_paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, from_model
-from trtspec.store.manifest import load_manifest
 
 RECIPES = {"draft_target": "quickstart.yaml", "eagle3": "quickstart-eagle3.yaml"}
 SETTINGS = (

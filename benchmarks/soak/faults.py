@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.core.processes import session_processes
-from trtspec.deployment.health.probe import process_model
+from trtspec.deployment.health import process_model
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout.state import read_rollout

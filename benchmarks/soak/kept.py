@@ -15,13 +15,12 @@ from pathlib import Path
 from tests.serving.triton.serving import Served
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import start_time, wait_until
-from trtspec.deployment.health.policy import STOPPED_S, FailureDetector, HealthSample
+from trtspec.deployment.health import STOPPED_S, FailureDetector, HealthSample
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
-from trtspec.deployment.process_specs import ProcessSpec, write_process_specs
-from trtspec.deployment.revision import revision_dir
+from trtspec.deployment.process_group import ProcessSpec, write_process_specs
+from trtspec.deployment.revision import new_token, revision_dir
 from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer, ShouldStop
 from trtspec.deployment.supervisor import Supervisor
-from trtspec.deployment.token import new_token
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import ServerPorts, find_server, server_command
 

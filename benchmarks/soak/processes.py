@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from trtspec.core.processes import session_processes, start_time
-from trtspec.deployment.health.probe import process_model
+from trtspec.deployment.health import process_model
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WINDOWS = 10  # windows per run: for ten minutes, one minute each

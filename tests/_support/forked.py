@@ -42,7 +42,7 @@ CORE = (
     "tqdm.auto",
     "trtspec.planning.check.recipe",
     "trtspec.planning.pipeline",
-    "trtspec.planning.prebuild",
+    "trtspec.planning.pipeline",
     "trtspec.planning.inspection",
     "trtspec.planning.init.write",
     "trtspec.checkpoints.hub",

@@ -24,7 +24,7 @@ WARM = (
     "rich.progress",
     "trtspec.planning.check.recipe",
     "trtspec.planning.pipeline",
-    "trtspec.planning.prebuild",
+    "trtspec.planning.pipeline",
     "trtspec.planning.doctor",
     "trtspec.planning.inspection",
     "trtspec.planning.migration",
@@ -33,7 +33,7 @@ WARM = (
     "trtspec.bench.verify",
     "trtspec.bench.bench",
     "trtspec.bench.generate",
-    "trtspec.bench.layer_search.sublayers",
+    "trtspec.bench.layer_search",
     "trtspec.deployment.base",
     "trtspec.engine.engine",
     "trtspec.kernels.build",
@@ -109,10 +109,10 @@ def _run(job: dict[str, Any]) -> int:
 
 def _replace_machine(package: Path) -> None:
     from tests.bench.load import by_rule
-    from trtspec.bench.load import runner, sweep
+    from trtspec.bench.load import sweep
     from trtspec.bench.load.drivers import trtspec as driver
     from trtspec.core import paths
-    from trtspec.core.doctor_check import DoctorCheck
+    from trtspec.core.installation import DoctorCheck
     from trtspec.planning import doctor
 
     paths.PACKAGE = package.absolute()
@@ -120,7 +120,7 @@ def _replace_machine(package: Path) -> None:
     os.sysconf = lambda name: SIZES.get(str(name)) or sysconf(name)
     shutil.disk_usage = lambda path: Usage()  # type: ignore[assignment, return-value]
     doctor.probe_machine = lambda: [DoctorCheck(*found) for found in FOUND]
-    runner.find_arms, driver.DRIVER = by_rule.arms, lambda tokenizer, timeout_s: by_rule.answered
+    sweep.find_arms, driver.DRIVER = by_rule.arms, lambda tokenizer, timeout_s: by_rule.answered
     sweep.work_ms = lambda: 12.5
 
 

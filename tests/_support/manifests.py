@@ -10,7 +10,7 @@ from typing import Any
 
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
-from trtspec.store.checksummed_json import dump_checksummed_text
+from trtspec.store.digest import dump_checksummed_text
 
 
 def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> ResolvedRecipe:

@@ -25,7 +25,7 @@ from typing import Any
 
 from trtspec.cli.app import make_command
 from trtspec.cli.deploy import ROOT as AS_ROOT
-from trtspec.recipe.files import find_recipe
+from trtspec.recipe.load import find_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))), "recipes/README.md")

@@ -14,7 +14,7 @@ from trtspec.checkpoints.rules import Matched, Rule, SourceTensor, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.methods.base import DraftHead, find_method
-from trtspec.methods.source_head import SourceHead
+from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.schema import Recipe
 
 GEMMA: dict[str, Any] = {

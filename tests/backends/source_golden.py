@@ -14,11 +14,10 @@ from typing import Any
 
 from tests.backends.source_contexts import facts, source_context
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi.model_yaml import model_yaml
-from trtspec.backends.llmapi.repository import EmitLlmApiRepository
-from trtspec.backends.llmapi.speculative import is_greedy_only
-from trtspec.backends.vllm.model_json import model_json
-from trtspec.backends.vllm.repository import EmitVllmRepository
+from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
+from trtspec.backends.llmapi.artifact import EmitLlmApiRepository
+from trtspec.backends.vllm.arguments import model_json
+from trtspec.backends.vllm.artifact import EmitVllmRepository
 from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.serving.triton.repository_writer import ServingSettings
 

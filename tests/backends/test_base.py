@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.backends import choose as choose_module
+from trtspec.backends import base as choose_module
 from trtspec.backends import llmapi, tensorrt_llm
-from trtspec.backends.base import backends
-from trtspec.backends.choose import choose_backend, choose_version
+from trtspec.backends.base import backends, choose_backend, choose_version
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import GPUS, find_gpu
 from trtspec.recipe.schema import Engine

@@ -15,9 +15,9 @@ from trtspec.backends.base import backends, find_backend
 from trtspec.backends.code_policy import ALLOW, check_code, disallowed_code
 from trtspec.core.errors import DigestMismatch, UntrustedCode
 from trtspec.core.hashing import file_sha256
-from trtspec.deployment.staging import stage_repository
+from trtspec.deployment.revision import stage_repository
+from trtspec.store.artifact import load_manifest
 from trtspec.store.artifact_paths import REPOSITORY
-from trtspec.store.manifest import load_manifest
 
 MODEL = f"{REPOSITORY}/postprocessing/1/model.py"
 CONFIG = f"{REPOSITORY}/tensorrt_llm/config.pbtxt"

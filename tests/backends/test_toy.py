@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.store.artifact_paths import REPOSITORY, TOKENIZER, checkpoint, from_model
-from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.base import Backend
 from trtspec.backends.common.steps import companion_steps, conversion_steps, serving_settings
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.backends.steps.repository import EmitRepository, read_models
+from trtspec.backends.steps.files import EmitRepository, read_models
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.repository_writer import ServingSettings, emit_model
 from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET

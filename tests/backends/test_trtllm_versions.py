@@ -15,11 +15,12 @@ from trtspec.backends.base import backends_for_method
 from trtspec.backends.common.trtllm_versions import (
     BuildOption,
     VersionSpec,
+    containers,
     find_version_spec,
+    is_release,
     minors_with,
     version_specs,
 )
-from trtspec.backends.common.trtllm_versions.containers import containers, is_release
 from trtspec.core.errors import TrtspecError
 
 ENGINES = ("1.0", "1.1", "1.2")

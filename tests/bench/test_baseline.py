@@ -14,14 +14,13 @@ import pytest
 from tests.conftest import Run
 from tests.report.advisor.serving import serving
 from trtspec.bench.artifact import artifact_prompts
-from trtspec.bench.baseline import BaselineMeasurements, ask_server
-from trtspec.bench.saved_documents import prompts_sha256
-from trtspec.bench.target_fingerprint import target_sha256
+from trtspec.bench.bench import BaselineMeasurements, ask_server
+from trtspec.bench.documents import prompts_sha256, target_sha256
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import start_time
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.serving.triton.client import Client
-from trtspec.store.manifest import load_manifest, manifest_sha256
+from trtspec.store.artifact import load_manifest, manifest_sha256
 
 FEW = ("--max-tokens", 4, "--runs", 2)
 

@@ -14,7 +14,7 @@ import pytest
 from tests._support.manifests import read_manifest, write_manifest
 from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
 from tests.conftest import Run
-from trtspec.bench.reference import Reference
+from trtspec.bench.parity import Reference
 
 pytestmark = pytest.mark.integration
 TOKENS = ("--max-tokens", 12)

@@ -13,18 +13,16 @@ import torch
 
 from tests._support.tiny import convert, make_llama, reference_model
 from tests.conftest import Run
-from trtspec.bench.layer_search.layers import LENS, PrunedDraft, _chains
-from trtspec.bench.layer_search.search import SearchBudget, ranked, rate, search
-from trtspec.bench.layer_search.sublayers import Matcher, Text
+from trtspec.bench.layer_search import LENS, Matcher, PrunedDraft, Text, _chains
 from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
+from trtspec.bench.skip_search import SearchBudget, ranked, rate, search
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
+from trtspec.engine.measurement import replay
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.replay import replay
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
-from trtspec.methods.layer_pruning import prune_checkpoint
-from trtspec.methods.layer_skips import Skip
+from trtspec.methods.layer_pruning import Skip, prune_checkpoint
 
 SKIP = Skip(attention=[1], mlp=[1])
 FREELY = SearchBudget(1.0, 10_000, 1e9, layers_left=4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.overlap import DIGESTS, RECORD, overlap, prompt_digest
+from trtspec.bench.sources import DIGESTS, RECORD, overlap, prompt_digest
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.store.artifact_paths import TOKENIZER
 

@@ -11,9 +11,9 @@ import torch
 
 from tests._support.tiny import convert, make_llama, reference_model
 from tests.conftest import Run
-from trtspec.bench.layer_search.sublayers import Matcher, Text
+from trtspec.bench.layer_search import Matcher, Text
 from trtspec.engine.model.decoder import Decoder
-from trtspec.methods.layer_skips import Skip
+from trtspec.methods.layer_pruning import Skip
 
 pytestmark = pytest.mark.integration
 

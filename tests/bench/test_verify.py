@@ -22,7 +22,7 @@ from trtspec.bench.verification_report import VerificationCheck, make_report, sa
 from trtspec.bench.verify import ensure_gates
 from trtspec.checkpoints.safetensors import read_header
 from trtspec.core.errors import DigestMismatch, GateNotMet, VerificationFailed
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 pytestmark = pytest.mark.integration
 TOKENS = ("--max-tokens", 16)

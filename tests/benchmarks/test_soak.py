@@ -31,7 +31,7 @@ from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import wait_until
-from trtspec.deployment.health.probe import SERVER
+from trtspec.deployment.health import SERVER
 from trtspec.serving.triton.server import find_server
 
 ROOT = Path(__file__).parents[2]

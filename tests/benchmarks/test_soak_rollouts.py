@@ -26,7 +26,7 @@ from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.journal import DeploymentRecord as Deployed
 from trtspec.deployment.rollout.state import RolloutRecord, write_rollout
 from trtspec.serving.gateway.command import same_text
-from trtspec.store.manifest import load_manifest, verify_files
+from trtspec.store.artifact import load_manifest, verify_files
 
 DEPLOYED = Deployed("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
 FULL = "no space left on /state/deployments/quickstart"

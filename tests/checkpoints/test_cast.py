@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoints.patterns import ALL16, ITEM, as_torch, assert_as_torch, decisive_floats
-from trtspec.checkpoints.cast import cast, cast_table, e4m3_values, every_value, from_floats, to_e4m3, to_floats
-from trtspec.checkpoints.quant.fp8 import requantization_table
+from trtspec.checkpoints.arithmetic import cast, cast_table, e4m3_values, every_value, from_floats, to_e4m3, to_floats
+from trtspec.checkpoints.encodings import requantization_table
 
 
 @pytest.mark.parametrize("target", ["BF16", "F16", "F32", "F8_E4M3"])

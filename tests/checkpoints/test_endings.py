@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.stopping import StopConditions
+from trtspec.engine.generation.text import StopConditions
 
 
 @pytest.fixture(scope="module")

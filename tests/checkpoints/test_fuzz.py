@@ -30,7 +30,7 @@ from tests.checkpoints.corpus import (
     make_sharded,
     pack,
 )
-from trtspec.checkpoints.family import Family
+from trtspec.checkpoints.rules import Family
 from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo, read_header
 from trtspec.core.errors import CheckpointError
 from trtspec.core.registry import discover

@@ -17,12 +17,14 @@ from safetensors.numpy import save_file
 
 from tests._support.hub import COMMIT, Hub, asked_in_process, serving
 from tests._support.shapes import make_checkpoint, shapes
-from trtspec.checkpoints import hub_client, hub_metadata
+from trtspec.checkpoints import hub as hub_module
+from trtspec.checkpoints import previews
 from trtspec.checkpoints.hub import HubError
-from trtspec.checkpoints.hub_metadata import compare_tokenizers, make_preview
-from trtspec.checkpoints.metadata_cache import (
+from trtspec.checkpoints.previews import (
     MAX_PREVIEWS,
+    compare_tokenizers,
     find_preview,
+    make_preview,
     preview_dir,
     previews_dir,
     prune_previews,
@@ -48,7 +50,7 @@ def hub(tmp_path: Path, workplace: Path) -> Iterator[Hub]:
 @pytest.fixture
 def large(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the quickstart's tokenizers as large ones."""
-    monkeypatch.setattr(hub_metadata, "SMALL_BYTES", 5000)
+    monkeypatch.setattr(previews, "SMALL_BYTES", 5000)
 
 
 def asked(hub: Hub) -> set[str]:
@@ -126,7 +128,7 @@ class TestAnInterruption:
 
     @pytest.mark.slow
     def test_after_an_error_no_more_is_asked(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hub_client, "TIMEOUT_S", 0.2)
+        monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.2)
         root = hub.root / "org" / "many"
         root.mkdir()
         shutil.copy(MODELS / "quickstart-target" / "config.json", root)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.checkpoints import journal
-from trtspec.checkpoints.journal import ConversionJournal
+from trtspec.checkpoints import stream
+from trtspec.checkpoints.stream import ConversionJournal
 
 WAIT_S = 30
 
@@ -31,7 +31,7 @@ def notes(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def fails_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Simulate a disk error as Linux reports it: once for each open file, after which calls succeed."""
-    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr(stream, "COMMIT_EVERY_S", 0.0)
     synced: list[int] = []
 
     def sync(descriptor: int) -> None:
@@ -68,7 +68,7 @@ def test_nothing_is_noted_after_a_disk_has_failed(
 
 
 def test_a_disk_that_fails_at_the_end_is_told(file: int, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 3600.0)
+    monkeypatch.setattr(stream, "COMMIT_EVERY_S", 3600.0)
     with pytest.raises(OSError, match="Input/output error"), ConversionJournal(notes, [file], "stamp") as noted:
         noted.finish("one")
     assert notes.read_text() == "stamp\n"

@@ -17,9 +17,9 @@ from tests._support.tiny import make_llama
 from tests.checkpoints.quant.compressed import compress, compressed_tensors
 from trtspec.backends.steps.convert import convert_checkpoint
 from trtspec.checkpoints import direct_io, stream, streaming_digest
+from trtspec.checkpoints.conversion import Activations
 from trtspec.checkpoints.direct_io import CachedWriter, DirectWriter, WriteTask, open_output
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.safetensors import lay_out
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.streaming_digest import StreamingDigests

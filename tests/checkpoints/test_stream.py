@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from tests._support.durability import die_at, finish, start  # noqa: F401
 from tests._support.tiny import convert, make_llama
-from trtspec.checkpoints import direct_io, journal, stream
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints import direct_io, stream
+from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.core.processes import wait_until
@@ -98,15 +98,15 @@ def write_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commit_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevent commits of several tasks, whose number would depend on the machine."""
-    note, one_by_one = journal.ConversionJournal.finish, threading.Lock()
+    note, one_by_one = stream.ConversionJournal.finish, threading.Lock()
 
-    def finish_and_wait(notes: journal.ConversionJournal, name: str) -> None:
+    def finish_and_wait(notes: stream.ConversionJournal, name: str) -> None:
         with one_by_one:
             note(notes, name)
             assert wait_until(lambda: not notes._finished, 30, interval_s=0.001)
 
-    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
-    monkeypatch.setattr(journal.ConversionJournal, "finish", finish_and_wait)
+    monkeypatch.setattr(stream, "COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr(stream.ConversionJournal, "finish", finish_and_wait)
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
     if in_blocks:
         write_in_blocks(monkeypatch)
     notes, seen = tmp_path / "notes", []
-    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr(stream, "COMMIT_EVERY_S", 0.0)
     monkeypatch.setattr(os, "fdatasync", lambda _: seen.append(("data", len(notes.read_text().splitlines()))))
     monkeypatch.setattr(os, "fsync", lambda _: seen.append(("notes", len(notes.read_text().splitlines()))))
     convert(source, tmp_path / "c", journal=notes, mapping=ParallelMapping(2))

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints.tokenizer_kinds import CHATS, TEMPLATES, TEXTS, kinds, write
-from trtspec.checkpoints.rendered_text import RenderedText
-from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.engine.prompts.chat import ChatTemplate
 from trtspec.engine.prompts.prompt import Prompt
 
@@ -94,7 +93,7 @@ def test_requests_say_of_a_rendered_chat_that_it_has_its_special_tokens() -> Non
 
 
 def test_the_served_tokenizer_takes_a_rendered_chat_as_it_is(tmp_path: Path) -> None:
-    from trtspec.serving.triton.python_models.tokenize import TextReader
+    from trtspec.serving.triton.python_models.token_io import TextReader
 
     tokenizer = served(tmp_path, begins=True)
     reader = TextReader(tokenizer, 64)

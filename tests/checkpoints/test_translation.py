@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests._support.tiny import make_tokenizer
 from trtspec.checkpoints.safetensors import lay_out
-from trtspec.checkpoints.token_bytes import token_ids
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.checkpoints.translation import MAX_SPELLING, TRANSLATION, VocabMapping, read_vocab_mapping
+from trtspec.checkpoints.translation import MAX_SPELLING, TRANSLATION, VocabMapping, read_vocab_mapping, token_ids
 from trtspec.core.errors import CheckpointError
 from trtspec.core.paths import recipes_dir
 

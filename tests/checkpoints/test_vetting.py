@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from tests.checkpoints.tokenizer_kinds import BYTES, beginning, byte_level, pieces, write
-from trtspec.checkpoints import vetting
-from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.checkpoints.vetting import vet
+from trtspec.checkpoints import tokenizer as vetting_module
+from trtspec.checkpoints.tokenizer import Tokenizer, vet
 from trtspec.core.errors import CheckpointError, TrtspecError
 
 Change = Callable[[dict[str, Any]], Any]
@@ -76,8 +75,10 @@ def test_a_tokenizer_that_harms_a_process_is_refused(
 def test_a_tokenizer_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
     root, runs = good(tmp_path / "t"), []
-    real = vetting.run_in_child
-    monkeypatch.setattr(vetting, "run_in_child", lambda *args, **options: (runs.append(1), real(*args, **options))[1])
+    real = vetting_module.run_in_child
+    monkeypatch.setattr(
+        vetting_module, "run_in_child", lambda *args, **options: (runs.append(1), real(*args, **options))[1]
+    )
     vet(root)
     vet(root)
     assert len(runs) == 1
@@ -125,7 +126,9 @@ def test_no_damaged_tokenizer_ends_otherwise(tmp_path: Path, monkeypatch: pytest
         (root / "tokenizer.json").write_text(json.dumps(document))
         with monkeypatch.context() as patched:
             patched.setattr(
-                vetting, "LIMITS", vetting.SandboxLimits(memory_bytes=2 << 30, cpu_s=10, wall_s=60, output_bytes=4096)
+                vetting_module,
+                "TRIAL_LIMITS",
+                vetting_module.SandboxLimits(memory_bytes=2 << 30, cpu_s=10, wall_s=60, output_bytes=4096),
             )
             with suppress(CheckpointError):
                 Tokenizer(root)

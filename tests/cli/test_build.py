@@ -19,9 +19,9 @@ import pytest
 
 from tests._support import forked
 from tests.conftest import Run
-from trtspec.core.failpoint import failpoint
+from trtspec.core.files import failpoint
 from trtspec.planning import pipeline
-from trtspec.store.manifest import load_manifest, verify_files
+from trtspec.store.artifact import load_manifest, verify_files
 
 pytestmark = pytest.mark.slow  # complete builds, many in processes that are killed
 
@@ -170,7 +170,7 @@ def test_the_hand_written_models_are_an_input(
     copy = tmp_path / "models"
     shutil.copytree(model_repository_dir(), copy)
     (copy / "postprocessing" / "1" / "model.py").write_text("# changed\n")
-    monkeypatch.setattr("trtspec.backends.steps.repository.model_repository_dir", lambda: copy)
+    monkeypatch.setattr("trtspec.backends.steps.files.model_repository_dir", lambda: copy)
     changed = statuses(trtspec, recipe)
     assert [name for name, status in changed.items() if status == "built"] == ["emit-repository"]
 

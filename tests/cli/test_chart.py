@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from trtspec.cli import render
-from trtspec.cli.chart import BETWEEN, LEAST, MARK, MOST, chart
-from trtspec.cli.profiled import _show_chart as show_profile_chart
+from trtspec.cli.layout import BETWEEN, LEAST, MARK, MOST, chart
+from trtspec.cli.profile import _show_chart as show_profile_chart
 
 ROWS = [("1", [("a", 2.0), ("b", 2.9)]), ("16", [("a", 0.5), ("b", 1.0)])]
 

@@ -14,8 +14,7 @@ from tests.conftest import Run
 from tests.report.monitoring.prometheus import promtool
 from trtspec.core.processes import start_time
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
-from trtspec.report.monitoring.dashboard import dashboard
-from trtspec.report.monitoring.rules import RULES, rules
+from trtspec.report.monitoring.configuration import RULES, dashboard, rules
 
 
 def deployed(name: str, metrics: int, pid: int = 0) -> None:

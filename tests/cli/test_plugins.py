@@ -10,7 +10,7 @@ from tests._support.compiled import run_build
 from tests.conftest import Run
 from trtspec.kernels import build
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.quantize import CompiledArithmetic
+from trtspec.kernels.host_kernels import CompiledArithmetic
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 

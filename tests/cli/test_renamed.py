@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 from tests.conftest import Run
-from trtspec.cli.app import make_command
-from trtspec.cli.helping import OTHER, PANELS
+from trtspec.cli.app import OTHER, PANELS, make_command
 from trtspec.cli.renamed import _RENAMED, current_arguments
 
 

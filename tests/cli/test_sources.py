@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests._support import forked
 from tests._support.hub import COMMIT, Hub, serving
 from tests.conftest import Run
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 pytestmark = pytest.mark.slow  # commands in separate processes, with a local hub
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 CODE = """
-from trtspec.core.failpoint import failpoint
+from trtspec.core.files import failpoint
 try:
     failpoint("here")
 finally:

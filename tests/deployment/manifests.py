@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tests._support.manifests import resolved
-from trtspec.backends.steps.repository import EmitRepository
+from trtspec.backends.steps.files import EmitRepository
 from trtspec.core.file_records import FileRecord
 from trtspec.planning.pipeline import Build, device_memory
+from trtspec.store.artifact import BackendRecord, DeviceMemory, Manifest
 from trtspec.store.artifact_paths import REPOSITORY
-from trtspec.store.manifest import BackendRecord, DeviceMemory, Manifest
 
 DIGEST = "a" * 64
 IMAGE = f"registry.example/serving@sha256:{DIGEST}"

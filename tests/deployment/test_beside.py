@@ -16,9 +16,8 @@ import pytest
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import process_state, wait_until
 from trtspec.deployment.journal import DeploymentRecord
-from trtspec.deployment.process_group import ProcessGroup
-from trtspec.deployment.process_specs import ProcessSpec
-from trtspec.deployment.sidecar import Sidecar
+from trtspec.deployment.process_group import ProcessGroup, ProcessSpec
+from trtspec.deployment.server_process import Sidecar
 from trtspec.deployment.targets import local
 
 STAYS = "import time; time.sleep(600)"
@@ -108,8 +107,8 @@ def answering(status: int, seconds: float, then: str) -> Sidecar:
 @pytest.mark.parametrize("then", ["time.sleep(1)", "pass"])
 def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process waits, the other computes like a blocked event loop."""
-    monkeypatch.setattr("trtspec.deployment.sidecar.SILENT_S", 2.0)
-    monkeypatch.setattr("trtspec.deployment.sidecar.BLOCKED_S", 4.0)
+    monkeypatch.setattr("trtspec.deployment.server_process.SILENT_S", 2.0)
+    monkeypatch.setattr("trtspec.deployment.server_process.BLOCKED_S", 4.0)
     beside = answering(200, 3.0, then)
     hung = beside.running.process
     try:
@@ -126,8 +125,8 @@ def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: p
 @pytest.mark.slow
 def test_process_that_answers_with_an_error_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway whose server is restarting is healthy."""
-    monkeypatch.setattr("trtspec.deployment.sidecar.SILENT_S", 1.0)
-    monkeypatch.setattr("trtspec.deployment.sidecar.BLOCKED_S", 2.0)
+    monkeypatch.setattr("trtspec.deployment.server_process.SILENT_S", 1.0)
+    monkeypatch.setattr("trtspec.deployment.server_process.BLOCKED_S", 2.0)
     beside = answering(503, 600.0, "pass")
     try:
         assert not wait_until(lambda: bool(beside.look(time.monotonic())), 6.0)

@@ -7,16 +7,16 @@ import random
 
 import pytest
 
-from trtspec.deployment.rollout.analysis import (
+from trtspec.deployment.rollout.canary import (
     CanaryStats,
     ProbePair,
     has_enough_samples,
     latency_ratio_interval,
+    mirroring_summary,
     rejection_reason,
 )
-from trtspec.deployment.rollout.mirroring import mirroring_summary
 from trtspec.deployment.rollout.state import RolloutPolicy
-from trtspec.serving.gateway.routing_state import BackendStats, GatewayConfig, MirrorStats, Route, next_route
+from trtspec.serving.gateway.config import BackendStats, GatewayConfig, MirrorStats, Route, next_route
 
 LIMITS = RolloutPolicy(hold_s=5, min_requests=20, max_latency_ratio=1.5, min_acceptance=0.5)
 

@@ -23,9 +23,8 @@ from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.revision import server_url
+from trtspec.deployment.revision import read_token, server_url
 from trtspec.deployment.targets.local import LocalDeployment, deploy_local, stop
-from trtspec.deployment.token import read_token
 from trtspec.serving.triton.client import HEADER, UNIX, Client, UnixConnection
 from trtspec.serving.triton.server import SHARED_MEMORY, find_server
 

@@ -65,7 +65,7 @@ def test_it_listens_on_loopback_unless_told_otherwise() -> None:
 
 def test_health_is_a_text_within_a_deadline() -> None:
     found = service()["healthcheck"]
-    assert found["test"][:4] == ["CMD", "python3", "-m", "trtspec.deployment.health.request"]
+    assert found["test"][:4] == ["CMD", "python3", "-m", "trtspec.deployment.health"]
     assert int(found["timeout"][:-1]) > int(found["test"][-1].partition("=")[2])
 
 

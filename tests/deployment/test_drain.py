@@ -27,7 +27,7 @@ from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.config import load_config, render_config, set_parameter
 from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
 from trtspec.serving.triton.server import find_server
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.deployment.health.policy import (
+from trtspec.deployment.health import (
     BUSY_S,
     SILENT_S,
     STOPPED_S,

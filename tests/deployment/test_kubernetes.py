@@ -20,7 +20,7 @@ from trtspec.core.errors import DeployError
 from trtspec.deployment.base import find_target
 from trtspec.deployment.containers import make_workload
 from trtspec.deployment.targets.kubernetes.kubectl import _parse_state
-from trtspec.store.manifest import Manifest
+from trtspec.store.artifact import Manifest
 
 PVC = "pvc:models/tiny"
 SPANNING = {"target": {"model": "./t", "parallel": {"tensor": 8, "pipeline": 2}}}
@@ -98,7 +98,7 @@ def test_probes_ask_for_a_text_and_bear_a_flap() -> None:
     found = container(rendered())
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         command = found[name]["exec"]["command"]
-        assert command[:3] == ["python3", "-m", "trtspec.deployment.health.request"]
+        assert command[:3] == ["python3", "-m", "trtspec.deployment.health"]
         assert found[name]["timeoutSeconds"] > int(command[-1].partition("=")[2])
         assert found[name]["failureThreshold"] >= 3
     alive, ready = found["livenessProbe"], found["readinessProbe"]

@@ -12,26 +12,25 @@ from typing import Any
 import pytest
 
 from trtspec.core.processes import wait_until
-from trtspec.deployment.health import probe
-from trtspec.deployment.health.policy import FailureDetector
-from trtspec.deployment.health.probe import RequestProbe, StartupProbe, count_progress
+from trtspec.deployment import health
+from trtspec.deployment.health import FailureDetector, RequestProbe, StartupProbe, count_progress
 
 TARGET, DRAFT = {(2, 20): "target"}, {(3, 30): "draft"}
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> probe.ModelProcesses:
+def running(monkeypatch: pytest.MonkeyPatch) -> health.ModelProcesses:
     """Return the processes that run models; the test may change them."""
-    found: probe.ModelProcesses = {}
-    monkeypatch.setattr(probe, "group_processes", lambda pid: [pid, *(pid for pid, _ in found)])
-    monkeypatch.setattr(probe, "model_processes", lambda pids: {**found})
-    monkeypatch.setattr(probe, "process_state", lambda pid: "S")
-    monkeypatch.setattr(probe, "group_zombies", lambda pid, program: [])
+    found: health.ModelProcesses = {}
+    monkeypatch.setattr(health, "group_processes", lambda pid: [pid, *(pid for pid, _ in found)])
+    monkeypatch.setattr(health, "model_processes", lambda pids: {**found})
+    monkeypatch.setattr(health, "process_state", lambda pid: "S")
+    monkeypatch.setattr(health, "group_zombies", lambda pid, program: [])
     return found
 
 
 def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_server_is_ready(
-    running: probe.ModelProcesses,
+    running: health.ModelProcesses,
 ) -> None:
     eyes = StartupProbe(1)
     running |= DRAFT
@@ -43,7 +42,7 @@ def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_
 
 
 def test_a_model_that_nobody_loads_any_more_died(
-    running: probe.ModelProcesses, monkeypatch: pytest.MonkeyPatch
+    running: health.ModelProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server does not report a process that was killed while loading."""
     judge, eyes = FailureDetector(), StartupProbe(1)
@@ -51,11 +50,11 @@ def test_a_model_that_nobody_loads_any_more_died(
     assert not judge.fault(eyes.look(is_ready=False))
     del running[3, 30]
     assert not judge.fault(eyes.look(is_ready=False)), "another process may follow"
-    monkeypatch.setattr(probe, "GONE_S", 0.0)
+    monkeypatch.setattr(health, "GONE_S", 0.0)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
 
 
-def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: probe.ModelProcesses) -> None:
+def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: health.ModelProcesses) -> None:
     eyes = StartupProbe(1)
     running |= {(9, 90): "draft"}
     eyes.look(is_ready=False)
@@ -66,26 +65,26 @@ def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: 
 
 
 def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_for_it(
-    running: probe.ModelProcesses, monkeypatch: pytest.MonkeyPatch
+    running: health.ModelProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, eyes = FailureDetector(), StartupProbe(1)
     running |= TARGET
     dead = [2, 3]  # the target's process is known
-    monkeypatch.setattr(probe, "group_zombies", lambda pid, program: dead)
+    monkeypatch.setattr(health, "group_zombies", lambda pid, program: dead)
     eyes.look(is_ready=False)
     assert not judge.fault(eyes.look(is_ready=False)), "the server may still wait for it"
-    monkeypatch.setattr(probe, "GONE_S", 0.0)
+    monkeypatch.setattr(health, "GONE_S", 0.0)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of a model died"
     dead.remove(3)
     assert not judge.fault(eyes.look(is_ready=False))
 
 
 def test_what_is_stopped_while_it_starts_is_seen(
-    running: probe.ModelProcesses, monkeypatch: pytest.MonkeyPatch
+    running: health.ModelProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running |= TARGET
-    monkeypatch.setattr(probe, "process_state", lambda pid: "T")
-    monkeypatch.setattr(probe, "process_model", lambda pid: "target" if pid == 2 else "")
+    monkeypatch.setattr(health, "process_state", lambda pid: "T")
+    monkeypatch.setattr(health, "process_model", lambda pid: "target" if pid == 2 else "")
     judge, eyes = FailureDetector(stopped_s=0.0), StartupProbe(1)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of target, tritonserver is stopped"
 
@@ -134,7 +133,7 @@ def full() -> Iterator[tuple[type[Full], str]]:
 def test_a_full_server_is_waited_for_until_it_gets_on_or_answers(
     full: tuple[type[Full], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(health, "ASK_EVERY_S", 0.01)
     server, url = full
     prober = RequestProbe(url)
     try:

@@ -21,7 +21,7 @@ from trtspec.core.ports import free_ports
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment import gateway
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.process_specs import read_process_specs
+from trtspec.deployment.process_group import read_process_specs
 from trtspec.deployment.targets.local import LocalDeployment, deploy_local, stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server

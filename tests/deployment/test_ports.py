@@ -30,7 +30,7 @@ from trtspec.deployment.ports import (
     reserved_elsewhere,
     reserved_ports,
 )
-from trtspec.deployment.process_specs import ProcessSpec, read_process_specs
+from trtspec.deployment.process_group import ProcessSpec, read_process_specs
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.targets import local
 from trtspec.serving.triton.client import Client

@@ -10,7 +10,7 @@ import pytest
 from trtspec.core.errors import DeployError
 from trtspec.core.files import private_directory, private_file
 from trtspec.deployment.log import FORMER, rotate
-from trtspec.deployment.token import new_token, read_token
+from trtspec.deployment.revision import new_token, read_token
 
 
 def test_a_token_is_new_each_time_and_read_again(tmp_path: Path) -> None:

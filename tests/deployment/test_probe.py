@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.deployment.health import request
+from trtspec.deployment import health
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
-from trtspec.serving.front.command import UNAVAILABLE_MESSAGE
+from trtspec.serving.front import UNAVAILABLE_MESSAGE
 
 ANSWERS = {
     "text": (200, {"text_output": "x"}),
@@ -75,23 +75,23 @@ def note(server: ThreadingHTTPServer, state: str = "live") -> None:
 def test_a_text_counts(says: str, code: int, said: str, server, workplace: Path, capsys) -> None:
     note(server)
     server.RequestHandlerClass.says = says
-    assert request.main(["tiny", "--within=0.5"]) == code
+    assert health.main(["tiny", "--within=0.5"]) == code
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_server_that_is_not_live_yet_is_not_asked(server, workplace: Path, capsys) -> None:
     note(server, "smoke")
-    assert request.main(["tiny"]) == 1
+    assert health.main(["tiny"]) == 1
     assert "tiny is smoke, not live" in capsys.readouterr().err
 
 
 def test_a_name_that_was_never_deployed(workplace: Path, capsys) -> None:
-    assert request.main(["tiny"]) == 1
+    assert health.main(["tiny"]) == 1
     assert "no deployment 'tiny'" in capsys.readouterr().err
 
 
 def test_it_is_started_without_what_is_heavy(workplace: Path) -> None:
     heavy = "any(n in sys.modules for n in ('torch', 'numpy', 'typer'))"
-    program = f"import sys, trtspec.deployment.health.request; sys.exit(int({heavy}))"
+    program = f"import sys, trtspec.deployment.health; sys.exit(int({heavy}))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -21,10 +21,10 @@ from trtspec import __version__
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import state_dir
 from trtspec.core.processes import wait_until
-from trtspec.deployment import exit_cause
+from trtspec.deployment import log
 from trtspec.deployment.base import deployments, stop
-from trtspec.deployment.exit_cause import cause_of_death, problem_lines, signal_log_line
 from trtspec.deployment.journal import DeploymentJournal
+from trtspec.deployment.log import cause_of_death, problem_lines, signal_log_line
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets import local
 from trtspec.serving.triton.server import find_server
@@ -137,7 +137,7 @@ def test_cause_of_death_is_the_restart_of_the_machine(
 ) -> None:
     journal, record = dead()
     (tmp_path / "stat").write_text(f"cpu 1\nbtime {int(record.since) + 60}\n")
-    monkeypatch.setattr(exit_cause, "PROC_STAT", tmp_path / "stat")
+    monkeypatch.setattr(log, "PROC_STAT", tmp_path / "stat")
     assert cause_of_death(journal, record) == "the machine was restarted after it was deployed"
 
 
@@ -147,7 +147,7 @@ def test_cause_of_death_is_the_kernel_where_its_log_has_the_process(
     journal, record = dead()
     program = os.path.basename(sys.executable)[:15]
     line = "4,1,1,-;Out of memory: Killed process {} ({}) total-vm:1kB\n"
-    monkeypatch.setattr(exit_cause, "KERNEL_LOG", tmp_path / "kmsg")
+    monkeypatch.setattr(log, "KERNEL_LOG", tmp_path / "kmsg")
     (tmp_path / "kmsg").write_text(line.format(record.pid, program))
     assert cause_of_death(journal, record).startswith("the kernel killed its supervisor")
     (tmp_path / "kmsg").write_text(line.format(record.pid, "postgres"))

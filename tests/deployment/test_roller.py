@@ -15,8 +15,7 @@ import pytest
 from tests._support.manifests import resolved
 from trtspec.core.errors import DeployError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
-from trtspec.deployment.process_group import ProcessGroup
-from trtspec.deployment.process_specs import ProcessSpec
+from trtspec.deployment.process_group import ProcessGroup, ProcessSpec
 from trtspec.deployment.rollout import controller as roller_module
 from trtspec.deployment.rollout.controller import RolloutAborted, RolloutController
 from trtspec.deployment.rollout.state import ROLLBACK, RolloutRecord, send_command

@@ -21,7 +21,7 @@ from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, RolledBack
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.base import history
-from trtspec.deployment.health.probe import process_model
+from trtspec.deployment.health import process_model
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.revision import revision_dir
@@ -31,7 +31,7 @@ from trtspec.deployment.targets.local import deploy_local, status, stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.python_models.metrics import artifact_method
 from trtspec.serving.triton.server import find_server
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -210,7 +210,7 @@ def test_somebody_promotes_or_rolls_back_what_is_held(live: Live) -> None:
 DEPLOYER = """
 import sys
 from pathlib import Path
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 from trtspec.deployment.rollout import commands
 from trtspec.deployment.targets.local import deploy_local
 from trtspec.deployment.options import DeployOptions

@@ -20,15 +20,14 @@ from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import group_processes, process_state, session_processes, start_time, wait_until
-from trtspec.deployment.health.probe import count_progress, process_model
+from trtspec.deployment.health import count_progress, process_model
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.process_specs import ProcessSpec, read_process_specs, write_process_specs
-from trtspec.deployment.revision import revision_dir
+from trtspec.deployment.process_group import ProcessSpec, read_process_specs, write_process_specs
+from trtspec.deployment.revision import new_token, revision_dir
 from trtspec.deployment.server_process import ManagedServer
 from trtspec.deployment.supervisor import Supervisor
 from trtspec.deployment.targets.local import deploy_local, status, stop
-from trtspec.deployment.token import new_token
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
 

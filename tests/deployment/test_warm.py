@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.core.errors import SmokeTestFailed, StepTimeout
+from trtspec.deployment.gateway import wait_for_first_response
 from trtspec.deployment.journal import DeploymentRecord
-from trtspec.deployment.warmup import wait_for_first_response
 
 TRITON, OPENAI = b'{"text_output": "x"}', b'{"choices": [{"text": "x"}]}'
 

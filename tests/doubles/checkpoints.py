@@ -11,8 +11,8 @@ from typing import Any
 from safetensors.numpy import load_file, save_file
 
 from tests._support.tiny import convert
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.quant_scheme import Scheme
 
 LINEAR = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 

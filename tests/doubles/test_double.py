@@ -21,7 +21,7 @@ from tests.methods import eagle_heads, heads, recurrent
 from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.engine_dir import parse_arguments
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 
 MAPPINGS = {

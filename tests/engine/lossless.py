@@ -22,10 +22,10 @@ from tests._support.tiny import SHAPE
 from trtspec.engine.drafting.base import DraftSampling
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
-from trtspec.kernels import reference, reference_block
+from trtspec.kernels import reference
+from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree
-from trtspec.kernels.verify_result import VerifyResult
 
 T = TypeVar("T")
 
@@ -290,9 +290,9 @@ def _cuts_of_block(
     proposals = np.eye(target.shape[1])[tokens[1:]] if drawn_from is None else drawn_from
     for node in range(length + 1):
         if node:
-            kept = reference_block.cover(kept * target[node - 1, tokens[node]], proposals[node - 1, tokens[node]])
-        left = reference_block.surplus(kept, target[node], proposals[node]) if node < length else target[node]
-        cuts[node] |= {reference_block.chance_of(left.sum(), kept) if node < length else kept}
+            kept = reference.cover(kept * target[node - 1, tokens[node]], proposals[node - 1, tokens[node]])
+        left = reference.surplus(kept, target[node], proposals[node]) if node < length else target[node]
+        cuts[node] |= {reference.chance_of(left.sum(), kept) if node < length else kept}
         cuts[0] |= _edges(left) | _edges(target[node])
     return cuts
 

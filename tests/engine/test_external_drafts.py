@@ -26,10 +26,10 @@ from tests.methods import eagle3_heads, heads, recurrent
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.drafting.base import DraftTokens
 from trtspec.engine.engine import Engine
-from trtspec.engine.external_drafts import ExternalDrafts
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.settings import EngineSettings
+from trtspec.engine.speculator import ExternalDrafts
 from trtspec.kernels import reference
 
 pytestmark = pytest.mark.integration

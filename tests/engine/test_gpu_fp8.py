@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from tests._support.tiny import FAMILY_SHAPES, convert, make_model
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.source_model import load_model
-from trtspec.engine.calibration.measure import measure
+from trtspec.engine.calibration import measure
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.fp8 import round_rows_to_e4m3, round_to_e4m3
+from trtspec.engine.model.layers import round_rows_to_e4m3, round_to_e4m3
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = [

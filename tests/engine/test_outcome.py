@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trtspec.engine.drafting.base import VerifyOutcome
-from trtspec.kernels.verify_result import VerifyResult
+from trtspec.kernels.chain import VerifyResult
 
 
 @pytest.mark.parametrize("paths", [[[], [], []], [[1], [1], [1]], [[1, 3], [], [2]]])

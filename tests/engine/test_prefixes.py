@@ -16,7 +16,7 @@ from tests.engine.lossless import random_prompts
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.prefix_cache import PrefixCache
+from trtspec.engine.prefill import PrefixCache
 from trtspec.engine.settings import EngineSettings
 
 LEN = 24

@@ -28,8 +28,7 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.engine import logits_processor
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.logit_edits import LogitEdits
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, LogitEdits, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 from trtspec.kernels import reference
 

@@ -13,7 +13,7 @@ import pytest
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
-from trtspec.engine.step_times import step_times
+from trtspec.engine.measurement import step_times
 
 STEPS, ROUNDS = 3, 2
 

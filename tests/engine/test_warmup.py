@@ -7,11 +7,10 @@ import pytest
 
 from tests._support.tiny import convert, make_llama
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.engine import Engine
+from trtspec.engine.engine import Engine, warm_up, warmup_batches
 from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.generation.validation import check_request
 from trtspec.engine.settings import EngineSettings
-from trtspec.engine.warmup import warm_up, warmup_batches
 
 pytestmark = pytest.mark.integration
 NGRAM = EngineSettings("ngram", 3, {"max_match": 3, "min_match": 1}, max_batch_size=4, max_seq_len=64, device="cpu")

@@ -110,7 +110,7 @@ def test_the_plan_shows_the_room_it_needs(recipe: Path, trtspec: Run) -> None:
 
 @pytest.mark.slow
 def test_an_artifact_on_another_disk_is_copied(artifact: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run) -> None:
-    monkeypatch.setattr("trtspec.store.disk_space._device", lambda path: str(path).count("store"))
+    monkeypatch.setattr("trtspec.store.plan._device", lambda path: str(path).count("store"))
     _, place = trtspec("plan", artifact.parents[1] / "recipe.yaml", "--json").document["disk"]
     sizes = [path.stat().st_size for path in artifact.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert (place["what"], place["needed_bytes"]) == ("artifact", sum(sizes))
@@ -118,7 +118,7 @@ def test_an_artifact_on_another_disk_is_copied(artifact: Path, monkeypatch: pyte
 
 def test_an_interrupted_conversion_needs_the_rest(recipe: Path, workplace: Path) -> None:
     from trtspec.planning.pipeline import open_store, plan_build
-    from trtspec.store.disk_space import plan_disk
+    from trtspec.store.plan import plan_disk
 
     store, build = open_store(), plan_build(load_recipe(recipe))
     status = build.status(store)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trtspec.cli.quantities import parse_bytes, parse_seconds
+from trtspec.cli.options import parse_bytes, parse_seconds
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.planning.pipeline import open_store
 from trtspec.store.step import Inputs, Step, StepProgress

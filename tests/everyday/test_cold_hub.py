@@ -16,8 +16,8 @@ from tests.conftest import Run
 from trtspec.core.errors import StepError
 from trtspec.planning.pipeline import open_store, plan_build, run_build
 from trtspec.recipe.load import load_recipe
+from trtspec.store.artifact import load_manifest
 from trtspec.store.executor import Unobserved
-from trtspec.store.manifest import load_manifest
 
 pytestmark = pytest.mark.slow  # complete builds in forks
 

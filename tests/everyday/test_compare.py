@@ -13,7 +13,7 @@ import pytest
 
 from tests._support.manifests import read_manifest, resealed, write_manifest
 from tests.conftest import Outcome, Run
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 BENCH: dict[str, Any] = {
     "format_version": 1,

@@ -18,7 +18,7 @@ from tests.conftest import Run
 from trtspec.bench.verify import ensure_gates
 from trtspec.core.errors import GateNotMet
 from trtspec.deployment.options import DeployOptions
-from trtspec.store.manifest import manifest_sha256
+from trtspec.store.artifact import manifest_sha256
 
 FEW = ("--runs", 1, "--max-tokens", 6)
 

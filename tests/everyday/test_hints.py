@@ -17,7 +17,7 @@ from trtspec.backends.base import backends
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import cache_dir, recipes_dir, state_dir
 from trtspec.planning.completion import editor_schema
-from trtspec.store.manifest import BackendRecord, Manifest
+from trtspec.store.artifact import BackendRecord, Manifest
 
 AS_IT_IS = [name for name, backend in backends().items() if not (backend.converts or backend.builds_engines)]
 ALONE = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"

@@ -18,7 +18,7 @@ from tests._support.shapes import make_checkpoint, shapes
 from tests._support.tiny import DRAFT_SHAPE, make_llama, make_tokenizer
 from tests.conftest import Run
 from tests.test_startup import CODE
-from trtspec.checkpoints import hub_metadata
+from trtspec.checkpoints import previews
 from trtspec.core.paths import recipes_dir
 
 MODELS = recipes_dir() / "models"
@@ -30,7 +30,7 @@ def hub(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A hub that serves the quickstart's models as org/NAME, with tokenizers that count as large files."""
     for name in ("target", "draft", "eagle3"):
         shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
-    monkeypatch.setattr(hub_metadata, "SMALL_BYTES", 5000)
+    monkeypatch.setattr(previews, "SMALL_BYTES", 5000)
     with serving(tmp_path / "served") as hub, asked_in_process(hub):
         yield hub
 

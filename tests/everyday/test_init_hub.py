@@ -16,7 +16,7 @@ import pytest
 
 from tests._support import forked
 from tests._support.hub import COMMIT, Hub, serving
-from trtspec.checkpoints.hub_metadata import UNKNOWN_HEADER_BYTES
+from trtspec.checkpoints.previews import UNKNOWN_HEADER_BYTES
 from trtspec.core.paths import recipes_dir
 
 pytestmark = pytest.mark.slow  # a new client process for each command
@@ -27,8 +27,8 @@ TOKEN = "hf_averysecrettoken"
 COMMAND = """
 import sys, time
 time.sleep = lambda _: None
-import trtspec.checkpoints.hub_client
-trtspec.checkpoints.hub_client.TIMEOUT_S = 2.0
+import trtspec.checkpoints.hub
+trtspec.checkpoints.hub.TIMEOUT_S = 2.0
 from trtspec.cli.app import main
 main(sys.argv[1:])
 """

@@ -21,9 +21,8 @@ import pytest
 
 from tests._support.manifests import read_manifest, write_manifest
 from tests.conftest import Run
-from trtspec.bench.load.schema import read_saved
-from trtspec.bench.records import read_record
-from trtspec.bench.saved_documents import list_documents, read_document, save_document
+from trtspec.bench.documents import list_documents, read_document, read_record, save_document
+from trtspec.bench.load.comparison import read_saved
 from trtspec.bench.verification_report import (
     VerificationCheck,
     make_report,
@@ -35,9 +34,9 @@ from trtspec.bench.verification_report import (
 from trtspec.core.errors import TrtspecError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.rollout.state import FILE, RolloutRecord, read_rollout, save_rollout
-from trtspec.planning.compare.documents import load_document
+from trtspec.planning.compare.inputs import load_document
 from trtspec.report.documents import gather
-from trtspec.store.manifest import load_manifest, manifest_sha256
+from trtspec.store.artifact import load_manifest, manifest_sha256
 
 EXAMPLES = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "600"))
 VALUES = [None, True, -1, 0, 1e308, "", "x", "\ud800", [], {}, [[]], {"a": {}}, 10**40, "9" * 3000, [None] * 3]

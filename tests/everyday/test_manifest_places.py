@@ -11,10 +11,10 @@ import pytest
 
 from tests._support.manifests import read_manifest, write_manifest
 from tests.conftest import Run
-from trtspec.bench.source_copies import find_source
+from trtspec.bench.sources import find_source
 from trtspec.core.errors import TrtspecError
-from trtspec.store.manifest import load_manifest
-from trtspec.store.source_locations import find_source_location, record_source_locations
+from trtspec.store.artifact import load_manifest
+from trtspec.store.artifact_cache import find_source_location, record_source_locations
 
 Build = Callable[[Path, str], Path]
 

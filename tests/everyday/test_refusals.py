@@ -16,7 +16,7 @@ from tests.conftest import Run
 from trtspec.cli.app import REFUSED_HINT
 from trtspec.core.errors import TrtspecError, describe_os_error
 from trtspec.deployment.journal import DeploymentRecord
-from trtspec.store.publish_artifact import check_artifact_path
+from trtspec.store.artifact import check_artifact_path
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from trtspec.bench.speedup import Speedup, estimate_speedup
 from trtspec.bench.verification_report import undecided_policy
 from trtspec.bench.verify import ensure_gates
 from trtspec.core.errors import GateNotMet
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 PROMPTS = [f"prompt {number}" for number in range(8)]
 

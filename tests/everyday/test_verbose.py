@@ -11,10 +11,10 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.checkpoints import hub
-from trtspec.cli.verbose import verbose
+from trtspec.cli.progress import verbose
 from trtspec.core.errors import CheckpointError, DeployError
 from trtspec.deployment.journal import DeploymentJournal
-from trtspec.kernels.toolchain import _output
+from trtspec.kernels.build import _output
 
 TOKEN = "hf_" + "a1B2" * 8
 LINE = re.compile(r" *[0-9]+\.[0-9]{2} s  [a-z_]+: .*")

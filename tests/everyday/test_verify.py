@@ -15,9 +15,9 @@ from trtspec.bench import parity
 from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import cache_dir
 from trtspec.engine.generation.request import EngineResult, Stats
+from trtspec.store.artifact import load_manifest
+from trtspec.store.artifact_cache import verify_changed
 from trtspec.store.digest import DigestCache
-from trtspec.store.manifest import load_manifest
-from trtspec.store.verified_cache import verify_changed
 
 TOKENS = ("--max-tokens", 8)
 

@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 
 from tests._support.confined import as_anybody, limited, mounted
 from trtspec.cli.app import main
-from trtspec.recipe.hints import SELF_EXPLANATORY
-from trtspec.recipe.validate import recipe_keys
+from trtspec.recipe.validate import SELF_EXPLANATORY, recipe_keys
 
 pytestmark = pytest.mark.slow  # many complete commands
 

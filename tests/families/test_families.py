@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from tests._support.tiny import FAMILY_SHAPES, convert, make_model
 from tests.families.sources import edit, refused, rewrite
-from trtspec.checkpoints.family import Family, find_family
-from trtspec.checkpoints.rules import Matched, match
+from trtspec.checkpoints.rules import Family, Matched, find_family, match
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError

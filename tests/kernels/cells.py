@@ -27,7 +27,7 @@ from tests.kernels.distribution import (
 )
 from trtspec.kernels import reference
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch
-from trtspec.kernels.verify_result import VerifyResult
+from trtspec.kernels.chain import VerifyResult
 
 Ask = Callable[[list["Cell"]], list[VerifyResult]]
 

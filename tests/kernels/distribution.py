@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from trtspec.kernels.verify_result import VerifyResult
+from trtspec.kernels.chain import VerifyResult
 
 Array = np.ndarray
 Table = dict[tuple[int, ...], Array]

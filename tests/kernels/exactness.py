@@ -19,7 +19,7 @@ from tests.kernels.cells import (
     check_chain_distribution,
     check_tree_distribution,
 )
-from trtspec.kernels import block_verify
+from trtspec.kernels import chain
 from trtspec.kernels.bit_exact import Mode
 
 CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
@@ -77,10 +77,8 @@ BLOCK_CHECKS: dict[str, Callable[[ChainRule], None]] = {
     **{name: CHAIN_CHECKS[name] for name in ALIKE},
     "by hand": block_checks.check_a_block_by_hand,
     "where a chain ends early": block_checks.check_where_a_chain_ends_early,
-    "torch, sampled": partial(random_checks.check_torch_says_the_same_of_chains, True, rule=block_verify.verify_block),
-    "torch, deterministic": partial(
-        random_checks.check_torch_says_the_same_of_chains, False, rule=block_verify.verify_block
-    ),
+    "torch, sampled": partial(random_checks.check_torch_says_the_same_of_chains, True, rule=chain.verify_block),
+    "torch, deterministic": partial(random_checks.check_torch_says_the_same_of_chains, False, rule=chain.verify_block),
 }
 
 TREE_CHECKS: dict[str, Callable[[TreeRule], None]] = {

@@ -14,8 +14,8 @@ from tests.kernels.batches import NAN, ChainRule, TreeRule, outcomes, pick
 from trtspec.kernels import chain, reference, tree
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch, uniform_bits
 from trtspec.kernels.bit_exact.batch import VerifyBatch
+from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams
-from trtspec.kernels.verify_result import VerifyResult
 
 
 def random_chains(seed: int, sampled: bool, rows: int = 24, draft_len: int = 4) -> ChainBatch:

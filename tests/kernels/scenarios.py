@@ -24,8 +24,8 @@ from tests.kernels.distribution import (
     random_table,
     sampled,
 )
-from trtspec.kernels import reference, reference_block
-from trtspec.kernels.verify_result import VerifyResult
+from trtspec.kernels import reference
+from trtspec.kernels.chain import VerifyResult
 
 MARGIN = 1e-10
 CHAIN = (-1, 0, 1)
@@ -43,7 +43,7 @@ def verify_chain(case: Case, uniforms: Array) -> VerifyResult:
 def verify_block(case: Case, uniforms: Array) -> VerifyResult:
     """The rule of blocks for a tree with one branch."""
     draft_probs = None if case.draft_probs is None else case.draft_probs[:-1]
-    return reference_block.verify_block(case.target_probs, draft_probs, case.tokens[1:], uniforms)
+    return reference.verify_block(case.target_probs, draft_probs, case.tokens[1:], uniforms)
 
 
 def verify_tree(case: Case, uniforms: Array) -> VerifyResult:

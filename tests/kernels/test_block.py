@@ -25,9 +25,9 @@ from tests.kernels.scenarios import (
     verify_block,
     verify_chain,
 )
-from trtspec.kernels import block_verify, reference_block
+from trtspec.kernels import chain, reference
+from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.verifier import TorchVerifier
-from trtspec.kernels.verify_result import VerifyResult
 
 LONG = BLOCKS["sampled, three tokens"]
 
@@ -60,7 +60,7 @@ def test_a_block_of_one_token_is_accepted_as_a_token_is() -> None:
 @pytest.mark.parametrize("zeros", [False, True])
 def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, zeros: bool) -> None:
     corners = Corners.of(boxes_of(BLOCKS[name], 0, zeros))
-    assert by_torch(block_verify.verify_block, corners) == corners.results
+    assert by_torch(chain.verify_block, corners) == corners.results
 
 
 def by_torch(rule: Callable[..., list[VerifyResult]], corners: Corners) -> list[VerifyResult]:
@@ -76,7 +76,7 @@ class Batch(test_chain.Batch):
         how = (self.params(rows), draft_probs, self.uniforms[rows])
         return TorchVerifier.block(self.logits[rows], self.tokens[rows], self.lens[rows], *how)
 
-    rule = staticmethod(reference_block.verify_block)
+    rule = staticmethod(reference.verify_block)
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ WRONG = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_caught(name: str) -> None:
-    wrong = changed(reference_block, *WRONG[name])
+    wrong = changed(reference, *WRONG[name])
 
     def rule(case: Case, uniforms: Array) -> VerifyResult:
         found: VerifyResult = wrong(case.target_probs, None if case.draft_probs is None else case.draft_probs[:-1],
@@ -222,10 +222,10 @@ def test_a_wrong_rule_is_caught(name: str) -> None:
 
 
 def test_a_token_without_probability_is_not_accepted_at_uniform_0() -> None:
-    wrong = changed(reference_block, "uniforms[position] < chance", "uniforms[position] <= chance")
+    wrong = changed(reference, "uniforms[position] < chance", "uniforms[position] <= chance")
     target, draft = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.5, 0.5]])
     arguments = (target, draft, np.array([1]), np.zeros(2))
-    assert reference_block.verify_block(*arguments).path == []
+    assert reference.verify_block(*arguments).path == []
     assert wrong(*arguments).path == [1]
 
 
@@ -245,7 +245,7 @@ WRONG_IN_TORCH = {
 
 @pytest.mark.parametrize("name", WRONG_IN_TORCH)
 def test_a_wrong_rule_in_torch_is_caught(name: str) -> None:
-    wrong = changed(block_verify, *WRONG_IN_TORCH[name])
+    wrong = changed(chain, *WRONG_IN_TORCH[name])
     corners = Corners.of(boxes_of(LONG, 0, False))
     if name == "no limit for what is drafted":
         batches = [Batch(seed, torch.float64, True) for seed in range(8)]

@@ -17,17 +17,20 @@ from filelock import FileLock
 from tests._support.durability import synced  # noqa: F401
 from trtspec.core.errors import StepError, StepTimeout, TrtspecError
 from trtspec.core.paths import plugins_dir
-from trtspec.kernels import build, toolchain
+from trtspec.kernels import build
 from trtspec.kernels.build import (
     LIBRARY,
     BuiltLibrary,
+    Toolchain,
     build_library,
+    code_flags,
     discover_plugins,
     find_libraries,
+    gpu_architecture,
     list_libraries,
     plan_library,
+    probe_toolchain,
 )
-from trtspec.kernels.toolchain import Toolchain, code_flags, gpu_architecture, probe_toolchain
 
 MANIFEST = (
     "name: {name}\nsummary: Says a number\nsources: {{host: [cpu.cpp], cuda: [kernel.cu]}}\narchitectures: [sm_80]\n"
@@ -244,7 +247,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
-    monkeypatch.setattr(toolchain, "NVCC", ())
+    monkeypatch.setattr(build, "NVCC", ())
     assert plan_library().toolchain.nvcc_version == ""
     with pytest.raises(TrtspecError, match="nvcc, which compiles for GPUs, was not found"):
         plan_library(architectures=("sm_90a",))
@@ -297,6 +300,6 @@ def test_cmake_compiles_the_same() -> None:
     named = set(re.findall(r"\b[\w/]+/(?:abi\.cpp|no_cuda\.cpp|cpu\.cpp|avx512\.cpp|kernel\.cu)", text))
     paths = [path for plugin in discover_plugins().values() for path in plugin.paths(("sm_80",), "x86_64")]
     assert named == {*build.COMMON_SOURCES, *build.WITHOUT_CUDA, *paths}
-    processors = (*toolchain.X86_FLAGS, *toolchain.AVX512_FLAGS)
+    processors = (*build.X86_FLAGS, *build.AVX512_FLAGS)
     for flag in ("-ffp-contract=off", "--fmad=false", "-fno-trapping-math", *processors):
         assert flag in text

@@ -11,9 +11,8 @@ import torch
 
 from tests.kernels.scenarios import CHAINS, Corners, Identity, boxes_of
 from trtspec.kernels import reference
-from trtspec.kernels.chain import verify_chain
+from trtspec.kernels.chain import VerifyResult, verify_chain
 from trtspec.kernels.sampling import SamplingParams
-from trtspec.kernels.verify_result import VerifyResult
 
 Rule = Callable[[np.ndarray, np.ndarray | None, list[int], list[float]], VerifyResult]
 

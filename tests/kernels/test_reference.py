@@ -11,7 +11,7 @@ import pytest
 from tests.kernels.distribution import Array, Case, Rule, Table, boxes, is_lossless, text_distribution
 from tests.kernels.scenarios import BLOCKS, CHAINS, TREES, Scenario, boxes_of, verify_chain, verify_tree
 from trtspec.kernels import reference
-from trtspec.kernels.verify_result import VerifyResult
+from trtspec.kernels.chain import VerifyResult
 
 KINDS = {"chain": CHAINS, "block": BLOCKS, "tree": TREES}
 SCENARIOS = {f"{kind}, {name}": s for kind, of in KINDS.items() for name, s in of.items()}

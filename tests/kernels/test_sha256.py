@@ -17,11 +17,10 @@ from trtspec.checkpoints.safetensors import lay_out
 from trtspec.checkpoints.streaming_digest import StreamingDigests
 from trtspec.core import hashing
 from trtspec.core.hashing import HashlibBackend, files_sha256, set_hash_backend
-from trtspec.kernels import sha256
-from trtspec.kernels.autoload import WORTH_BYTES
+from trtspec.kernels import host_kernels
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import HOST_PLUGINS
-from trtspec.kernels.sha256 import CompiledSha256, choose_hashing, run_self_test
+from trtspec.kernels.host_kernels import WORTH_BYTES, CompiledSha256, choose_hashing, run_sha256_self_test
 
 UNSUPPORTED = "trtspec_sha256_blocks needs x86's SHA extensions"
 
@@ -114,15 +113,15 @@ def test_ranks_are_hashed_while_they_grow(
 
 
 def test_the_self_test_sees_a_wrong_digest(code: CompiledSha256, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [check.ok for check in run_self_test(code._library)] == [True] * 3
-    monkeypatch.setattr(sha256, "INITIAL", (1, *sha256.INITIAL[1:]))
-    assert [check.ok for check in run_self_test(code._library)] == [False] * 3
-    monkeypatch.setattr(sha256, "host_library", lambda nbytes: code._library)
+    assert [check.ok for check in run_sha256_self_test(code._library)] == [True] * 3
+    monkeypatch.setattr(host_kernels, "INITIAL", (1, *host_kernels.INITIAL[1:]))
+    assert [check.ok for check in run_sha256_self_test(code._library)] == [False] * 3
+    monkeypatch.setattr(host_kernels, "host_library", lambda nbytes: code._library)
     assert isinstance(choose_hashing(WORTH_BYTES), HashlibBackend)
 
 
 def test_what_hashes(code: CompiledSha256, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sha256, "host_library", lambda nbytes: code._library if nbytes >= WORTH_BYTES else None)
+    monkeypatch.setattr(host_kernels, "host_library", lambda nbytes: code._library if nbytes >= WORTH_BYTES else None)
     assert isinstance(choose_hashing(WORTH_BYTES), CompiledSha256)
     assert isinstance(choose_hashing(WORTH_BYTES - 1), HashlibBackend)
     monkeypatch.setattr(CompiledSha256, "hash_blocks", _unsupported)

@@ -11,10 +11,9 @@ import torch
 
 from tests.kernels.scenarios import CHAINS, TREES, Corners, Identity, boxes_of
 from trtspec.kernels import reference
-from trtspec.kernels.chain import verify_chain
+from trtspec.kernels.chain import VerifyResult, verify_chain
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree, TypicalAcceptance, in_node_order, verify_tree
-from trtspec.kernels.verify_result import VerifyResult
 
 Rule = Callable[[np.ndarray, Tree, tuple[int, ...], int, TypicalAcceptance], VerifyResult]
 MODES = [(True, None), (False, None), (False, TypicalAcceptance())]

@@ -13,9 +13,9 @@ import torch
 from tests.kernels import test_chain, test_tree
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import load_library
+from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.tree import Tree, TypicalAcceptance
 from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier, candidate_libraries, choose_verifier
-from trtspec.kernels.verify_result import VerifyResult
 
 CPU = torch.device("cpu")
 ALL = slice(None)

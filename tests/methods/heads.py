@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests._support.tiny import SHAPE, convert
-from trtspec.methods.source_head import load_head
+from trtspec.methods.draft_head import load_head
 
 Tensors = dict[str, Tensor]
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]

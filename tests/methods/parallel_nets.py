@@ -19,7 +19,7 @@ from torch import Tensor
 from tests._support.tiny import SHAPE, convert
 from tests.methods.block_nets import save_net
 from tests.methods.eagle3_heads import aux_states, random_head
-from trtspec.methods.source_head import load_head
+from trtspec.methods.draft_head import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 RANK = 5

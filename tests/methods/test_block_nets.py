@@ -28,7 +28,7 @@ from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import find_method, methods
 from trtspec.methods.dflash.net import read_block_net
-from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.draft_head import SourceHead, load_head
 
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
 CASES = [("dflash", *DFLASH[name]) for name in DFLASH] + [("dspark", *DSPARK[name]) for name in DSPARK]

@@ -18,12 +18,12 @@ from tests._support.tiny import PAIR_VOCAB, SHAPE, TARGET_SHAPE, make_llama, ref
 from tests.conftest import Run
 from tests.methods.eagle3_heads import AUX, ROPE, Eagle3Tensors, convert_with, random_head, save_head
 from tests.planning.check.finding import problems_of
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.draft_head import SourceHead, load_head
 
 METHOD = find_method("eagle3")
 LAYERS = 7

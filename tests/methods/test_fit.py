@@ -9,7 +9,7 @@ import pytest
 
 from tests._support.configs import model_config
 from trtspec.checkpoints.model_config import RopeScaling
-from trtspec.methods.head_checks import check_layer, check_sizes
+from trtspec.methods.draft_head import check_layer, check_sizes
 
 STRETCHED = RopeScaling("linear", 4.0)
 

@@ -16,8 +16,7 @@ from tests.families.sources import edit
 from tests.methods import eagle3_heads, eagle_heads
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.methods.head_checks import resolve_num_layers
-from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.draft_head import SourceHead, load_head, resolve_num_layers
 
 LAYERS = 7
 

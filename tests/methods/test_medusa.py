@@ -21,12 +21,12 @@ from tests.conftest import Run
 from tests.methods.draft_formats.medusa_nets import by_vllms_names
 from tests.methods.heads import HIDDEN, VOCAB, Tensors, convert_with, random_heads, save_heads
 from tests.planning.check.finding import problems_of
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.draft_head import SourceHead, load_head
 from trtspec.methods.tree_choices import MEDUSA_CHOICES
 
 METHOD = find_method("medusa")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.tensorrt_llm.modes import MODES
+from trtspec.backends.tensorrt_llm.specs import MODES
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import DraftShape
 from trtspec.methods.ngram import METHOD, NgramOptions

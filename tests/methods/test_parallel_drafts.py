@@ -18,7 +18,7 @@ from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import find_method
-from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.draft_head import SourceHead, load_head
 
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
 AUX = "eagle_aux_hidden_state_layer_ids"

@@ -19,12 +19,12 @@ from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_model
 from tests.conftest import Run
 from tests.methods.recurrent import GENERATIONS, HIDDEN, VOCAB, Drafter, convert_with, random_drafter
 from tests.planning.check.finding import problems_of
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.draft_head import SourceHead, load_head
 
 ODD = VOCAB - 1
 STORED = {

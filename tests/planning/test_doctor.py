@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.core.doctor_check import DoctorCheck
-from trtspec.kernels import build, toolchain
+from trtspec.core.installation import DoctorCheck
+from trtspec.kernels import build
 from trtspec.planning import doctor
 
 
@@ -52,7 +52,7 @@ def test_what_computes_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> str:
         return findings()["conversions"].detail
 
-    monkeypatch.setattr(toolchain, "_output", lambda *command: "g++ 12\n")
+    monkeypatch.setattr(build, "_output", lambda *command: "g++ 12\n")
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/g++" if name == "g++" else None)
     assert found() == "numpy, until /bin/g++ compiles them for the first large one"
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -7,11 +7,11 @@ import pytest
 
 from tests._support.tiny import PAIR_VOCAB
 from tests.conftest import Run
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import TrtspecError
 from trtspec.planning.inspection import inspect_path
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 # embeddings and output, four layers of attention, MLP and two norms, the last norm
 PARAMETERS = 2 * PAIR_VOCAB * 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.backends.steps.calibrate import Calibrate
-from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint
 from trtspec.core.diagnostics import RecipeError
 from trtspec.core.paths import calibration_prompts, recipes_dir
 from trtspec.methods.speedup import expected_speedup
 from trtspec.planning import pipeline
 from trtspec.planning.pipeline import Build, open_store, plan_build, run_build
 from trtspec.recipe.load import load_recipe
-from trtspec.store import throughput
+from trtspec.store import records
+from trtspec.store.artifact import load_manifest, verify_files
 from trtspec.store.executor import Unobserved
-from trtspec.store.manifest import load_manifest, verify_files
 
 
 def plan(recipe: Path, *overrides: str) -> Build:
@@ -92,7 +91,7 @@ def test_a_build_reads_large_sources_while_it_converts_them(
 
 @pytest.mark.slow
 def test_a_plan_says_how_long_earlier_builds_took(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput, "LEAST_BYTES", 1)
+    monkeypatch.setattr(records, "LEAST_BYTES", 1)
     assert trtspec("plan", recipe, "--json").document["steps"][0]["expected_seconds"] is None
     step = plan(recipe).artifact.steps["checkpoints/target"]
     open_store().rates.note(step, 90.0)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests._support.compiled import compile_once
 from trtspec.core.paths import plugins_dir
-from trtspec.kernels.build import COMMON_SOURCES, WITHOUT_CUDA, discover_plugins
-from trtspec.kernels.toolchain import CXX_FLAGS
+from trtspec.kernels.build import COMMON_SOURCES, CXX_FLAGS, WITHOUT_CUDA, discover_plugins
 
 DRIVER = Path(__file__).with_name("driver.cpp")
 

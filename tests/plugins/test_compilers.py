@@ -12,7 +12,7 @@ import pytest
 
 from tests.plugins.driving import compile_driver, run_compiler
 from trtspec.core.paths import plugins_dir
-from trtspec.kernels.toolchain import AVX512_FLAGS, X86_FLAGS
+from trtspec.kernels.build import AVX512_FLAGS, X86_FLAGS
 
 CPU_INFO = Path("/proc/cpuinfo")
 

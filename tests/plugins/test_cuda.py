@@ -21,8 +21,7 @@ from tests.plugins.rules import Rules
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.bit_exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
-from trtspec.kernels.build import build_library, plan_library
-from trtspec.kernels.toolchain import gpu_architecture
+from trtspec.kernels.build import build_library, gpu_architecture, plan_library
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ import pytest
 from tests._support.compiled import compile_once
 from tests.plugins.emulation import PLUGINS
 from trtspec.core.errors import TrtspecError
-from trtspec.kernels.toolchain import probe_toolchain
+from trtspec.kernels.build import probe_toolchain
 
 ARCHITECTURE = "sm_90a"
 STRICT = ("-Werror=all-warnings", "-Xcompiler=-Werror")

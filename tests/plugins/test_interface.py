@@ -19,7 +19,7 @@ from trtspec.core.paths import plugins_dir
 from trtspec.kernels import abi
 from trtspec.kernels.bindings import KernelLibrary, draft_column_map, load_library
 from trtspec.kernels.bit_exact import Mode
-from trtspec.kernels.quantize import CensusStruct, QuantizeArgs
+from trtspec.kernels.host_kernels import CensusStruct, QuantizeArgs
 
 OK, BAD_STRUCT_SIZE, BAD_SIZE, BAD_DTYPE, BAD_KIND, BAD_POINTER = 0, -1, -2, -3, -4, -5
 UNTOUCHED = -77

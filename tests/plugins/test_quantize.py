@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoints.patterns import ALL16, as_torch, assert_as_torch, decisive_floats
-from trtspec.checkpoints.arithmetic import NumpyArithmetic
-from trtspec.checkpoints.cast import from_floats, to_floats
+from trtspec.checkpoints.arithmetic import NumpyArithmetic, from_floats, to_floats
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.quantize import (
+from trtspec.kernels.host_kernels import (
     CAST,
     COUNT,
     FORMATS,

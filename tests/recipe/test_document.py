@@ -14,8 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec.core.diagnostics import Diagnostic, RecipeError
-from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, RecipeNode, locate, plain
-from trtspec.recipe.yaml_parser import RecipeText, parse_document, resolve_scalar
+from trtspec.recipe.yaml_tree import (
+    MAX_DEPTH,
+    MAX_NODES,
+    RecipeNode,
+    RecipeText,
+    locate,
+    parse_document,
+    plain,
+    resolve_scalar,
+)
 
 SCALARS = [
     *[("true", True), ("True", True), ("FALSE", False), ("", None), ("~", None), ("null", None)],

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests._support.manifests import resolved
+from trtspec.recipe.resolve import find_unsafe_overrides
 from trtspec.recipe.schema import Recipe
-from trtspec.recipe.unsafe_overrides import find_unsafe_overrides
 
 LOOSER: list[tuple[dict[str, Any], str]] = [
     ({"gates": {"lossless": False}}, "gates.lossless is false, by default true"),

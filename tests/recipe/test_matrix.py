@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
 from trtspec.recipe.matrix import RecipeMatrix
-from trtspec.recipe.tree import RecipeNode, plain
+from trtspec.recipe.yaml_tree import RecipeNode, plain
 
 Write = Callable[..., Path]
 Fail = Callable[..., RecipeError]

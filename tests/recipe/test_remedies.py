@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.recipe.hints import BY_CODE, with_hint
+from trtspec.recipe.validate import BY_CODE, with_hint
 
 
 def test_what_a_key_is_for_is_said_of_errors_and_not_of_warnings() -> None:

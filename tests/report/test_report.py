@@ -14,10 +14,9 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.bench.bench import BenchComparison
-from trtspec.bench.saved_documents import save_document, save_target_document
+from trtspec.bench.documents import save_document, save_target_document, target_sha256
 from trtspec.bench.speedup import Speedup
-from trtspec.bench.target_fingerprint import target_sha256
-from trtspec.store.manifest import load_manifest, manifest_sha256
+from trtspec.store.artifact import load_manifest, manifest_sha256
 
 VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
 

@@ -17,13 +17,12 @@ import pytest
 
 from tests.store.writing import Unshown
 from trtspec.core.errors import SourceChanged, StepError, TrtspecError
-from trtspec.core.failpoint import failpoint
+from trtspec.core.files import failpoint
 from trtspec.core.hashing import HashlibBackend
-from trtspec.store import lazy_digests
+from trtspec.store import files as files_module
 from trtspec.store.digest import DigestCache
 from trtspec.store.executor import StepResult, Unobserved, execute
-from trtspec.store.files import FileReader, Files
-from trtspec.store.lazy_digests import ConcurrentHasher, SourceDigests
+from trtspec.store.files import ConcurrentHasher, FileReader, Files, SourceDigests
 from trtspec.store.plan import StepPlan
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 from trtspec.store.store import Store
@@ -270,8 +269,8 @@ def test_a_kill_around_the_publication_leaves_nothing_behind_for_long(
 def test_neither_waits_for_ever(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, lead: int, tells: bool
 ) -> None:
-    monkeypatch.setattr(lazy_digests, "LEAD_BYTES", lead)
-    monkeypatch.setattr(lazy_digests, "available_memory", lambda: 0)
+    monkeypatch.setattr(files_module, "LEAD_BYTES", lead)
+    monkeypatch.setattr(files_module, "available_memory", lambda: 0)
     assert run(Upper(files(source, digests), tells=tells), store, digests).status == "built"
 
 
@@ -279,8 +278,8 @@ def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hashing threads should only need data that the step has just read into the page cache."""
-    monkeypatch.setattr(lazy_digests, "LEAD_BYTES", 2 * PIECE)
-    monkeypatch.setattr(lazy_digests, "available_memory", lambda: 0)
+    monkeypatch.setattr(files_module, "LEAD_BYTES", 2 * PIECE)
+    monkeypatch.setattr(files_module, "available_memory", lambda: 0)
     begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
     monkeypatch.setattr(HashlibBackend, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
 
@@ -302,8 +301,8 @@ def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, memory: int, waits: bool
 ) -> None:
     """Calibration reports a table of embeddings in one call, although it reads only a few rows."""
-    monkeypatch.setattr(lazy_digests, "LEAD_BYTES", PIECE)
-    monkeypatch.setattr(lazy_digests, "available_memory", lambda: memory)
+    monkeypatch.setattr(files_module, "LEAD_BYTES", PIECE)
+    monkeypatch.setattr(files_module, "available_memory", lambda: memory)
     begun, ahead, seen = threading.Event(), threading.Event(), list[bool]()
     monkeypatch.setattr(HashlibBackend, "grow", lambda self, grown: (begun.set(), seen.append(ahead.wait(0.3))))
     with ConcurrentHasher(Upper(files(source, digests)), digests, Unshown()) as beside:

@@ -12,7 +12,7 @@ import pytest
 from tests.store.writing import Unshown, Write, build, count, leftovers, overwrite
 from trtspec.core.hashing import file_sha256
 from trtspec.store import entry as entry_module
-from trtspec.store.checksummed_json import dump_checksummed
+from trtspec.store.digest import dump_checksummed
 from trtspec.store.step import Inputs
 from trtspec.store.store import Store
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtspec.store.records import LEAST_BYTES, StepRates
 from trtspec.store.step import Inputs, Step, StepProgress
-from trtspec.store.throughput import LEAST_BYTES, StepRates
 
 
 @dataclass(frozen=True)

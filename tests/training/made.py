@@ -15,13 +15,11 @@ from tests.methods import block_nets, eagle_heads, heads, parallel_nets, recurre
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors
-from trtspec.training.export import make_part
-from trtspec.training.initialization import DraftInitializer, find_initializer
 from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
-from trtspec.training.target_cache import TargetOutputs
-from trtspec.training.teacher import Teacher
+from trtspec.training.teacher import TargetOutputs, Teacher
+from trtspec.training.tensors import make_part
 from trtspec.training.texts import TRAIN, TrainingText
-from trtspec.training.trainable import DraftSource, TrainableDraft, find_trainable
+from trtspec.training.trainable import DraftInitializer, DraftSource, TrainableDraft, find_initializer, find_trainable
 
 SETTINGS = TrainSettings("kl", 0, 1e-2, 20, 600.0, 0)
 VOCAB, DRAFT_LEN = 64, 4

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests._support.tiny import reference_model
 from tests.methods import block_nets
 from tests.methods.eagle3_heads import formula_of, random_head
-from trtspec.training.losses import LOSSES
+from trtspec.training.objective import LOSSES
 from trtspec.training.texts import TrainingText
 from trtspec.training.trainable import STEP_WEIGHT
 

@@ -16,18 +16,17 @@ from tests.training.made import DRAFT_LEN, SETTINGS, make_draft, random_texts, s
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import extension_names
+from trtspec.core.registry import discover, extension_names
+from trtspec.methods.draft_formats.base import schemas_for
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.methods.draft_formats.dialect import schemas_for
 from trtspec.methods.draft_formats.facts import READERS
-from trtspec.methods.source_head import read_head
+from trtspec.methods.draft_head import read_head
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.losses import LOSSES
-from trtspec.training.objective import batch_loss
+from trtspec.training.objective import LOSSES, batch_loss
 from trtspec.training.settings import NO_SIZES, Sizes
 from trtspec.training.texts import TrainingText
 
-METHODS = extension_names("trtspec.methods", "initial")
+METHODS = tuple(discover("trtspec.methods", "MAKER", "training"))
 CHAIN = {"choices": [[0] * depth for depth in range(1, DRAFT_LEN + 1)]}
 OPTIONS: dict[str, dict[str, Any]] = {"eagle": CHAIN, "medusa": CHAIN}
 TEXTS = random_texts(6)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trtspec.training.losses import LOSSES
+from trtspec.training.objective import LOSSES
 
 
 def softmax(logits: Any) -> Any:

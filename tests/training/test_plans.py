@@ -18,8 +18,7 @@ from tests.training.test_blanks import METHODS, make
 from tests.training.test_train import prompts_file
 from trtspec.cli.progress import build_bars
 from trtspec.planning.prediction.predict import step_cost
-from trtspec.training.plan import TrainRequest, answer_step, load_requested_recipe
-from trtspec.training.progress import plan_recipe
+from trtspec.training.plan import TrainRequest, answer_step, load_requested_recipe, plan_recipe
 
 VOCAB = 262
 TREE = {"choices": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}

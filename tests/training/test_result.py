@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.core import atomic_dir
+from trtspec.core import files
 from trtspec.core.errors import TrtspecError
-from trtspec.training.result import TrainResult, check_draft_path, publish
-from trtspec.training.train_draft import RECORD
+from trtspec.training.draft_steps import RECORD
+from trtspec.training.evaluation import TrainResult, check_draft_path, publish
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def test_a_killed_publication_loses_no_draft(
     exchanges: bool,
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr(atomic_dir, "swap_directories", lambda one, other: False)
+        monkeypatch.setattr(files, "swap_directories", lambda one, other: False)
     old, new = make("old"), make("new")
     publish(old)
     died = die_at(point, lambda: publish(new))
@@ -65,8 +65,8 @@ def test_a_killed_publication_loses_no_draft(
 def test_what_another_process_left_between_two_names_comes_back(make: Callable[[str], TrainResult]) -> None:
     old = make("old")
     publish(old)
-    old.out.rename(atomic_dir.temporary_sibling(old.out, "old"))
-    with atomic_dir.exclusive_writer(old.out):
+    old.out.rename(files.temporary_sibling(old.out, "old"))
+    with files.exclusive_writer(old.out):
         assert contents(old.out) == ("old", "old")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.training.split import ALIKE, BEGINNING, assign_documents, assign_sides, leaked
+from trtspec.training.split_prompts import ALIKE, BEGINNING, assign_documents, assign_sides, leaked
 from trtspec.training.texts import HELD_OUT, TRAIN, VALIDATION
 
 LONG = "x" * ALIKE

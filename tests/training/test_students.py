@@ -32,14 +32,13 @@ from tests.training.made import (
 from tests.training.naive import NAIVE, naive_loss
 from trtspec.bench.profile.acceptance import count_steps
 from trtspec.core.errors import CheckpointError
+from trtspec.engine.measurement import replay
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.replay import replay
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.losses import LOSSES
-from trtspec.training.objective import acceptance, batch_loss
-from trtspec.training.target_cache import TargetOutputs
+from trtspec.training.objective import LOSSES, acceptance, batch_loss
+from trtspec.training.teacher import TargetOutputs
 from trtspec.training.texts import TRAIN, TrainingText
 from trtspec.training.trainable import TrainableDraft
 
@@ -240,7 +239,7 @@ def test_lessons_that_are_kept_are_those_that_are_not(
     texts = random_texts(9)
     batch = TrainingBatch.of([texts[7], texts[2], texts[4]], CPU)
     _, kept = student_of(method, target, source, texts)
-    monkeypatch.setattr("trtspec.training.target_cache.MOST_BYTES", 0)
+    monkeypatch.setattr("trtspec.training.teacher.MOST_BYTES", 0)
     _, anew = student_of(method, target, source, texts)
     for _ in range(2):
         logits, features = kept.of(batch)

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from trtspec.bench.profile.acceptance import StepCounts, acceptance_change
+from trtspec.training.evaluation import TrainingVerdict
 from trtspec.training.texts import HELD_OUT, TrainingText
-from trtspec.training.verdict import TrainingVerdict
 
 TEXTS = 40
 

@@ -13,15 +13,14 @@ from safetensors.torch import load_file
 from tests.methods.eagle3_heads import convert_with
 from tests.training.made import SETTINGS, head_pair, random_texts, student_of
 from trtspec.checkpoints.source import load_source
+from trtspec.methods.draft_head import check_ids
 from trtspec.methods.eagle3.training import TrainableEagle3
-from trtspec.methods.head_checks import check_ids
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.export import write_checkpoint
-from trtspec.training.losses import LOSSES
-from trtspec.training.objective import batch_loss
+from trtspec.training.objective import LOSSES, batch_loss
+from trtspec.training.tensors import write_checkpoint
 from trtspec.training.texts import TRAIN, TrainingText
 from trtspec.training.trainable import DraftSource
-from trtspec.training.vocab_pruning.vocabulary import chosen_ids, moved_rows
+from trtspec.training.vocabulary import chosen_ids, moved_rows
 
 
 def answered(*tokens: int) -> TrainingText:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a backend: one engine, and everything that depends on the engine.
+"""The interface of a backend, one engine and everything that depends on it, and the selection of a recipe's backend.
 
 A subpackage of this package registers by defining `BACKEND`; another distribution registers through an entry point in
 the group `trtspec.backends`. Code outside a backend's subpackage never names it, and backends do not import each other.
@@ -8,22 +8,89 @@ the group `trtspec.backends`. Code outside a backend's subpackage never names it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.memory import MemoryPlan
-from trtspec.backends.common.migration import Migrate
-from trtspec.backends.context import PlanContext
+from trtspec.backends.context import PlanContext, SelectedBackend
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.core.doctor_check import DoctorCheck
-from trtspec.core.registry import discover_all, find_extension
+from trtspec.core.errors import TrtspecError
+from trtspec.core.installation import DoctorCheck
+from trtspec.core.processes import installed_version
+from trtspec.core.registry import discover, discover_all, find_extension
 from trtspec.methods.base import DraftShape
+from trtspec.recipe.schema import Engine, Recipe
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
     from trtspec.store.files import FileReader
+    from trtspec.store.step import Step
+
+
+@dataclass(frozen=True)
+class ArtifactPlan:
+    """The steps of an artifact, keyed by the directory of their files in it ("" is the artifact's root).
+
+    `tools` and `gpu` are the builder and device that the manifest records. `notes` are remarks for users, and `facts`
+    their machine-readable form, by key of `plan --json`. `problems` returns the objections of the installed tools; it
+    is slow, and only builds call it. `lacks` maps the directory of a step to the reason why this machine cannot run
+    the step. `devices` are the devices that steps may use.
+    """
+
+    steps: Mapping[str, Step]
+    tools: Mapping[str, str] = field(default_factory=dict)
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    problems: Callable[[], list[str]] = list
+    lacks: Mapping[str, Diagnostic] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+
+
+Kind = Literal["kept", "changed", "dropped", "open"]
+
+
+@dataclass(frozen=True)
+class KeyChange:
+    """The result for one key; "open" requires a value from the user before the recipe can be built."""
+
+    kind: Kind
+    path: str
+    why: str
+
+
+@dataclass
+class Migration:
+    """The recipe for the other version as plain values, and the change of each key."""
+
+    version: str
+    document: dict[str, Any]
+    changes: list[KeyChange] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the recipe has every required value."""
+        return all(change.kind != "open" for change in self.changes)
+
+    def note(self, kind: Kind, path: str, why: str) -> None:
+        """Record the change of a key."""
+        self.changes.append(KeyChange(kind, path, why))
+
+    def drop(self, path: str, why: str) -> None:
+        """Remove a key if it is present, and record the change."""
+        *sections, key = path.split(".")
+        section: Any = self.document
+        for name in sections:
+            section = section.get(name, {})
+        if key in section:
+            del section[key]
+            self.note("dropped", path, why)
+
+
+# Converts the recipe to the backend's version `migration.version` and records the change of each key.
+Migrate = Callable[[Migration, Recipe], None]
+
 
 PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 
@@ -147,3 +214,51 @@ def engine_arguments(method: str, shape: DraftShape) -> list[str]:
     """Return the engine builder's arguments for a method, from the first backend that has any; else an empty list."""
     candidates = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
     return next((arguments for arguments in candidates if arguments), [])
+
+
+AUTO = "auto"
+
+
+def choose_backend(engine: Engine, method: str) -> SelectedBackend:
+    """Return the backend for a recipe's `engine`. Raise TrtspecError for an unknown backend or version."""
+    name, why = (engine.backend, "the recipe sets it") if engine.backend != AUTO else _auto(method, engine.gpu)
+    return SelectedBackend(name, why, choose_version(find_backend(name), engine.version))
+
+
+def in_process_backend() -> tuple[str, Backend]:
+    """Return the name and the backend of the engine that runs in this process."""
+    return next((name, backend) for name, backend in backends().items() if backend.in_process)
+
+
+def _auto(method: str, gpu: str | None) -> tuple[str, str]:
+    """Return the first built-in backend that accepts, by rank; if its reason is empty, use the last rejection's."""
+    candidates = [(each.auto, name) for name, each in discover(PACKAGE, ATTRIBUTE).items() if each.auto]
+    reason = ""
+    for auto, name in sorted(candidates, key=lambda pair: pair[0].rank):
+        offer = auto.offer(method, gpu)
+        if offer.takes:
+            return name, offer.why or reason
+        reason = offer.why
+    raise TrtspecError("no backend supports the recipe", hint="set engine.backend")
+
+
+def choose_version(backend: Backend, wanted: str | None) -> str:
+    """Return the backend's version for a recipe's `engine.version`. Raise TrtspecError for an unsupported version.
+
+    The default is the installed version, else the newest supported one. A version without a patch number, such as 1.2,
+    selects its newest patch release.
+    """
+    versions = backend.versions()
+    if wanted is None:
+        installed = installed_version(backend.package)
+        return installed if installed in versions else versions[-1]
+    found = [each for each in versions if each == wanted or each.startswith(f"{wanted}.")]
+    if not found:
+        supported = ", ".join(filter(None, versions))
+        raise TrtspecError(
+            f"unsupported version {wanted}"
+            if supported
+            else "this engine is part of trtspec and does not have a version",
+            hint=f"supported: {supported}" if supported else "remove it",
+        )
+    return found[-1]

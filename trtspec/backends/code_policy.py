@@ -27,9 +27,8 @@ from trtspec.core.files import read_bounded
 from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER
-from trtspec.store.artifact_contents import BYTE_CODE
-from trtspec.store.artifact_paths import PLUGINS, REPOSITORY
-from trtspec.store.manifest import Manifest
+from trtspec.store.artifact import Manifest
+from trtspec.store.artifact_paths import BYTE_CODE, PLUGINS, REPOSITORY
 
 ALLOW = "TRTSPEC_ALLOW_CODE"  # SHA-256 digests, separated by commas
 CONFIG = re.compile(r"[^/]+/config\.pbtxt")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.quant.quant_config import QuantFormat
+from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel, requested_scheme
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
-from trtspec.methods.source_head import SourceHead
+from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import ModelSource, Recipe
 

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a backend's artifact is served: the requirements on tritonserver, the staged files and the processes."""
+"""How a backend's artifact is served: the requirements on tritonserver, the staged files and the processes.
+
+For operators without Triton, the arguments in an artifact's repository become the engine's own command line.
+"""
 
 from __future__ import annotations
 
+import json
+import posixpath
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trtspec.core.errors import DeployError
 from trtspec.core.files import copy_tree
 from trtspec.core.ports import LOOPBACK
 from trtspec.serving.triton.repository_writer import CONFIG
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts, TritonServer, server_command
-from trtspec.store.manifest import Manifest
+from trtspec.store.artifact import Manifest
+from trtspec.store.artifact_paths import REPOSITORY
 
 
 @dataclass(frozen=True)
@@ -141,3 +148,27 @@ class ServingHooks:
     kv_usage: str = ""
     alone: Callable[[Path, str], StandaloneServer | None] = _not_alone
     nodes: MultiNode | None = None
+
+
+def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
+    """Return a value with its paths, relative to a model of the repository, made absolute for an artifact's path."""
+    if isinstance(value, Mapping):
+        return {key: with_absolute_paths(each, model, artifact) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_absolute_paths(each, model, artifact) for each in value]
+    if isinstance(value, str) and value.startswith(("../", "./")):
+        return posixpath.normpath(posixpath.join(artifact, REPOSITORY, model, value))
+    return value
+
+
+def options(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a document as options: --max-model-len=4096, --flag for true, JSON for objects and lists."""
+    found = []
+    for key, value in document.items():
+        name = f"--{key.replace('_', '-')}"
+        if value is True:
+            found.append(name)
+        elif value is not False and value is not None:
+            text = json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+            found.append(f"{name}={text}")
+    return tuple(found)

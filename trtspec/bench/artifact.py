@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtspec.backends.base import find_backend
 from trtspec.backends.code_policy import check_code
 from trtspec.checkpoints.generation_config import CONFIG, GENERATION_CONFIG
-from trtspec.checkpoints.rendered_text import RenderedText
-from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.core.paths import default_prompts
@@ -25,9 +24,9 @@ from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.settings import EngineSettings
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, ENSEMBLE
+from trtspec.store.artifact import Manifest, load_manifest
+from trtspec.store.artifact_cache import verify_changed
 from trtspec.store.artifact_paths import PROMPTS, REPOSITORY, TOKENIZER, checkpoint
-from trtspec.store.manifest import Manifest, load_manifest
-from trtspec.store.verified_cache import verify_changed
 
 if TYPE_CHECKING:
     from trtspec.engine.engine import Engine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from trtspec.bench.bench import DRAFTS_ALWAYS, BenchComparison, RunAgain
-from trtspec.bench.overlap import Overlap
+from trtspec.bench.sources import Overlap
 from trtspec.bench.speedup import ENOUGH, FAILS, UNDECIDED, Speedup
 from trtspec.bench.verification_report import NOT_REPORTED, ON_REQUEST, SkippedCheck, VerificationCheck
 from trtspec.core.errors import TrtspecError

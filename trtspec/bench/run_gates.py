@@ -19,7 +19,7 @@ from trtspec.bench.bench import (
     measure_server,
 )
 from trtspec.bench.gates import GateResults, evaluate_gates, gates_skipped_on_request, needs_more_runs
-from trtspec.bench.overlap import overlap
+from trtspec.bench.sources import overlap
 from trtspec.bench.speedup import MAX_RUNS, UNDECIDED
 from trtspec.bench.verification_report import (
     PROCESS,
@@ -36,8 +36,8 @@ from trtspec.bench.verification_report import (
 )
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.serving.triton.client import Client
+from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import CHECKPOINTS
-from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
 
 # Size of the measurement before an unverified artifact is deployed.
 DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32

@@ -19,13 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.bench.records import read_record, records_dir, this_machine, write_record
+from trtspec.bench.documents import read_record, records_dir, this_machine, write_record
 from trtspec.bench.speedup import FAILS, HOLDS, UNDECIDED, Speedup
 from trtspec.checkpoints.safe_json import parse_object
 from trtspec.core.errors import DigestMismatch, GateNotMet, TrtspecError, VerificationFailed, os_error_remedy
 from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded, replace_file
+from trtspec.store.artifact import manifest_sha256
 from trtspec.store.artifact_paths import REPORTS
-from trtspec.store.manifest import manifest_sha256
 
 FORMAT_VERSION = 1
 SCHEMA = "trtspec.verified/1"

@@ -25,10 +25,9 @@ from trtspec.bench.gates import (
     needs_more_runs,
     skipped_on_request,
 )
-from trtspec.bench.overlap import overlap
 from trtspec.bench.parity import check_parity
 from trtspec.bench.run_gates import deploy_load, evaluate_engine, skipped_as_undecided
-from trtspec.bench.source_copies import check_sources, find_source
+from trtspec.bench.sources import check_sources, find_source, overlap
 from trtspec.bench.speedup import MAX_RUNS
 from trtspec.bench.verification_report import (
     FILES,
@@ -50,8 +49,8 @@ from trtspec.bench.verification_report import (
 )
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
-from trtspec.store.manifest import Manifest, load_manifest, verify_files
-from trtspec.store.verified_cache import verify_changed
+from trtspec.store.artifact import Manifest, load_manifest, verify_files
+from trtspec.store.artifact_cache import verify_changed
 
 log = logging.getLogger(__name__)
 

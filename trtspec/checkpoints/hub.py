@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Download one commit of a hub model into the hub cache with huggingface_hub, without opening weights.
+"""Access to the hub: downloads of one commit of a model, and requests for its newest commit, file list and ranges.
 
 Selects the files to download and explains failures. Complete files are kept, so an interrupted download continues with
 the missing ones. The token is HF_TOKEN from the environment or none. A login stored on disk is not used, because a
@@ -13,10 +13,11 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote, urlsplit
 
 from trtspec.checkpoints.source import (
     INDEX,
@@ -27,7 +28,9 @@ from trtspec.checkpoints.source import (
     snapshot_dir,
 )
 from trtspec.core.errors import CheckpointError
+from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir
+from trtspec.recipe.schema import COMMIT
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ def _check_disk_space(model: str, revision: str, names: Collection[str]) -> None
     """Raise CheckpointError if the hub cache lacks space for the weights; do nothing offline."""
     from huggingface_hub import HfApi, constants
 
-    from trtspec.store.disk_space import disk_need  # imports the store, which a check does not need
+    from trtspec.store.plan import disk_need  # imports the store, which a check does not need
 
     if constants.HF_HUB_OFFLINE:
         return
@@ -213,3 +216,83 @@ def _bar_class(on_bytes: OnBytes) -> type[Any]:
 
     Bar.set_lock(threading.RLock())  # tqdm's default lock would start a process
     return Bar
+
+
+CHECK_ENDPOINT = "check HF_ENDPOINT"
+TIMEOUT_S = 20.0  # for each request
+
+
+class HubFile(NamedTuple):
+    """Size and content digest of a file of a commit; equal files have equal digests."""
+
+    nbytes: int
+    digest: str
+
+
+def newest_commit(model: str) -> str:
+    """Return the newest commit of a hub model; raise CheckpointError if the hub returns none."""
+    with explain_hub_errors(model, TRY_AGAIN):
+        commit = str(_info(model).get("sha"))
+        if not re.fullmatch(COMMIT, commit):
+            raise CheckpointError("the hub returned no commit", where=model, hint=CHECK_ENDPOINT)
+        return commit
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """One commit of a hub model. Methods raise the client's errors; see `explain_hub_errors`."""
+
+    model: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.model} at commit {self.revision}"
+
+    def files(self) -> dict[str, HubFile]:
+        """Return the files in the top-level folder of the commit, by name."""
+        siblings = _info(f"{self.model}/revision/{self.revision}?blobs=true").get("siblings")
+        return {
+            str(each["rfilename"]): HubFile(int(each.get("size") or 0), str(each.get("blobId") or ""))
+            for each in siblings or ()
+            if "/" not in each["rfilename"]
+        }
+
+    def read(self, name: str, first: int, count: int) -> bytes:
+        """Return `count` bytes of a file from offset `first` on, fewer at the end of the file."""
+        part = {"Range": f"bytes={first}-{first + count - 1}", "Accept-Encoding": "identity"}
+        answer = _get(f"{self.model}/resolve/{self.revision}/{quote(name)}", part)
+        data = bytes(answer.content)
+        if answer.status_code != 206 and (first or len(data) > count):
+            hint = "trtspec build downloads whole files"
+            raise HubError("the hub does not support range requests", where=f"{self.model}/{name}", hint=hint)
+        return data[:count]
+
+
+def _info(path: str) -> dict[str, Any]:
+    """Return the hub's metadata of a model; raise CheckpointError if the response is not a JSON object."""
+    answer = _get(f"api/models/{path}", {})
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError("the response does not come from a hub", where=str(answer.url), hint=CHECK_ENDPOINT)
+    return found
+
+
+def _get(path: str, headers: dict[str, str]) -> Any:
+    """Return the hub's response. The client's API class is not used because importing it takes longer than the
+    requests.
+    """
+    from huggingface_hub import constants, utils
+
+    client = cast(Any, utils)  # its names are not exported
+    answer = client.get_session().get(f"{constants.ENDPOINT}/{path}", headers=_headers() | headers, timeout=TIMEOUT_S)
+    client.hf_raise_for_status(answer)
+    return answer
+
+
+def _headers() -> dict[str, str]:
+    """Return user agent and token. The client's own headers take 0.1 s because they detect all frameworks."""
+    token = hub_token()
+    return {"User-Agent": f"trtspec/{__version__}"} | ({"Authorization": f"Bearer {token}"} if token else {})

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from trtspec.checkpoints.hub import fetch_snapshot, is_fetched
-from trtspec.checkpoints.hub_client import newest_commit
-from trtspec.checkpoints.hub_metadata import make_preview
-from trtspec.checkpoints.metadata_cache import preview_dir
+from trtspec.checkpoints.hub import fetch_snapshot, is_fetched, newest_commit
 from trtspec.checkpoints.pickles import unpickle, unpickled_dir
+from trtspec.checkpoints.previews import make_preview, preview_dir
 from trtspec.checkpoints.source import NotPreparedError, Source, load_source, locate_model, snapshot_dir
 from trtspec.core.errors import CheckpointError
 from trtspec.recipe.schema import COMMIT, HUB_ID, ModelSource, is_directory

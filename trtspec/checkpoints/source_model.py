@@ -6,12 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtspec.checkpoints.family import family_version, find_family
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.quant.prequantized import Prequantized, read_prequantized, resolve_scheme
-from trtspec.checkpoints.quant.quant_config import QuantFormat
-from trtspec.checkpoints.quant.scheme import Scheme, scheme_problems, stage_problems
-from trtspec.checkpoints.rules import Matched, Rule, SourceTensor, match
+from trtspec.checkpoints.prequantized import Prequantized, QuantFormat, read_prequantized, resolve_scheme
+from trtspec.checkpoints.quant_scheme import Scheme, scheme_problems, stage_problems
+from trtspec.checkpoints.rules import Matched, Rule, SourceTensor, family_version, find_family, match
 from trtspec.checkpoints.sharding import ParallelMapping, mapping_problems, valid_sizes_hint
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.tied_embeddings import UNREAD, UNTIED, Ties, compare_ties

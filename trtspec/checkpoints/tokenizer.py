@@ -1,26 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer of a checkpoint, and incremental decoding without incomplete characters.
+"""The tokenizer of a checkpoint, its trial in a child process, and incremental decoding without incomplete characters.
 
 Reads tokenizer.json with the `tokenizers` library, which transformers uses internally; importing it takes a hundredth
-of the time.
+of the time. The library panics on some files, aborts the process on others, and allocates gigabytes for one large id,
+so a tokenizer is tried in a child process before any trtspec process loads it. Successful trials are cached per user:
+
+    CACHE/vetted/KEY    empty; KEY is the digest of the files' bytes and the versions
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.generation_config import find_end_ids, special_token
-from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source
 from trtspec.checkpoints.tokenizer_classes import apply_transformers_class
-from trtspec.checkpoints.vetting import vet
 from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded
+from trtspec.core.paths import cache_dir
+from trtspec.core.processes import installed_version
+from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_child
+
+
+class RenderedText(str):
+    """A chat rendered by a template, which includes the special tokens: encoding adds none.
+
+    JSON does not preserve the type, so senders must transmit it separately.
+    """
+
+    __slots__ = ()
+
+
+VETTED_FORMAT = "trtspec.vetted/1"
+TRIAL_LIMITS = SandboxLimits(memory_bytes=4 << 30, cpu_s=60, wall_s=180, output_bytes=4096)
+MAX_VETTED_BYTES = 64 << 20
+# The files that affect the loaded tokenizer, the tokenizer itself first.
+VETTED_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
+
+
+def vet(root: Path) -> None:
+    """Raise CheckpointError if a tokenizer cannot be loaded and used within limits.
+
+    Does nothing without the tokenizers library, which loading needs too.
+    """
+    if find_spec("tokenizers") is None:
+        return
+    passed = cache_dir() / "vetted" / _vetted_key(root)
+    if passed.is_file():
+        return
+    try:
+        run_in_child("trtspec.checkpoints.tokenizer:attempt", str(root.absolute()), limits=TRIAL_LIMITS)
+    except SandboxError as error:
+        if error.cause == REFUSED:
+            raise CheckpointError(error.message, where=str(root / VETTED_FILES[0]), hint=error.hint) from None
+        message = f"not a usable tokenizer: the tokenizers library cannot load it ({error.message})"
+        hint = "save it again with AutoTokenizer, or use the file from the model's repository"
+        raise CheckpointError(message, where=str(root / VETTED_FILES[0]), hint=hint) from None
+    with suppress(OSError):  # without the cache entry the trial is repeated
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
+
+
+def _vetted_key(root: Path) -> str:
+    digest = hashlib.sha256(f"{VETTED_FORMAT} {installed_version('tokenizers')}".encode())
+    for name in VETTED_FILES:
+        path = root / name
+        if path.is_file():
+            try:
+                content = read_bounded(path, MAX_VETTED_BYTES)
+            except UnreadableFile as error:
+                raise CheckpointError(describe_read_error(error), where=str(path)) from None
+            except OSError as error:
+                raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
+            digest.update(f"\n{name} {len(content)}\n".encode() + hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
 BROKEN = "�"  # U+FFFD, the decoders' replacement for incomplete characters
@@ -240,3 +302,31 @@ def _differing_token(one: Tokenizer, other: Tokenizer) -> tuple[str, int] | None
             if known.get(token) != number and not is_free:
                 found.append((token, number))
     return min(found, default=None)
+
+
+TRIAL_TEXTS = ("Hello world", "  naïve café, 北京 🙂\n\tdef f(x): return 12345", "", "a" * 300)
+# Ids are row numbers. Published vocabularies have few gaps, and each gap costs memory in every process.
+HOLES, SPARE_IDS = 4, 1 << 16
+
+
+def attempt(root: str, data: bytes) -> None:
+    """Load and use a tokenizer; raise CheckpointError if it should not be loaded."""
+    tokenizer = Tokenizer(Path(root), vetted=True)
+    ids = tokenizer.vocabulary.values()
+    largest, most = max(ids, default=0), HOLES * len(ids) + SPARE_IDS
+    if largest >= most:
+        raise CheckpointError(f"token id {largest:,} with only {len(ids):,} tokens; ids must be below {most:,}")
+    for text in TRIAL_TEXTS:
+        for special in (True, False):
+            encoded = tokenizer.encode(text, special)
+            _check_ids(encoded, largest)
+            tokenizer.decode(encoded), tokenizer.decode_with_specials(encoded)
+    every = sorted(ids)
+    for start in range(0, len(every), 4096):
+        tokenizer.decode_with_specials(every[start : start + 4096])
+    _ = tokenizer.fragments, tokenizer.decoders, tokenizer.merges
+
+
+def _check_ids(ids: list[int], largest: int) -> None:
+    if too_large := [token for token in ids if token > largest]:
+        raise CheckpointError(f"a text is encoded to the id {too_large[0]:,}, but the largest id is {largest:,}")

@@ -14,9 +14,7 @@ from trtspec.cli.options import Json, Set
 from trtspec.engine.prompts.prompt import KINDS
 
 if TYPE_CHECKING:
-    from trtspec.report.advisor.evaluate import Advice
-    from trtspec.report.advisor.questions import AdvisorFact
-    from trtspec.report.advisor.rules import AdviceRule
+    from trtspec.report.advisor.advice import Advice, AdviceRule, AdvisorFact
 
 Work = Enum("Work", {kind.replace("-", "_"): kind for kind in KINDS}, type=str)  # type: ignore[misc]
 
@@ -90,10 +88,9 @@ def advise(
     Example: trtspec advise --concurrency 4 --output-tokens 300 --draft head
     """
     from trtspec.cli.render import print_json
-    from trtspec.report.advisor.evaluate import advise as advise_on
-    from trtspec.report.advisor.metric_facts import measured_facts, scrape
-    from trtspec.report.advisor.prometheus_values import QueriedMetrics
-    from trtspec.report.advisor.questions import AdvisorFact
+    from trtspec.report.advisor.advice import AdvisorFact
+    from trtspec.report.advisor.advice import advise as advise_on
+    from trtspec.report.advisor.metric_facts import QueriedMetrics, measured_facts, scrape
     from trtspec.report.monitoring.prometheus import Prometheus
 
     given = {
@@ -129,7 +126,7 @@ def _planned(
     recipe: Path, overrides: list[str], told: dict[str, AdvisorFact]
 ) -> tuple[dict[str, AdvisorFact], list[str]]:
     from trtspec.recipe.load import load_recipe
-    from trtspec.report.advisor.questions import AdvisorFact
+    from trtspec.report.advisor.advice import AdvisorFact
     from trtspec.report.advisor.recipe import recipe_facts
 
     found, notes = recipe_facts(load_recipe(recipe, overrides), told)

@@ -36,7 +36,7 @@ def baseline(
 
     Example: trtspec baseline build/quickstart -o baseline.json
     """
-    from trtspec.bench.saved_documents import save_document
+    from trtspec.bench.documents import save_document
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
 
@@ -53,7 +53,7 @@ def baseline(
 
 
 def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progress: Any) -> tuple[Path, dict[str, Any]]:
-    from trtspec.bench import baseline as measuring
+    from trtspec.bench import bench as measuring
     from trtspec.bench.artifact import artifact_prompts, open_artifact, read_artifact
     from trtspec.bench.verification_report import PROCESS, SERVER
 
@@ -61,12 +61,12 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
         root = Path(what)
         manifest, asked = read_artifact(root), artifact_prompts(root, file)
         with open_artifact(root, manifest) as artifact:
-            found = measuring.measure(measuring.ask_engine(artifact, max_tokens), asked, runs, on_progress)
-        return root, measuring.describe(root, manifest, asked, max_tokens, found, PROCESS)
+            found = measuring.measure_baseline(measuring.ask_engine(artifact, max_tokens), asked, runs, on_progress)
+        return root, measuring.describe_baseline(root, manifest, asked, max_tokens, found, PROCESS)
     client, root = _served(what)
     manifest, asked = read_artifact(root), artifact_prompts(root, file)
-    found = measuring.measure(measuring.ask_server(client, manifest, max_tokens), asked, runs, on_progress)
-    return root, measuring.describe(root, manifest, asked, max_tokens, found, SERVER)
+    found = measuring.measure_baseline(measuring.ask_server(client, manifest, max_tokens), asked, runs, on_progress)
+    return root, measuring.describe_baseline(root, manifest, asked, max_tokens, found, SERVER)
 
 
 def _served(name: str) -> tuple[Any, Path]:
@@ -74,7 +74,7 @@ def _served(name: str) -> tuple[Any, Path]:
     from trtspec.core.errors import DeployError
     from trtspec.deployment.base import resolve_server_address
     from trtspec.serving.triton.client import Client
-    from trtspec.store.manifest import manifest_sha256
+    from trtspec.store.artifact import manifest_sha256
 
     url, document = resolve_server_address(name)
     if not document:

@@ -10,7 +10,7 @@ import typer
 from trtspec.bench.speedup import MAX_RUNS
 from trtspec.cli import completing
 from trtspec.cli import load_options as load
-from trtspec.cli.load_compare import compare_saved
+from trtspec.cli.load_results import compare_saved
 from trtspec.cli.loading import bench_load
 from trtspec.cli.one_at_a_time import bench_one_at_a_time
 from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate, Undecided

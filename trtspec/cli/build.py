@@ -30,8 +30,7 @@ def build(
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import combine_documents, print_json, print_line, show_diagnostics
     from trtspec.core.errors import TrtspecError
-    from trtspec.planning.pipeline import default_artifact_dir, open_store, run_build
-    from trtspec.planning.prebuild import check_builds, plan_runnable
+    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, run_build
     from trtspec.recipe.load import load_matrix
 
     recipes = load_matrix(recipe, set_ or (), cell or ())

@@ -59,7 +59,7 @@ def _limits(
     clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool
 ) -> PruneLimits | None:
     """Return the limits of the entries to keep, or None if no entry is to be removed."""
-    from trtspec.cli.quantities import parse_bytes, parse_seconds
+    from trtspec.cli.options import parse_bytes, parse_seconds
     from trtspec.core.errors import TrtspecError
     from trtspec.store.prune import PruneLimits
 
@@ -124,7 +124,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
     """Show the entries and recipes, and the results of removal and verification if requested."""
     from trtspec.cli.layout import pluralize
     from trtspec.cli.render import print_line, show_table
-    from trtspec.store.disk_space import format_bytes
+    from trtspec.store.plan import format_bytes
 
     entries, recipes = document["entries"], document["recipes"]
     rows = [
@@ -146,7 +146,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
 
 def _show_removed(document: dict[str, Any]) -> None:
     from trtspec.cli.render import print_line
-    from trtspec.store.disk_space import format_bytes
+    from trtspec.store.plan import format_bytes
 
     would = "would be " if document["dry_run"] else ""
     linked = document["linked_bytes"]

@@ -50,8 +50,7 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
     from trtspec.core.diagnostics import RecipeError
     from trtspec.planning.check.recipe import check_recipe
-    from trtspec.recipe.files import display_name
-    from trtspec.recipe.load import load_matrix
+    from trtspec.recipe.load import display_name, load_matrix
 
     name = display_name(file)
     try:

@@ -12,7 +12,7 @@ import typer
 from trtspec.cli.options import Artifact, Json
 
 if TYPE_CHECKING:
-    from trtspec.report.readiness.row import ReadinessItem
+    from trtspec.report.readiness.items import ReadinessItem
 
 COLOURS = {"done": "green", "missing": "red", "not needed": "dim"}
 
@@ -40,8 +40,8 @@ def checklist(
     from trtspec.cli.render import print_json
     from trtspec.core.errors import GateNotMet
     from trtspec.report.monitoring.prometheus import Prometheus
-    from trtspec.report.readiness.checklist import check, checklist_document, missing_rows
     from trtspec.report.readiness.facts import gather
+    from trtspec.report.readiness.items import check, checklist_document, missing_rows
 
     facts = gather(artifact, with_ or (), Prometheus(prometheus) if prometheus else None)
     rows = check(facts)
@@ -56,7 +56,7 @@ def show(rows: Sequence[ReadinessItem], artifact: str) -> None:
     """Show the rows, the commands for the missing items, and their number."""
     from trtspec.cli.layout import pluralize
     from trtspec.cli.render import print_command, print_line, show_table
-    from trtspec.report.readiness.checklist import missing_rows
+    from trtspec.report.readiness.items import missing_rows
 
     show_table("", ("", "state", "evidence"), [(row.name, row.state, row.evidence) for row in rows])
     open_ = missing_rows(rows)

@@ -100,7 +100,7 @@ def show(comparison: InputComparison, *, everything: bool) -> None:
 
 def _cell(place: ValueDifference, value: Any) -> str:
     """Return a value formatted for the table."""
-    from trtspec.store.disk_space import format_bytes
+    from trtspec.store.plan import format_bytes
 
     if value is None:
         return "-"
@@ -136,7 +136,7 @@ def _change(place: ValueDifference, reasons: dict[str, str]) -> str:
 
 def _show_effects(effects: dict[str, Any]) -> None:
     from trtspec.cli.render import print_line
-    from trtspec.store.disk_space import format_bytes
+    from trtspec.store.plan import format_bytes
 
     if build := effects["build"]:
         sizes = {verb: build[f"left_{verb}_bytes"] for verb in ("read", "write")}

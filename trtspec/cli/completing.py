@@ -59,7 +59,7 @@ def metrics(incomplete: str) -> Offers:
 @_quietly
 def dialects(incomplete: str) -> Offers:
     """Return the names of the draft formats."""
-    from trtspec.methods.draft_formats.dialect import dialects as known
+    from trtspec.methods.draft_formats.base import dialects as known
 
     return [(name, dialect.title) for name, dialect in known().items()]
 

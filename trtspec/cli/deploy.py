@@ -106,7 +106,7 @@ def deploy(
     from trtspec.deployment.base import deploy as serve
     from trtspec.deployment.base import render as write
     from trtspec.deployment.options import DeployOptions
-    from trtspec.store.manifest import parse_expected
+    from trtspec.store.artifact import parse_expected
 
     settings = parse_target_settings(option or (), image)
     ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
@@ -192,7 +192,7 @@ def deploy(
 
 def exposure_warnings(host: str, openai_host: str) -> list[str]:
     """Return warnings about what the server and its OpenAI gateway expose; DeployError for an invalid address."""
-    from trtspec.deployment.network import exposure_warning, gateway_exposure_warning
+    from trtspec.deployment.options import exposure_warning, gateway_exposure_warning
 
     has_keys = bool(os.environ.get(KEYS))
     found = [exposure_warning(host)]

@@ -10,7 +10,7 @@ import typer
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.core.doctor_check import DoctorCheck
+    from trtspec.core.installation import DoctorCheck
 
 
 def doctor(json: Json = False) -> None:

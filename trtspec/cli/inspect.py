@@ -36,7 +36,7 @@ def inspect(
 
     Example: trtspec inspect recipes/models/quickstart-target --tp 2 --weights fp8
     """
-    from trtspec.checkpoints.quant.scheme import Scheme
+    from trtspec.checkpoints.quant_scheme import Scheme
     from trtspec.checkpoints.sharding import ParallelMapping
     from trtspec.cli.render import print_json, show_table
     from trtspec.planning.inspection import inspect_model

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.cli.load_options import LoadOptions
-from trtspec.cli.quantities import parse_seconds
+from trtspec.cli.options import parse_seconds
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.load.arrival import ArrivalProcess
-    from trtspec.bench.load.runner import LoadPlan, ServerAddress
-    from trtspec.bench.load.sweep import StopRule
+    from trtspec.bench.load.arrivals import ArrivalProcess
+    from trtspec.bench.load.sweep import LoadPlan, ServerAddress, StopRule
     from trtspec.bench.load.workload import LoadWorkload
 
 RANDOM_PROMPTS = 64
@@ -26,11 +25,9 @@ def bench_load(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
 ) -> int:
     """Run a load benchmark, show the results and return the exit code."""
-    from trtspec.bench.evidence import artifact_facts, evidence, load_facts
-    from trtspec.bench.saved_documents import save_document
-    from trtspec.bench.verdict import derive_verdict
-    from trtspec.cli.load_compare import load_gate
-    from trtspec.cli.load_view import show_gate, show_load
+    from trtspec.bench.documents import save_document
+    from trtspec.bench.verdict import artifact_facts, derive_verdict, evidence, load_facts
+    from trtspec.cli.load_results import load_gate, show_gate, show_load
     from trtspec.cli.render import note, print_json, print_line
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
@@ -57,8 +54,8 @@ def load_document(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
     """Measure, and return the document and the served artifact, if known; TrtspecError for incompatible options."""
-    from trtspec.bench.load.slo import parse_slo
-    from trtspec.bench.overlap import overlap
+    from trtspec.bench.load.sample import parse_slo
+    from trtspec.bench.sources import overlap
     from trtspec.cli.render import note
 
     served, deployed = resolve_server(what, asked.api, asked.model or "", asked.key_env)
@@ -78,8 +75,7 @@ def load_document(
 
 def _measured(plan: LoadPlan, asked: LoadOptions, slo: Any) -> dict[str, Any]:
     from trtspec.bench.load.document import build_document
-    from trtspec.bench.load.runner import measure
-    from trtspec.bench.load.sample_log import samples_file
+    from trtspec.bench.load.sweep import measure, samples_file
     from trtspec.cli.progress import counter
 
     with samples_file(asked.samples_out) as samples, counter() as on_progress:
@@ -95,7 +91,7 @@ def _plan(
     runs: int,
     root: Path | None,
 ) -> LoadPlan:
-    from trtspec.bench.load.runner import DRIVER, TIMEOUT_S, LoadPlan
+    from trtspec.bench.load.sweep import DRIVER, TIMEOUT_S, LoadPlan
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
@@ -119,7 +115,7 @@ def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
 def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
     """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
     from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
-    from trtspec.bench.load.runner import ServerAddress
+    from trtspec.bench.load.sweep import ServerAddress
     from trtspec.deployment.base import resolve_server_address
 
     if "://" not in what and (Path(what).exists() or "/" in what):
@@ -147,7 +143,7 @@ def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_t
         return LoadWorkload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
         raise TrtspecError("--input-tokens and --prompts are mutually exclusive", hint="omit one of them")
-    from trtspec.bench.load.random_prompts import random_prompts
+    from trtspec.bench.load.workload import random_prompts
 
     tokenizer = _tokenizer(asked, root)
     if tokenizer is None:

@@ -67,7 +67,7 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     from trtspec.core.errors import TrtspecError
     from trtspec.core.prometheus_text import parse_metrics
     from trtspec.deployment.journal import DeploymentJournal, deployment_names
-    from trtspec.report.monitoring.fetch import fetch
+    from trtspec.report.monitoring.prometheus import fetch
 
     known = [each.value for each in MetricsDocument]
     if deployment not in deployment_names():
@@ -91,14 +91,14 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
 
 def _document(what: MetricsDocument, name: str | None) -> dict[str, Any]:
     if what is MetricsDocument.dashboard:
-        from trtspec.report.monitoring.dashboard import dashboard
+        from trtspec.report.monitoring.configuration import dashboard
 
         return dashboard()
     if what is MetricsDocument.rules:
-        from trtspec.report.monitoring.rules import rules
+        from trtspec.report.monitoring.configuration import rules
 
         return rules()
-    from trtspec.report.monitoring.scrape import scrape_config
+    from trtspec.report.monitoring.configuration import scrape_config
 
     return scrape_config(_endpoints(name))
 
@@ -121,7 +121,7 @@ def _endpoints(name: str | None) -> dict[str, str]:
 
 def _text(what: MetricsDocument, found: dict[str, Any]) -> str:
     if what is MetricsDocument.rules:
-        from trtspec.report.monitoring.rules import rules_text
+        from trtspec.report.monitoring.configuration import rules_text
 
         return rules_text()
     import yaml

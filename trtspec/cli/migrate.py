@@ -12,7 +12,7 @@ import typer
 from trtspec.cli.options import Json, Recipe
 
 if TYPE_CHECKING:
-    from trtspec.backends.common.migration import Migration
+    from trtspec.backends.base import Migration
     from trtspec.recipe.load import LoadedRecipe
 
 
@@ -90,7 +90,7 @@ def render(found: Migration, recipe: Path, directory: Path, engine: str) -> str:
     """Return the text of the new recipe, with a header of changes and paths relative to its directory."""
     import yaml
 
-    from trtspec.recipe.files import change_paths
+    from trtspec.recipe.load import change_paths
 
     head = [f"# {recipe.name} for {engine} {found.version}, written by trtspec migrate."]
     head += [f"# {change.kind}: {change.path}: {change.why}" for change in found.changes]

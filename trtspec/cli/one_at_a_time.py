@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from trtspec.cli.render import print_command, print_line, show_table
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -17,15 +19,45 @@ if TYPE_CHECKING:
     from trtspec.bench.verification_report import VerificationReport
 
 
+def show_comparison(comparison: BenchComparison, what: str) -> None:
+    """Show the table, and for a server a curl command."""
+    sides = (
+        ("target alone", 1.0, comparison.baseline),
+        ("speculative", comparison.speedup.median, comparison.speculative),
+    )
+    rows = [
+        (
+            name,
+            f"{side.median:.0f}",
+            f"{speedup:.2f}x",
+            f"{side.stats.acceptance_rate:.3f}" if side.stats.drafted else "-",
+            f"{side.stats.mean_accepted_len:.2f}" if side.stats.drafted or name == "target alone" else "-",
+        )
+        for name, speedup, side in sides
+    ]
+    columns = ("", "tokens/s", "speed-up", "acceptance rate", "mean accepted length")
+    show_table(
+        f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
+    )
+    if comparison.acceptance == "typical":
+        print_line("typical acceptance is lossy: sampled text differs from the target's", "yellow")
+    if what.startswith("http://"):
+        body = json.dumps({"text_input": '{"id": 7, "name":', "max_tokens": 32})
+        print_command("try it", f"curl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
+    print_line(f"with speculation {comparison.speedup}")
+    same, total = comparison.identical_texts, comparison.prompts
+    print_line(
+        f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red"
+    )
+
+
 def bench_one_at_a_time(
     what: str, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, skip_gate: Sequence[str], *,
     gates: bool, json: bool,
 ) -> None:  # fmt: skip
     """Measure, show and save the results; with `gates`, exit with the code of the verification."""
-    from trtspec.bench.evidence import artifact_facts, comparison_facts, evidence
-    from trtspec.bench.saved_documents import save_document
-    from trtspec.bench.verdict import derive_verdict
-    from trtspec.cli.one_at_a_time_view import show_comparison
+    from trtspec.bench.documents import save_document
+    from trtspec.bench.verdict import artifact_facts, comparison_facts, derive_verdict, evidence
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, print_line
 
@@ -110,7 +142,7 @@ def _judge(
 def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
     """Return warnings about the prompts, if the artifact is known."""
     from trtspec.bench.artifact import artifact_prompts
-    from trtspec.bench.overlap import overlap
+    from trtspec.bench.sources import overlap
 
     shared = overlap(root, (prompt.text for prompt in artifact_prompts(root, prompts))) if root else None
     return [shared.warning] if shared else []
@@ -118,7 +150,7 @@ def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
 
 def _identity(root: Path) -> dict[str, Any]:
     """Return the name and manifest digest of the measured artifact."""
-    from trtspec.store.manifest import load_manifest, manifest_sha256
+    from trtspec.store.artifact import load_manifest, manifest_sha256
 
     return {"name": load_manifest(root).recipe.name, "manifest": manifest_sha256(root)}
 
@@ -141,7 +173,7 @@ def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> Bench
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.bench import measure_server
     from trtspec.serving.triton.client import Client
-    from trtspec.store.manifest import load_manifest
+    from trtspec.store.artifact import load_manifest
 
     texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
     acceptance = load_manifest(root).recipe.speculation.acceptance if root else "unknown"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec profile`."""
+"""`trtspec profile`, and the options and output that `tune` shares with it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,137 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli import load_options as load
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Baseline, Json, Prompts, Recipe, Set
-from trtspec.cli.recommended import (
-    Concurrency,
-    MaxDraftLen,
-    MaxTokens,
-    Samples,
-    Seed,
-    Write,
-    write_recommendation,
-)
+from trtspec.cli.render import note, show_chart, show_table
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.profile.document import Profile
+    from trtspec.bench.profile.document import Profile, ServerProfile
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, ServerSet
+    from trtspec.bench.profile.recommend import Recommendation
+
+
+Samples = Annotated[int, typer.Option("--num-prompts", help="Maximum number of prompts, sampled with --seed.", min=1)]
+MaxTokens = Annotated[int, typer.Option(help="New tokens per prompt.", min=2)]
+MaxDraftLen = Annotated[int, typer.Option(help="Maximum draft length to try.", min=1, max=64)]
+Concurrency = Annotated[int, typer.Option(help="Concurrency to optimize for.", min=1)]
+Seed = Annotated[int, typer.Option(help="Random seed for sampling prompts.")]
+Write = Annotated[bool, typer.Option("--write", help="Write the recommendation into the recipe.")]
+
+
+def show_verdict(found: Recommendation) -> None:
+    """Print the verdict on the recommended speculation."""
+    from trtspec.bench.verdict import derive_verdict
+    from trtspec.cli.render import print_line
+
+    verdict = derive_verdict(found.proposal)
+    print_line(verdict.text, verdict.style)
+
+
+def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
+    """Print the reason and the recipe section; `switches_off` is the recipe's current method or ""."""
+    import sys
+
+    import yaml
+
+    from trtspec.cli.render import print_line
+
+    print_line(found.why)
+    if found.candidate is None and switches_off:
+        print_line(f"--write would disable {switches_off}", "yellow")
+    sys.stdout.write(yaml.safe_dump({"speculation": found.speculation}, sort_keys=False, default_flow_style=None))
+
+
+def write_recommendation(recipe: Path, found: Recommendation, was: str = "") -> None:
+    """Write the recommended section into the recipe; `was` is the recipe's previous method or ""."""
+    from trtspec.cli.render import note
+    from trtspec.recipe.yaml_edit import write_section
+
+    written = write_section(recipe, "speculation", found.speculation)
+    if written and found.candidate is None:
+        note(f"{recipe}: speculation disabled{f' (was {was})' if was else ''}: {found.why}", "yellow")
+        return
+    note(f"{recipe}: {'speculation updated' if written else 'unchanged'}", "green")
+
+
+def show(found: Profile) -> None:
+    """Print the measurements by candidate and by prompt category, and the recommendation."""
+    from trtspec.bench.profile.recommend import candidate_verdict
+
+    show_verdict(found.recommendation)
+    batch = found.recommendation.batch
+    batches = found.measured[0].batches if found.measured else []
+    rows = []
+    for each in sorted(found.measured, key=lambda each: -each.best(batch).expected.value):
+        best = each.best(batch)
+        acceptance = each.acceptance[best.draft_len]
+        faster = [f"{at.expected.value:.2f}x ({at.draft_len})" for at in map(each.best, batches)]
+        rows.append(
+            (
+                each.candidate.name,
+                f"{acceptance.depth_rate:.0%}",
+                str(acceptance.token_weighted),
+                *faster,
+                candidate_verdict(each, batch),
+            )
+        )
+    columns = ("draft", "accepted", "tokens per step", *(f"at {pluralize(each, 'request')}" for each in batches), "")
+    title = f"{found.name}: {len(found.kinds)} prompts, {found.tokens} tokens of the target"
+    show_table(title, columns, rows, right=tuple(range(1, len(columns) - 1)))
+    _show_chart(found)
+    if found.too_long:
+        note(f"{pluralize(found.too_long, 'prompt')} skipped: too long for the engine with the response", "yellow")
+    for name, why in found.left_out.items():
+        note(f"{name} was skipped: {why}", "yellow")
+    if found.parity:
+        note(found.parity.detail, "dim")
+    _show_kinds(found)
+    if found.server:
+        _show_server(found.server)
+    show_recommendation(found.recommendation, found.drafts_with)
+
+
+def _show_chart(found: Profile) -> None:
+    """Plot the speed-up of each candidate by load, if there are several loads."""
+    from string import ascii_lowercase
+
+    candidates = dict(zip(ascii_lowercase, found.measured, strict=False))
+    batches = found.measured[0].batches if found.measured else ()
+    if len(batches) > 1:
+        rows = [
+            (str(batch), [(letter, each.best(batch).expected.value) for letter, each in candidates.items()])
+            for batch in batches
+        ]
+        letters = {letter: each.candidate.name for letter, each in candidates.items()}
+        show_chart("speed-up by concurrency; 1x is the target alone", "requests", rows, letters)
+
+
+def _show_kinds(found: Profile) -> None:
+    chosen = found.chosen
+    kinds = sorted(set(found.kinds))
+    if chosen is None or len(kinds) < 2:
+        return
+    own = {kind: chosen.of_kind(kind) for kind in kinds}
+    rows = [
+        (kind or "(none)", str(len(each.texts)), f"{each.depth_rate:.0%}", str(each.token_weighted))
+        for kind, each in own.items()
+    ]
+    show_table("", ("kind", "prompts", "accepted", "tokens per step"), rows, right=(1, 2, 3))
+
+
+def _show_server(server: ServerProfile) -> None:
+    """Show the speed of the server with its draft length and without speculation."""
+    speeds = server.tokens_per_s
+    rows = [
+        (str(batch), f"{speeds[batch, 0]:,.0f}", f"{speed:,.0f}", f"{speed / speeds[batch, 0]:.2f}x")
+        for (batch, length), speed in sorted(speeds.items())
+        if length == server.draft_len
+    ]
+    columns = ("concurrency", "target alone, tokens/s", f"draft_len {server.draft_len}", "measured")
+    show_table(f"{server.url}, model {server.model or '-'}", columns, rows, right=(0, 1, 2, 3))
+    if server.failures:
+        note(f"{pluralize(len(server.failures), 'request')} failed and were excluded: {server.failures[0]}", "yellow")
 
 
 def profile(
@@ -66,9 +182,8 @@ def profile(
 
     Example: trtspec profile recipes/quickstart.yaml --num-prompts 8 --methods draft_target,ngram
     """
-    from trtspec.bench.profile.metadata import save_profile
+    from trtspec.bench.profile.document import save_profile
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
-    from trtspec.cli.profiled import show
     from trtspec.cli.progress import build_bars, counter
     from trtspec.cli.render import print_json
     from trtspec.recipe.yaml_edit import check_editable
@@ -114,7 +229,7 @@ def _run(asked: ProfileRequest, servers: ServerSet | None, screen: ProgressUI) -
         from trtspec.bench.profile import server_profile as served
 
         return served.run(asked, servers, screen)
-    from trtspec.bench.profile import run as profile
+    from trtspec.bench.profile import engine_profiler as profile
 
     return profile.run(asked, screen)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of long operations on stderr: bars on a terminal, otherwise a line every 30 s.
+"""Progress of long operations and the log of `-v`, on stderr: bars on a terminal, otherwise a line every 30 s.
 
 The lines show that the command is not hanging, and prevent CI systems from ending a silent job. A thread prints them,
 since an external tool may run for minutes without output.
@@ -7,18 +7,21 @@ since an external tool may run for minutes without output.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from trtspec.cli.render import console, is_terminal, note
+from trtspec.core.diagnostics import escape_unprintable, mask_tokens
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
 
     from trtspec.store.executor import Status
     from trtspec.store.step import Step
+
 
 PERIOD_S = 30.0
 
@@ -155,3 +158,28 @@ def format_duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+PACKAGE = logging.getLogger("trtspec")
+
+
+@contextmanager
+def verbose() -> Iterator[None]:
+    """Show log records of level INFO and above while the block runs."""
+    handler, level = _Notes(), PACKAGE.level
+    PACKAGE.addHandler(handler)
+    PACKAGE.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        PACKAGE.removeHandler(handler)
+        PACKAGE.setLevel(level)
+
+
+class _Notes(logging.Handler):
+    """Log handler that prints above progress bars, with control characters escaped and tokens redacted."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        package = record.name.split(".")[1]
+        for line in mask_tokens(self.format(record)).splitlines():
+            note(f"{record.relativeCreated / 1000:8.2f} s  {package}: {escape_unprintable(line)}", "dim")

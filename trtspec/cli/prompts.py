@@ -33,8 +33,7 @@ def prompts(
     """
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
-    from trtspec.engine.prompts.load import read_prompts
-    from trtspec.engine.prompts.summary import list_shipped, summarize
+    from trtspec.engine.prompts.load import list_shipped, read_prompts, summarize
 
     if (file is None) is not shipped:
         raise TrtspecError("prompts requires either FILE or --list")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec prune`."""
+"""`trtspec prune`, and the parts that `swift` shares with it: building a target alone, and writing a pruned one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +13,61 @@ import typer
 from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.bench.layer_search.layers import PrunedDraft
-    from trtspec.training.vocab_pruning.reduce import PruningResult
+    from trtspec.bench.layer_search import PrunedDraft
+    from trtspec.methods.layer_pruning import Skip
+    from trtspec.planning.pipeline import Build
+    from trtspec.training.prune_vocabulary import PruningResult
+
+
+@contextmanager
+def build_target_only(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Path]]:
+    """Build a recipe's target without its draft; the artifact is removed when the block ends."""
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
+    from trtspec.cli.progress import build_bars
+    from trtspec.cli.render import show_diagnostics
+    from trtspec.core.paths import cache_dir
+    from trtspec.planning.pipeline import open_store, plan_build, prepare_sources, run_build
+    from trtspec.recipe.load import load_recipe
+    from trtspec.recipe.schema import Speculation
+
+    loaded = load_recipe(recipe, overrides)
+    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()}))
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(
+        prefix="alone-", dir=cache_dir()
+    ) as folder:  # on the same file system as the store, for hard links
+        with build_bars() as bars:
+            prepare_sources(loaded, bars.preparing)
+            build = plan_build(loaded, on_read=bars.reading)
+            show_diagnostics(build.diagnostics)
+            root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
+        yield build, root
+
+
+def write_pruned(build: Build, skip: Skip, out: Path) -> None:
+    """Write the target of a build without the skipped layers as a checkpoint, and show its size."""
+    from trtspec.bench.skip_search import draft_cost
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note
+    from trtspec.methods.layer_pruning import Skip, prune_checkpoint
+
+    model = build.context.target
+    if model is None:
+        raise ValueError("the build lacks a target")
+    done = 0
+    with counter() as on_progress:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress("export", done, model.source.nbytes)
+
+        prune_checkpoint(model, skip, out, on_bytes)
+    cost = draft_cost(Skip(attention=skip.layers, mlp=skip.layers), model.config)
+    kept, of = model.config.num_layers - len(skip.layers), model.config.num_layers
+    note(f"{out}: {kept} of {of} layers, {cost:.0%} of the weights, for speculation.draft.model of draft_target")
 
 
 def prune(
@@ -44,11 +99,10 @@ def prune(
 
     Example: trtspec prune recipes/quickstart.yaml --layers 3 --out drafts/pruned
     """
-    from trtspec.bench.layer_search.layers import search_layers
-    from trtspec.bench.layer_search.search import SearchBudget
+    from trtspec.bench.layer_search import search_layers
+    from trtspec.bench.skip_search import SearchBudget
     from trtspec.checkpoints.writer import check_new
     from trtspec.cli.progress import counter
-    from trtspec.cli.pruned import build_target_only, write_pruned
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
 
@@ -99,8 +153,8 @@ def _reduce(
     from trtspec.core.errors import TrtspecError
     from trtspec.recipe.load import load_recipe
     from trtspec.training.plan import TrainRequest
+    from trtspec.training.prune_vocabulary import prune_vocabulary
     from trtspec.training.settings import TrainSettings
-    from trtspec.training.vocab_pruning.reduce import prune_vocabulary
 
     own = load_recipe(recipe, overrides).recipe.gates.prompts
     if prompts is None and own is None:

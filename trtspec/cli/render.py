@@ -17,8 +17,7 @@ from io import TextIOWrapper
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from trtspec.cli.chart import Marks, chart
-from trtspec.cli.layout import fitted_table, plain_table, pluralize, wrap_command, wrap_text
+from trtspec.cli.layout import Marks, chart, fitted_table, plain_table, pluralize, wrap_command, wrap_text
 from trtspec.core.diagnostics import Diagnostic, RecipeError, escape_unprintable, render_diagnostic
 from trtspec.core.errors import TrtspecError
 

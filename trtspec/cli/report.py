@@ -47,11 +47,11 @@ def report(
 
     from trtspec.cli.render import note, print_json
     from trtspec.core.errors import TrtspecError
+    from trtspec.report.ci_formats import render_annotations, render_junit, render_markdown
     from trtspec.report.documents import gather
-    from trtspec.report.jobs import render_annotations, render_junit, render_markdown
-    from trtspec.report.judged import verdict, verification_summary
     from trtspec.report.page import render_page
     from trtspec.report.sections import sections
+    from trtspec.report.verdict import verdict, verification_summary
 
     if json and out is None:
         raise TrtspecError("--json requires --out", hint="add -o FILE")

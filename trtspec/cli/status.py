@@ -99,7 +99,7 @@ def show_end_of_log(document: dict[str, Any]) -> None:
     """Show the last lines of a log that report problems, or the whole end of the log if the cause is unknown."""
     from trtspec.cli.render import print_line
     from trtspec.core.diagnostics import escape_unprintable
-    from trtspec.deployment.exit_cause import problem_lines
+    from trtspec.deployment.log import problem_lines
 
     whole = "" if document.get("cause") else document["log"]
     if lines := (problem_lines(document["log"]) or whole).splitlines():

@@ -11,8 +11,8 @@ import typer
 from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.bench.layer_search.search import SearchBudget
-    from trtspec.bench.layer_search.sublayers import SkipSearchResult
+    from trtspec.bench.layer_search import SkipSearchResult
+    from trtspec.bench.skip_search import SearchBudget
     from trtspec.planning.pipeline import Build
 
 
@@ -37,8 +37,8 @@ def swift(
 
     Example: trtspec swift recipes/quickstart.yaml
     """
-    from trtspec.bench.layer_search.search import SearchBudget
-    from trtspec.cli.pruned import write_pruned
+    from trtspec.bench.skip_search import SearchBudget
+    from trtspec.cli.prune import write_pruned
     from trtspec.cli.render import print_json
 
     limits = SearchBudget(max_skip, iterations, 60 * minutes, layers)
@@ -55,9 +55,9 @@ def _search(
     recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SearchBudget, seed: int
 ) -> tuple[Build, SkipSearchResult]:
     """Build the recipe's target without its draft, and search it."""
-    from trtspec.bench.layer_search.sublayers import search_artifact
+    from trtspec.bench.layer_search import search_artifact
     from trtspec.cli.progress import counter
-    from trtspec.cli.pruned import build_target_only
+    from trtspec.cli.prune import build_target_only
 
     with build_target_only(recipe, overrides) as (build, root), counter() as on_progress:
         found = search_artifact(

@@ -13,8 +13,8 @@ from trtspec.cli.options import Json, Recipe, Set
 from trtspec.training.settings import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
-    from trtspec.training.external.job_record import JobRecord
-    from trtspec.training.result import TrainResult
+    from trtspec.training.evaluation import TrainResult
+    from trtspec.training.external.job import JobRecord
 
 FILE = "FILE"
 
@@ -78,7 +78,7 @@ def train(
 
     Example: trtspec train recipes/quickstart.yaml --prompts kinds --max-minutes 10
     """
-    from trtspec.bench.saved_documents import save_target_document
+    from trtspec.bench.documents import save_target_document
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import note, print_json
     from trtspec.core.errors import GateNotMet, TrtspecError

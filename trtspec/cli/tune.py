@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtspec.cli.options import Json, Prompts, Recipe, Set
-from trtspec.cli.recommended import (
+from trtspec.cli.profile import (
     Concurrency,
     MaxDraftLen,
     MaxTokens,
@@ -19,7 +19,7 @@ from trtspec.cli.recommended import (
 )
 
 if TYPE_CHECKING:
-    from trtspec.bench.profile.tuning import Tuning
+    from trtspec.bench.profile.tune import Tuning
 
 
 def tune(
@@ -41,7 +41,7 @@ def tune(
 
     Example: trtspec tune recipes/quickstart.yaml --num-prompts 16
     """
-    from trtspec.bench.profile.metadata import save_profile
+    from trtspec.bench.profile.document import save_profile
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.bench.profile.tune import run
     from trtspec.cli.progress import build_bars, counter

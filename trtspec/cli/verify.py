@@ -42,7 +42,7 @@ def verify(
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, print_line
     from trtspec.core.hashing import file_sha256
-    from trtspec.store.manifest import parse_expected
+    from trtspec.store.artifact import parse_expected
 
     with counter() as on_progress:
         verification = verify_artifact(

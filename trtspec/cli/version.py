@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 
 from trtspec.cli.options import Json
-from trtspec.core.version import __version__
+from trtspec.core.installation import __version__
 
 
 def version(json: Json = False) -> None:

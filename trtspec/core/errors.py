@@ -21,11 +21,11 @@
 Subclasses in other modules, all with exit code 1:
 
     TrtspecError     `RecipeError` (core/diagnostics.py), `SandboxError` (core/sandbox.py),
-                     `TokenizersDiffer` (checkpoints/tokenizer.py), `ChatError` (engine/prompts/messages.py),
-                     `ModelRefusal` and `DraftFailed` (serving/triton/python_models/errors.py and bls.py)
+                     `TokenizersDiffer` (checkpoints/tokenizer.py), `ChatError` (engine/prompts/prompt.py),
+                     `ModelRefusal` and `DraftFailed` (serving/triton/python_models/grpc_client.py and bls.py)
     CheckpointError  `NotPreparedError` (checkpoints/source.py) and its subclass `HubError` (checkpoints/hub.py)
     DeployError      `PortTaken` (deployment/ports.py), `ToolFailed` (deployment/container_errors.py),
-                     `NotAnswered` (deployment/rollout/synthetic.py), `BadAnswer` (bench/load/api.py) and its
+                     `NotAnswered` (deployment/rollout/canary.py), `BadAnswer` (bench/load/api.py) and its
                      subclass `Refused` (bench/load/client.py)
 
 A TrtspecError is printed without a traceback. Any other exception is a bug of trtspec (traceback, exit code 70), except

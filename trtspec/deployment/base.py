@@ -18,7 +18,7 @@ from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at,
 from trtspec.core.paths import state_dir
 from trtspec.core.ports import LOOPBACK
 from trtspec.core.registry import find_extension
-from trtspec.deployment.containers import ContainerWorkload, make_workload
+from trtspec.deployment.containers import ContainerWorkload, RenderedFiles, make_workload, write_rendered
 from trtspec.deployment.journal import (
     OVER,
     STARTING,
@@ -29,10 +29,9 @@ from trtspec.deployment.journal import (
     status_document,
 )
 from trtspec.deployment.options import DeployOptions, OnEvent
-from trtspec.deployment.rendering import RenderedFiles, write_rendered
 from trtspec.serving.triton.client import Client
+from trtspec.store.artifact import load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import REPOSITORY
-from trtspec.store.manifest import load_manifest, manifest_sha256
 
 
 class RunningDeployment(Protocol):

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAI gateway of a deployment: its configuration, process spec and readiness check."""
+"""The OpenAI gateway of a deployment: configuration, process spec, readiness, and the wait for first texts."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from http.client import HTTPException
-from urllib.request import urlopen
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
-from trtspec.core.errors import DeployError
+from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout
 from trtspec.core.files import private_file
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
-from trtspec.deployment.process_specs import ProcessSpec
+from trtspec.deployment.process_group import ProcessSpec
 from trtspec.deployment.revision import revision_dir
 from trtspec.serving.gateway.command import gateway_command, gateway_config, ready_url, write_config
-from trtspec.serving.gateway.config import GatewayConfig
-from trtspec.serving.gateway.routing_state import Route, Routes, write_routes
+from trtspec.serving.gateway.config import GatewayConfig, Route, Routes, write_routes
+from trtspec.serving.triton.client import Client
 
 GATEWAY_NAME = "openai"
 GATEWAY_CONFIG_FILE, ROUTES, KEYS_FILE = "openai.json", "openai.routes", "openai.keys"
@@ -67,3 +72,59 @@ def returns_ok(url: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, HTTPException):
         return False
+
+
+TOKENS = 16
+PROMPT = "Hello"
+MAX_SAID = 200
+
+
+def wait_for_first_response(
+    record: DeploymentRecord, root: Path, deadline: float, hint: Callable[[], str]
+) -> list[str]:
+    """Return the endpoints after each has served a text, by `deadline` of the monotonic clock.
+
+    `root` is the deployment's directory, `hint` returns the hint of errors. Raises StepTimeout for a slow endpoint,
+    SmokeTestFailed for one that fails.
+    """
+    asks: dict[str, Callable[[float], None]] = {"Triton": lambda left: _ask_triton(record, left)}
+    if "openai" in record.endpoints:
+        asks["OpenAI"] = lambda left: _ask_openai(record, root / KEYS_FILE, left)
+    for entry, ask in asks.items():
+        try:
+            ask(max(0.1, deadline - time.monotonic()))
+        except StepTimeout as error:
+            raise StepTimeout(
+                f"no first text from the {entry} endpoint in time: {error.message}", hint=hint()
+            ) from None
+        except DeployError as error:
+            raise SmokeTestFailed(
+                f"the first text from the {entry} endpoint failed: {error.message}", hint=hint()
+            ) from None
+    return [*asks]
+
+
+def _ask_triton(record: DeploymentRecord, timeout_s: float) -> None:
+    answer = Client.at(record.endpoints["http"], timeout_s).generate({"text_input": PROMPT, "max_tokens": TOKENS})
+    if "text_output" not in answer:
+        raise DeployError("the response lacks text_output")
+
+
+def _ask_openai(record: DeploymentRecord, keys: Path, timeout_s: float) -> None:
+    body = {"model": record.name, "prompt": PROMPT, "max_tokens": TOKENS}
+    headers = {"Content-Type": "application/json"}
+    if keys.is_file():
+        headers["Authorization"] = f"Bearer {keys.read_text().split()[0]}"
+    url = f"{record.endpoints['openai']}/completions"
+    try:
+        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=timeout_s) as answer:
+            choices = json.loads(answer.read())["choices"]
+    except HTTPError as error:
+        said = error.read(MAX_SAID).decode(errors="replace")
+        raise DeployError(f"the gateway answered {error.code}: {said}") from None
+    except TimeoutError:
+        raise StepTimeout(f"no answer within {timeout_s:.3g} s") from None
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        raise DeployError(f"the gateway returned no text: {error or type(error).__name__}") from None
+    if not choices:
+        raise DeployError("the gateway returned no text")

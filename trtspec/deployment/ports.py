@@ -20,9 +20,8 @@ from trtspec.core.paths import state_dir
 from trtspec.core.ports import bind_refusal, describe_owner, free_ports, listening_sockets, process_sockets
 from trtspec.core.processes import is_alive, start_time
 from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, DeploymentRecord, deployment_names
-from trtspec.deployment.network import check_bindable
-from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions
-from trtspec.deployment.process_specs import ProcessSpec
+from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions, check_bindable
+from trtspec.deployment.process_group import ProcessSpec
 from trtspec.deployment.rollout.state import active_rollout
 from trtspec.serving.triton.server import ServerPorts
 

@@ -1,19 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running child of the supervisor: the leader of a process group that is ended as a whole."""
+"""Processes of a deployment: specifications, saved for restarts, and running process groups."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
+from trtspec.core.files import read_bounded, replace_file
+from trtspec.core.ports import LOOPBACK
 from trtspec.core.processes import die_with_parent, group_processes, wait_until
-from trtspec.deployment.process_specs import ProcessSpec
-from trtspec.serving.triton.env_filter import without_secrets
+from trtspec.serving.triton.hardening import without_secrets
+
+MAX_SPECS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """A process: its argv, additional environment variables and the URL of its health check.
+
+    `start_s` limits the seconds until its first answer. `listens` maps port names to ports, bound at the address
+    `host`.
+    """
+
+    name: str
+    argv: Sequence[str]
+    url: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_s: float = 300.0
+    listens: Mapping[str, int] = field(default_factory=dict)
+    host: str = LOOPBACK
+
+
+def write_process_specs(path: Path, children: Sequence[ProcessSpec]) -> None:
+    """Write the specs with mode 0600, because an environment may contain a secret."""
+    replace_file(path, json.dumps([asdict(child) for child in children], indent=1).encode(), mode=0o600)
+
+
+def read_process_specs(path: Path) -> list[ProcessSpec]:
+    """Return the specs of a file, the server first."""
+    return [ProcessSpec(**each) for each in json.loads(read_bounded(path, MAX_SPECS_BYTES))]
+
 
 KILL_S = 5.0
 WARN_S = 2.0  # for final errors to open requests; includes a 1 s margin beyond the server's own drain

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A served revision of an artifact, in its own directory below deployments/NAME/revisions.
+"""A served revision of an artifact, staged in its own directory below deployments/NAME/revisions.
 
 revisions/N/artifact/      hard links to the artifact's files, unaffected by later builds
 revisions/N/served/        the server's files: a copy of the models, links to the rest
 revisions/N/server.json    how the server and its front are started
 revisions/N/*.sock         private sockets of both
+
+The token of the server's control APIs is in a file that only this user can read; stored commands have a placeholder.
 """
 
 from __future__ import annotations
@@ -19,23 +21,132 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.backends.base import find_backend
-from trtspec.core.errors import DigestMismatch
-from trtspec.core.files import private_directory
+from trtspec.backends.code_policy import check_code
+from trtspec.backends.serving import FallbackBackend, ServingHooks
+from trtspec.checkpoints.tokenizer import vet
+from trtspec.core.errors import DeployError, DigestMismatch
+from trtspec.core.files import copy_tree, private_directory, private_file, read_bounded
 from trtspec.core.hashing import file_sha256
 from trtspec.core.http_hosts import VARIABLE, allowed_hosts
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
-from trtspec.deployment.process_specs import ProcessSpec, write_process_specs
-from trtspec.deployment.staging import check_repository, find_fallback_backend, install_fallback, stage_repository
-from trtspec.deployment.token import PLACEHOLDER
-from trtspec.serving.front.command import PROXY_SOCKET, proxy_command
+from trtspec.deployment.process_group import ProcessSpec, write_process_specs
+from trtspec.serving.front import PROXY_SOCKET, proxy_command
 from trtspec.serving.triton.client import UNIX
-from trtspec.serving.triton.disconnects import VARIABLE as DEPARTED_VARIABLE
 from trtspec.serving.triton.hardening import hardening_options
 from trtspec.serving.triton.names import DISCONNECTS
 from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
-from trtspec.serving.triton.server import ServerPorts, find_server
-from trtspec.store.artifact_paths import MANIFEST
-from trtspec.store.manifest import Manifest, load_manifest
+from trtspec.serving.triton.python_models.interruptions import VARIABLE as DEPARTED_VARIABLE
+from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server
+from trtspec.store.artifact import Manifest, load_manifest, verify_files
+from trtspec.store.artifact_paths import BYTE_CODE, MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
+
+TOKEN_FILE = "token"
+TOKEN_BYTES = 32
+TOKEN_PLACEHOLDER = "<token>"  # placeholder for the token in stored commands
+
+
+def new_token(root: Path) -> str:
+    """Write a new random token, 64 hex digits, into a deployment's directory and return it."""
+    token = secrets.token_hex(TOKEN_BYTES)
+    with private_file(root / TOKEN_FILE) as file:
+        file.write(token.encode())
+    return token
+
+
+def read_token(root: Path) -> str:
+    """Return the token in a deployment's directory; raise DeployError if it is unreadable."""
+    try:
+        return read_bounded(root / TOKEN_FILE, 2 * TOKEN_BYTES).decode()
+    except (OSError, ValueError):
+        hint = "deploy it again"
+        raise DeployError("the deployment's token cannot be read", where=str(root / TOKEN_FILE), hint=hint) from None
+
+
+RUNS = (REPOSITORY, PLUGINS)  # directories with executable files
+INSTALLED = (Path("/opt/tritonserver/backends"),)  # as in Triton's containers
+
+
+def find_fallback_backend(server: TritonServer, serving: ServingHooks) -> FallbackBackend | None:
+    """Return the fallback for a backend that this tritonserver lacks, or None if it has the backend.
+
+    Raises DeployError if no fallback exists or its requirements are not met.
+    """
+    needed = serving.triton_backend
+    if not needed or any((place / needed).is_dir() for place in _backend_dirs(server)):
+        return None
+    lacks = f"this tritonserver lacks the {needed} backend"
+    hint = f"deploy in a Triton container that has the {needed} backend and trtspec installed"
+    try:
+        if found := serving.stand_in():
+            return found
+    except DeployError as error:
+        message = f"{lacks}, and its fallback is unavailable: {error.message}"
+        raise DeployError(message, where=error.where, hint=f"{error.hint}; or {hint}") from None
+    raise DeployError(lacks, where=str(server.executable), hint=hint)
+
+
+def install_fallback(
+    stand_in: FallbackBackend, server: TritonServer, name: str, stage: Path, repository: Path
+) -> TritonServer:
+    """Return the server with a backend directory below `stage` that has the Python backend and the fallback.
+
+    Copies both there and adapts the repository. Triton rejects a Python-based backend whose library is a link out of
+    the backend directory.
+    """
+    shutil.rmtree(stage, ignore_errors=True)
+    python = next(place / "python" for place in _backend_dirs(server) if (place / "python").is_dir())
+    for backend, source in (("python", python), (name, stand_in.folder)):
+        copy_tree(source, stage / backend, without=BYTE_CODE)
+    stand_in.adapt(repository)
+    return replace(server, backends=stage)
+
+
+def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path:
+    """Return a copy of the repository to serve, with compiled plugins copied and the rest linked.
+
+    Code is copied first and then checked, so that it cannot change in between; byte code is not copied. The copy also
+    keeps Python's caches, which are written next to the models regardless of the environment, out of the artifact.
+    """
+    check_repository(artifact)
+    if (artifact / TOKENIZER).is_dir():
+        vet(artifact / TOKENIZER)  # the served models load it without a sandbox
+    if stage.exists():
+        shutil.rmtree(stage)
+    private_directory(stage)
+    manifest = load_manifest(artifact)
+    copied = _copy_checked(artifact, manifest, stage / "copied")
+    serving.stage(copied / REPOSITORY, stage / REPOSITORY, str(artifact))
+    if (copied / PLUGINS).is_dir():
+        (copied / PLUGINS).rename(stage / PLUGINS)
+    shutil.rmtree(copied)
+    for name in sorted({record.path.split("/")[0] for record in manifest.files} - {*RUNS}):
+        (stage / name).symlink_to(artifact / name)
+    (stage / MANIFEST).symlink_to(artifact / MANIFEST)  # the served models read the metrics' method label from it
+    return stage / REPOSITORY
+
+
+def check_repository(artifact: Path) -> None:
+    """Raise DeployError if the artifact lacks a model repository."""
+    if not (artifact / REPOSITORY).is_dir():
+        raise DeployError(f"the artifact has no {REPOSITORY}", where=str(artifact), hint="build it again")
+
+
+def _copy_checked(artifact: Path, manifest: Manifest, out: Path) -> Path:
+    """Copy executable files; raise DigestMismatch if the copy differs from the manifest or has foreign code."""
+    for name in RUNS:
+        if (artifact / name).is_dir():
+            copy_tree(artifact / name, out / name, without=BYTE_CODE, follow_links=False)
+    own = tuple(record for record in manifest.files if record.path.startswith(tuple(f"{name}/" for name in RUNS)))
+    if problems := verify_files(out, manifest.model_copy(update={"files": own})):
+        raise DigestMismatch("; ".join(problems[:3]), where=str(artifact), hint="build it again")
+    check_code(out, manifest)
+    return out
+
+
+def _backend_dirs(server: TritonServer) -> tuple[Path, ...]:
+    beside = server.executable.resolve().parent.parent / "backends"
+    return (server.backends,) if server.backends else (beside, *INSTALLED)
+
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +210,7 @@ def prepare_revision(
     private_directory(place)
     pinned = hardlink_artifact(artifact.absolute(), manifest, place / "artifact")
     launch = serving.launch(pinned)
-    launch = replace(launch, options=(*launch.options, *hardening_options(server, PLACEHOLDER)))
+    launch = replace(launch, options=(*launch.options, *hardening_options(server, TOKEN_PLACEHOLDER)))
     repository = stage_repository(pinned, serving, place / "served")
     if stand_in:
         server = install_fallback(stand_in, server, serving.triton_backend, place / "backends", repository)

@@ -20,15 +20,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from trtspec.core.processes import is_alive
-from trtspec.deployment.exit_cause import signal_log_line
-from trtspec.deployment.health.policy import RestartPolicy
+from trtspec.deployment.health import RestartPolicy
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
-from trtspec.deployment.process_specs import ProcessSpec, read_process_specs
+from trtspec.deployment.log import signal_log_line
+from trtspec.deployment.process_group import ProcessSpec, read_process_specs
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout.controller import RolloutController
 from trtspec.deployment.rollout.state import active_rollout
-from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer
-from trtspec.deployment.sidecar import Sidecar
+from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer, Sidecar
 
 
 @dataclass
@@ -187,7 +186,7 @@ def main() -> None:
     """Supervise a deployment.
 
     Arguments: name, revision, shared memory prefix, pid and start time of the deploying command, and the deployment's
-    directory, by which `trtspec.deployment.recovery` finds the process.
+    directory, by which `trtspec.deployment.journal` finds the process.
     """
     name, revision, shm_prefix, pid, started, _ = sys.argv[1:]
     journal = DeploymentJournal(name)

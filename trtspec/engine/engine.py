@@ -7,6 +7,9 @@ operations (steps were measured to be three times slower on two cores).
 
 Running requests occupy rows 0 .. n-1 of the KV cache without gaps, so that a step works on views. When a request ends,
 the last row moves to its place.
+
+The warm-up runs one request and a full batch, so that the first client does not wait for one-time work: the first
+prefill, draft and verification load and select kernels, allocate memory and start threads.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,7 +28,7 @@ import torch
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, Overloaded, TrtspecError
-from trtspec.engine.generation.request import EngineRequest, EngineResult, Update
+from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions, Update
 from trtspec.engine.generation.request_state import RequestHandle, RunningRequest
 from trtspec.engine.generation.scores import Scores
 from trtspec.engine.generation.validation import check_request
@@ -247,3 +251,30 @@ class _ResultCollector:
             raise TrtspecError(last.error if last and last.error else "the engine returned no result")
         scores = Scores.joined(self._scores) if self._scores else None
         return EngineResult(tuple(self._ids), last.finish_reason, last.stats, scores)
+
+
+WARMUP_PROMPT_LEN = 16
+WARMUP_PERIOD = 4  # the prompt repeats itself, so that n-gram drafters find matches
+WARMUP_STEPS = 2  # decode steps with a draft, regardless of acceptance
+
+log = logging.getLogger(__name__)
+
+
+def warm_up(engine: Engine) -> None:
+    """Run the warm-up batches; raise TrtspecError if the engine fails, for example because memory is exhausted."""
+    for batch in warmup_batches(engine.settings, engine.vocab_size):
+        begun = time.monotonic()
+        engine.generate(batch)
+        log.info("warmed up with %d texts in %.2f s", len(batch), time.monotonic() - begun)
+
+
+def warmup_batches(settings: EngineSettings, vocab_size: int) -> list[list[EngineRequest]]:
+    """Return the requests of each batch: a single request, and a full batch in which every second request samples."""
+    longest = min(settings.max_input_len or settings.max_seq_len, settings.max_seq_len - 1)
+    prompt = tuple(
+        1 % vocab_size + at % WARMUP_PERIOD % (vocab_size - 1) for at in range(min(WARMUP_PROMPT_LEN, longest))
+    )
+    new_tokens = min(WARMUP_STEPS * (settings.draft_len + 1), settings.max_seq_len - len(prompt))
+    sampling = [SamplingOptions(), SamplingOptions(temperature=1.0)]
+    sizes = [1, settings.max_batch_size] if settings.max_batch_size > 1 else [1]
+    return [[EngineRequest(prompt, new_tokens, sampling[row % 2]) for row in range(size)] for size in sizes]

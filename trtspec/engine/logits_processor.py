@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trtspec.engine.generation.logit_edits import NO_EDITS, LogitEdits
-from trtspec.engine.generation.request import EngineRequest
+from trtspec.engine.generation.request import NO_EDITS, EngineRequest, LogitEdits
 from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.generation.scores import Scores
 from trtspec.kernels.tree import Tree

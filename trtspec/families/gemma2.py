@@ -7,9 +7,8 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from trtspec.checkpoints.family import Family
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.rules import Family, Rule
 from trtspec.checkpoints.trtllm import MOST_LAYERS, read_full_layers
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.checkpoints.family import Family
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rope import (
     PARAMETERS,
@@ -16,6 +15,7 @@ from trtspec.checkpoints.rope import (
     conflicting_values_error,
     read_rotary,
 )
+from trtspec.checkpoints.rules import Family
 from trtspec.checkpoints.trtllm import LAYER_KINDS
 from trtspec.families.decoder import decoder_skips
 from trtspec.families.gemma2 import LOGIT_CAP, cap, read_gemma, rules

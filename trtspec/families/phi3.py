@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from trtspec.checkpoints.family import Family
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rope import read_rotary
-from trtspec.checkpoints.rules import Rule, SourceTensor
+from trtspec.checkpoints.rules import Family, Rule, SourceTensor
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
 ALIASES = {"su": "longrope", "yarn": "longrope"}  # former names of LongRoPE

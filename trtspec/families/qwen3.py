@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from trtspec.checkpoints.family import Family
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rules import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder
 from trtspec.families.qwen2 import switched_window
 

@@ -1,9 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs of plugins/include/trtspec/verify.h in ctypes, field by field."""
+"""The C interface of plugins/include/trtspec/verify.h: its structs in ctypes, and arrays as pointers.
+
+Numpy arrays and torch tensors are checked here, because C cannot check them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import Structure, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trtspec.core.errors import TrtspecError
 
 ABI_VERSION = 1
 NO_DEVICE_CODE = -7
@@ -100,3 +111,127 @@ class CompactArgs(Structure):
         ("path_len", c_void_p),
         ("start", c_void_p),
     )
+
+
+# a numpy array or a torch tensor
+Array = Any
+
+
+class View(NamedTuple):
+    """The memory of an array; strides count elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    device: str
+
+    def is_dense(self, axes: int) -> bool:
+        """Return whether the entries of the last `axes` are contiguous and in order."""
+        entries = 1
+        for axis in range(len(self.shape) - 1, len(self.shape) - 1 - axes, -1):
+            if self.shape[axis] > 1 and self.strides[axis] != entries:
+                return 0 in self.shape
+            entries *= self.shape[axis]
+        return True
+
+
+class KernelCall:
+    """The arrays of one call, each checked against the first one for device, dtype and shape."""
+
+    def __init__(self, first: Array, axes: int = 3) -> None:
+        self._first = first
+        view = _make_view(first)
+        if view is None or len(view.shape) != axes:
+            got = f"of shape {view.shape}" if view else f"a {type(first).__name__}"
+            raise TrtspecError(f"the first array is {got}; it must be a numpy array or a tensor with {axes} axes")
+        self.shape, self.device = view.shape, view.device.partition(":")[0]
+        self._device = view.device
+
+    def view(self, name: str, array: Array) -> View:
+        """Return an array's memory; raise TrtspecError if it is not on the device of the first array."""
+        view = _make_view(array)
+        if view is None:
+            raise TrtspecError(f"{name} is a {type(array).__name__}, not a numpy array or a tensor")
+        if view.device != self._device:
+            raise TrtspecError(f"{name} is on {view.device}, but the other arrays are on {self._device}")
+        return view
+
+    def rows(self, name: str, array: Array, batch: int, rows: int) -> RowsStruct:
+        """Return logits or probabilities [batch, rows, entries]; only the last axis must be dense."""
+        view = self.view(name, array)
+        if view.dtype not in DTYPES:
+            raise TrtspecError(f"{name} is {view.dtype}; supported: {', '.join(DTYPES)}")
+        if len(view.shape) != 3 or view.shape[:2] != (batch, rows):
+            raise TrtspecError(f"{name} has shape {view.shape}; it must be [{batch}, {rows}, entries]")
+        if not view.is_dense(axes=1):
+            raise TrtspecError(f"{name} is not dense along its last axis", hint="pass a contiguous copy")
+        return RowsStruct(view.address, view.strides[0], view.strides[1], DTYPES[view.dtype], view.shape[2])
+
+    def pointer(self, name: str, array: Array | None, dtype: str, *shape: int) -> int | None:
+        """Return the address of a dense array with this dtype and shape, or None if `array` is None."""
+        if array is None:
+            return None
+        view = self.view(name, array)
+        if view.dtype != dtype or view.shape != shape:
+            raise TrtspecError(f"{name} is {view.dtype} {list(view.shape)}; it must be {dtype} {list(shape)}")
+        if not view.is_dense(axes=len(shape)):
+            raise TrtspecError(f"{name} is not dense", hint="pass a contiguous copy")
+        return view.address
+
+    def sampling(
+        self, temperature: Array | None, top_k: Array | None, top_p: Array | None, uniforms: Array | None
+    ) -> SamplingStruct:
+        """Return the sampling arguments; `uniforms` has one number per row of the first array."""
+        batch, rows, _ = self.shape
+        return SamplingStruct(
+            self.pointer("temperature", temperature, "float32", batch),
+            self.pointer("top_p", top_p, "float32", batch),
+            self.pointer("top_k", top_k, "int32", batch),
+            self.pointer("uniforms", uniforms, "uint32", batch, rows),
+        )
+
+    def empty(self, *shape: int) -> Array:
+        """Return an int32 array of the same library and on the same device as the first array."""
+        if isinstance(self._first, np.ndarray):
+            return np.empty(shape, dtype=np.int32)
+        import torch
+
+        return torch.empty(shape, dtype=torch.int32, device=self._first.device)
+
+    def empty_bytes(self, count: int) -> Array:
+        """Return uninitialized memory on the first array's GPU."""
+        import torch
+
+        return torch.empty(count, dtype=torch.uint8, device=self._first.device)
+
+    @contextmanager
+    def on_stream(self) -> Iterator[int]:
+        """Make the first tensor's GPU the current device, and yield its current stream."""
+        import torch
+
+        with torch.cuda.device(self._first.device):
+            yield torch.cuda.current_stream().cuda_stream
+
+
+def data_address(array: Array) -> int:
+    view = _make_view(array)
+    assert view is not None
+    return view.address
+
+
+def _make_view(array: Array) -> View | None:
+    if isinstance(array, np.ndarray):
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        return View(array.ctypes.data, array.shape, strides, array.dtype.name, array.itemsize, "cpu")
+    if not hasattr(array, "data_ptr"):
+        return None
+    dtype, device = _torch_name(array.dtype), _torch_name(array.device)
+    return View(array.data_ptr(), tuple(array.shape), array.stride(), dtype, array.element_size(), device)
+
+
+@cache
+def _torch_name(thing: Any) -> str:
+    """Return torch's name of a dtype or device; cached because it is the slowest query on a tensor."""
+    return str(thing).removeprefix("torch.")

@@ -17,8 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.kernels.abi import ABI_VERSION, NO_DEVICE_CODE, ChainArgs, CompactArgs, TreeArgs
-from trtspec.kernels.arrays import Array, KernelCall, data_address
+from trtspec.kernels.abi import (
+    ABI_VERSION,
+    NO_DEVICE_CODE,
+    Array,
+    ChainArgs,
+    CompactArgs,
+    KernelCall,
+    TreeArgs,
+    data_address,
+)
 
 
 class ChainResult(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels import bit_exact
-from trtspec.kernels.arrays import Array
+from trtspec.kernels.abi import Array
 from trtspec.kernels.bindings import KernelLibrary
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch
 

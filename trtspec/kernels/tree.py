@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams, pick
-from trtspec.kernels.verify_result import VerifyResult
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

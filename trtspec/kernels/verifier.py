@@ -20,12 +20,10 @@ from torch import Tensor
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.bit_exact import EMPTY, NONFINITE, DraftKind, Mode
-from trtspec.kernels.block_verify import verify_block
 from trtspec.kernels.build import find_libraries
-from trtspec.kernels.chain import verify_chain
+from trtspec.kernels.chain import VerifyResult, verify_block, verify_chain
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree, TypicalAcceptance, verify_tree
-from trtspec.kernels.verify_result import VerifyResult
 from trtspec.store.artifact_paths import PLUGINS
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a target without some sublayers as a Hugging Face checkpoint that any engine can use as a draft model.
+"""Sets of sublayers that a target skips: the set itself, and a checkpoint without them for engines as a draft model.
 
 Engines do not support layers with only one sublayer. Instead, the output projection of a pruned attention block or MLP
 is set to zero, which makes it the identity. A layer with both pruned is removed, and later layers are renumbered; only
@@ -14,11 +14,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import LAYER_KINDS
 from trtspec.checkpoints.writer import OnBytes, Part, ignore_progress, new_directory, write_config, write_tensors
 from trtspec.core.errors import CheckpointError
-from trtspec.methods.layer_skips import KINDS, Skip
+from trtspec.recipe.schema import StrictModel
+
+KINDS = ("attention", "mlp")
+
+
+class Skip(StrictModel):
+    """Numbers of the layers, counted from 0, whose attention or MLP is skipped."""
+
+    attention: list[int] = Field(default=[], description="Layers whose attention is skipped while drafting")
+    mlp: list[int] = Field(default=[], description="Layers whose MLP is skipped while drafting")
+
+    @property
+    def layers(self) -> list[int]:
+        """Return the layers whose two sublayers are both skipped."""
+        return sorted(set(self.attention) & set(self.mlp))
+
+    @property
+    def sublayers(self) -> frozenset[tuple[str, int]]:
+        """Return the skipped sublayers as (kind, layer)."""
+        return frozenset((kind, layer) for kind in KINDS for layer in self.of(kind))
+
+    def of(self, kind: str) -> list[int]:
+        """Return the layers whose sublayer of this kind is skipped."""
+        return self.attention if kind == "attention" else self.mlp
+
 
 OUTPUT_OF = {"attention": "attention.dense", "mlp": "mlp.proj"}
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtspec.backends.base import backends
-from trtspec.backends.choose import AUTO
+from trtspec.backends.base import AUTO, backends
 from trtspec.core.gpus import GPUS
 from trtspec.core.registry import discover_all
 from trtspec.methods.base import ATTRIBUTE, PACKAGE, Method

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 from trtspec.backends.base import backends
-from trtspec.core.doctor_check import DoctorCheck, check_package
 from trtspec.core.errors import TrtspecError
+from trtspec.core.installation import DoctorCheck, check_package
 from trtspec.core.interpreter import version_problem
 from trtspec.core.paths import cache_dir, state_dir
 from trtspec.serving.triton.server import INSTALL_WHEEL, WHEEL, probe_server
@@ -47,8 +47,11 @@ def _python() -> DoctorCheck:
 
 def _conversions() -> DoctorCheck:
     """Report which implementation computes large conversions; without a compiler only speed is lost."""
-    from trtspec.kernels.build import HOST_PLUGINS, find_libraries  # compiler flags, which only this command needs
-    from trtspec.kernels.toolchain import probe_toolchain
+    from trtspec.kernels.build import (  # compiler flags, which only this command needs
+        HOST_PLUGINS,
+        find_libraries,
+        probe_toolchain,
+    )
 
     try:
         found = next(iter(find_libraries(HOST_PLUGINS)), None)

@@ -9,11 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from trtspec.checkpoints.conversion import plan_conversion
 from trtspec.checkpoints.generation_config import find_end_ids
 from trtspec.checkpoints.memory_profile import read_text_config
-from trtspec.checkpoints.quant.conversion import plan_conversion
-from trtspec.checkpoints.quant.quant_config import source_format
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.prequantized import source_format
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.resolve import choose_commit, find_source, is_hub_id
 from trtspec.checkpoints.safetensors import bytes_by_dtype
 from trtspec.checkpoints.sharding import ParallelMapping
@@ -24,9 +24,9 @@ from trtspec.checkpoints.trtllm import LM_HEAD, TrtllmQuantization, is_converted
 from trtspec.checkpoints.vocabulary import TOKENIZER, VocabularyFiles
 from trtspec.core.errors import CheckpointError, UnsupportedArchitecture
 from trtspec.recipe.schema import COMMIT, ModelSource
+from trtspec.store.artifact import load_manifest
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.artifact_paths import TOKENIZER as TOKENIZER_DIR
-from trtspec.store.manifest import load_manifest
 
 ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 LONGEST_NAME = 100

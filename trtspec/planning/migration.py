@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from trtspec.backends.base import Backend, backends, find_backend
-from trtspec.backends.choose import AUTO
-from trtspec.backends.common.migration import Migration
+from trtspec.backends.base import AUTO, Backend, Migration, backends, find_backend
 from trtspec.core.errors import TrtspecError
 from trtspec.recipe.schema import Recipe
 

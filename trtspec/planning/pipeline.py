@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan and build recipes; the only module that defines the order of the build.
 
-check -> the backend's artifact plan -> run its steps -> publish. prebuild.py runs before.
+check all recipes -> download sources -> the backend's artifact plan -> run its steps -> publish.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,38 +18,41 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import Backend, engine_arguments, find_backend
-from trtspec.backends.common.memory import MemoryPlan
-from trtspec.backends.common.sources import recipe_models
+from trtspec.backends.base import ArtifactPlan, Backend, engine_arguments, find_backend
+from trtspec.backends.common.memory import MemoryPlan, recipe_models
 from trtspec.backends.context import PlanContext
 from trtspec.backends.steps.cache_source import store_source
 from trtspec.backends.steps.convert import ConvertCheckpoint
-from trtspec.backends.steps.copy import CopyFiles
-from trtspec.core.diagnostics import Diagnostic, RecipeError
-from trtspec.core.errors import StepError, TrtspecError
+from trtspec.backends.steps.files import CopyFiles
+from trtspec.checkpoints.resolve import OnProgress, prepare_source
+from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
+from trtspec.core.errors import CheckpointError, StepError, TrtspecError
 from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import set_hash_backend
+from trtspec.core.installation import __version__
 from trtspec.core.paths import cache_dir, hub_cache_dir, store_dir
-from trtspec.core.version import __version__
 from trtspec.methods.speedup import expected_speedup
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.document import describe_prediction
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe
+from trtspec.store.artifact import (
+    BackendRecord,
+    DeviceMemory,
+    Manifest,
+    StepRecord,
+    check_artifact_path,
+    manifest_sha256,
+    publish_artifact,
+)
+from trtspec.store.artifact_cache import record_source_locations, remember_published
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.digest import DigestCache
-from trtspec.store.disk_space import DiskNeed, disk_need, plan_disk
 from trtspec.store.executor import Observer, StepResult, execute
-from trtspec.store.files import FileReader, Files
-from trtspec.store.lazy_digests import SourceDigests
-from trtspec.store.manifest import BackendRecord, DeviceMemory, Manifest, StepRecord, manifest_sha256
-from trtspec.store.plan import StepPlan, StepStatus, plan_status
-from trtspec.store.publish_artifact import publish_artifact
-from trtspec.store.source_locations import record_source_locations
+from trtspec.store.files import FileReader, Files, SourceDigests
+from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, plan_disk, plan_status
 from trtspec.store.store import Store
-from trtspec.store.verified_cache import remember_published
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +238,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
-    from trtspec.kernels.sha256 import choose_hashing  # imports numpy, which plans do not need
+    from trtspec.kernels.host_kernels import choose_hashing  # imports numpy, which plans do not need
 
     set_hash_backend(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
     sources = SourceDigests(open_digest_cache())
@@ -301,3 +304,79 @@ def _remember_sources(build: Build, store: Store) -> None:
 
 def _tools() -> dict[str, str]:
     return {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
+
+
+def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> list[CheckResult]:
+    """Return the check results of each recipe; RecipeError with all problems that would end a build.
+
+    Problems that depend on missing sources are found after the download.
+    """
+    results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
+    found = dict.fromkeys(
+        each
+        for (loaded, out), checked in zip(builds, results, strict=True)
+        for each in (*checked.diagnostics, *_output_problems(out), *_machine_problems(loaded, checked, out, store))
+    )
+    if any(each.severity == "error" for each in found):
+        raise RecipeError(list(found))
+    return results
+
+
+def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
+    """Download and unpickle missing sources of a recipe for `plan_build`.
+
+    `on_progress` gets a label, the bytes done and their total. RecipeError lists every model that is not available.
+    """
+    sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
+    diagnostics = []
+    for path, source in sources.items():
+        try:
+            if source:
+                prepare_source(source, on_progress)
+        except CheckpointError as error:
+            message = f"{error.where}: {error.message}"
+            diagnostics.append(loaded.located(Diagnostic(path, "checkpoint", message, error.hint)))
+    if diagnostics:
+        raise RecipeError(diagnostics)
+
+
+def plan_runnable(
+    loaded: LoadedRecipe,
+    checked: CheckResult,
+    store: Store,
+    on_progress: OnProgress = lambda what, done, total: None,
+    on_read: Callable[[int, int], None] = lambda done, total: None,
+) -> Build:
+    """Return a build that can run, of a recipe that was just `checked`.
+
+    Missing sources are downloaded unless their metadata are cached and every step is in the store; large ones are
+    hashed during conversion. RecipeError as for `prepare_sources` and `plan_build`.
+    """
+    if checked.context:
+        build = plan_build(loaded, checked=checked, on_read=on_read)
+        if not build.weights_absent or all(each.status == "hit" for each in build.status(store)):
+            return build
+    prepare_sources(loaded, on_progress)
+    return plan_build(loaded, on_read=on_read)
+
+
+def _output_problems(out: Path) -> Iterable[Diagnostic]:
+    try:
+        check_artifact_path(out)
+    except TrtspecError as error:
+        yield Diagnostic("", "place", error.message, error.hint).at(Mark(str(out)))
+
+
+def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store) -> list[Diagnostic]:
+    """Return the tools and disk space that this machine lacks for a build, without reading large sources."""
+    if checked.errors or checked.context is None:
+        return []
+    try:
+        build = plan_build(loaded, checked=checked)
+    except TrtspecError as error:
+        message = f"{error.where}: {error.message}" if error.where else error.message
+        return [loaded.located(Diagnostic("engine", "machine", message, error.hint))]
+    found = build.missing_tools(store)
+    if build.is_read:  # otherwise keys are not final, and the steps may be in the store
+        found += build.disk_problems(store, out)
+    return [loaded.located(each) for each in found]

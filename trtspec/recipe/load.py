@@ -1,23 +1,184 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a recipe file: read, extend, override, expand and validate, in this order.
+"""Load a recipe file: read it under a size limit, extend, override, expand and validate it, in this order.
 
-Also provides the handle through which later stages report diagnostics.
+Knows where recipes are and which of their keys are paths. LoadedRecipe is the handle through which later stages report
+diagnostics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError, raise_recipe_error, sort_diagnostics
-from trtspec.recipe.files import anchor_paths, display_name, find_recipe, read_recipe
-from trtspec.recipe.hints import with_hint
+from trtspec.core.paths import recipes_dir
+from trtspec.core.registry import did_you_mean
 from trtspec.recipe.matrix import choose_cells, expand_matrix
 from trtspec.recipe.schema import Recipe
-from trtspec.recipe.tree import RecipeNode, put, split_path
-from trtspec.recipe.validate import find_mark, validate_recipe
-from trtspec.recipe.yaml_parser import RecipeText, parse_document
+from trtspec.recipe.validate import find_mark, validate_recipe, with_hint
+from trtspec.recipe.yaml_tree import (
+    CONTROL,
+    LINE_BREAK,
+    RecipeNode,
+    RecipeText,
+    locate,
+    merge,
+    parse_document,
+    put,
+    split_path,
+    without,
+)
+
+MAX_BYTES = 1 << 20
+MAX_EXTENDS = 8
+STDIN = Path("-")
+
+MODEL_KEYS = ("target.model", "speculation.draft.model")
+FILE_KEYS = (
+    "target.quantization.calibration.prompts",
+    "speculation.draft.quantization.calibration.prompts",
+    "gates.prompts",
+    "engine.build.timing_cache",
+)
+
+
+def find_recipe(given: Path) -> Path:
+    """Return the given file if it exists, else the shipped recipe of that name, else the given path."""
+    return given if os.path.isfile(given) else _shipped(str(given)) or given
+
+
+def display_name(path: Path) -> str:
+    """Return the name of a recipe file in messages."""
+    return "<stdin>" if path == STDIN else str(path)
+
+
+def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> RecipeNode:
+    """Return the tree of a file (`-` is standard input) merged over the files it extends.
+
+    RecipeError if a file cannot be read.
+    """
+    return _read(path, Mark(display_name(path)), (), diagnostics)
+
+
+def anchor_paths(root: RecipeNode) -> RecipeNode:
+    """Return the tree with relative paths made absolute, based on the file that contains them."""
+    for dotted in MODEL_KEYS + FILE_KEYS:
+        path = dotted.split(".")
+        node, written = locate(root, path)
+        if written and isinstance(node.value, str) and node.value and (dotted in FILE_KEYS or _is_path(node)):
+            absolute = os.path.abspath(node.base / os.path.expanduser(node.value))
+            root = put(root, path, replace(node, value=absolute))
+    return root
+
+
+def change_paths(document: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Replace every absolute path in a recipe's plain values with the result of `change`."""
+    for dotted in MODEL_KEYS + FILE_KEYS:
+        *sections, key = dotted.split(".")
+        section = document
+        for name in sections:
+            section = section.get(name) or {}
+        value = section.get(key)
+        if isinstance(value, str) and os.path.isabs(value):
+            section[key] = change(value)
+
+
+def _shipped(name: str) -> Path | None:
+    path = recipes_dir() / f"{name}.yaml"
+    return path if os.path.basename(name) == name and os.path.isfile(path) else None
+
+
+def _is_path(node: RecipeNode) -> bool:
+    """Distinguish a directory from a hub id: by its first character, its slashes or its existence."""
+    value: str = node.value
+    deep = value.count("/") > 1 and "://" not in value
+    return value.startswith(("/", ".", "~")) or deep or os.path.isdir(node.base / value)
+
+
+def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> RecipeNode:
+    text = _text(path, asked_at)
+    base = Path(os.path.abspath(path)).parent
+    root = parse_document(text, RecipeText.of(display_name(path), base, text), diagnostics)
+    if root.value is None:
+        raise_recipe_error(
+            Mark(display_name(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1"
+        )
+    if not isinstance(root.value, dict):
+        raise_recipe_error(
+            root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1"
+        )
+    extends = root.value.get("extends")
+    if extends is None or extends.value is None:
+        return without(root, "extends")
+    parent = _parent(path, extends, (*chain, os.path.realpath(path)), diagnostics)
+    return merge(without(root, "extends"), parent)
+
+
+def _parent(child: Path, extends: RecipeNode, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> RecipeNode:
+    if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
+        raise_recipe_error(
+            extends.mark, "wrong-type", "expected the path of another recipe", "as extends: base.yaml", path="extends"
+        )
+    path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
+    path = path if os.path.exists(path) else _shipped(extends.value) or path
+    if os.path.realpath(path) in chain:
+        around = " -> ".join(os.path.basename(file) for file in (*chain, str(path)))
+        raise_recipe_error(
+            extends.mark, "extends-cycle", f"extends goes in a circle: {around}", "remove one of them", path="extends"
+        )
+    if len(chain) > MAX_EXTENDS:
+        raise_recipe_error(
+            extends.mark,
+            "extends-depth",
+            f"more than {MAX_EXTENDS} recipes extend each other",
+            "merge some of them",
+            path="extends",
+        )
+    return _read(path, extends.mark, chain, diagnostics)
+
+
+def _text(path: Path, asked_at: Mark) -> str:
+    asked_key, is_stdin = "extends" if asked_at.line else "", path == STDIN
+    if not is_stdin and os.path.exists(path) and not os.path.isfile(path):
+        raise_recipe_error(
+            asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", path=asked_key
+        )
+    try:
+        with open(0 if is_stdin else path, "rb", closefd=not is_stdin) as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        looked = f"; looked for {os.path.abspath(path)}" if asked_key else ""
+        raise_recipe_error(asked_at, "unreadable", f"{path} does not exist{looked}", _nearest(path), path=asked_key)
+    except OSError as error:
+        raise_recipe_error(
+            asked_at, "unreadable", f"{display_name(path)} cannot be read: {error.strerror}", path=asked_key
+        )
+    if len(data) > MAX_BYTES:
+        raise_recipe_error(
+            Mark(display_name(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?"
+        )
+    return _decoded(data, path)
+
+
+def _nearest(path: Path) -> str | None:
+    """Return a hint with the most similar recipe in the same directory, else the most similar shipped recipe."""
+    beside = did_you_mean(path.stem, {sibling.stem for sibling in path.parent.glob("*.yaml")}, ".yaml")
+    return beside or did_you_mean(str(path), [recipe.stem for recipe in recipes_dir().glob("*.yaml")])
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # error.object and its offsets start after a byte order mark.
+        before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
+        mark = Mark(display_name(path), len(before), len(before[-1]) + 1)
+        raise_recipe_error(
+            mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8"
+        )
 
 
 @dataclass(frozen=True)

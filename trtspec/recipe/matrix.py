@@ -27,7 +27,7 @@ from itertools import chain, islice, product
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import did_you_mean
-from trtspec.recipe.tree import RecipeNode, locate, plain, put, same, split_path, walk, without
+from trtspec.recipe.yaml_tree import RecipeNode, locate, plain, put, same, split_path, walk, without
 
 MAX_COMBINATIONS = 256
 MAX_EXPANDED_NODES = 200_000

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert a tree to a Recipe, or to diagnostics with source locations.
+"""Convert a tree to a Recipe, or to diagnostics with source locations and hints.
 
-Words the schema's errors for users; the rules themselves are in the schema.
+The rules are in the schema; this module words its errors for users, and has the default hints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtspec.core.diagnostics import (
 )
 from trtspec.core.registry import did_you_mean
 from trtspec.recipe.schema import FORMAT, IDENTIFIER, PATTERN_DESCRIPTIONS, Recipe
-from trtspec.recipe.tree import RecipeNode, locate, plain, put, without
+from trtspec.recipe.yaml_tree import RecipeNode, locate, plain, put, without
 
 EXPECTED = {
     "bool_type": "true or false",
@@ -187,3 +187,34 @@ def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 item = f"{ITEM}." if get_origin(field.annotation) is list else ""
                 yield from _iter_keys(kind, f"{path}.{item}")
+
+
+BY_CODE = {
+    "control-character": "remove it; tabs and line ends are the only control characters allowed in a text",
+    "placement": "set serving.placement, or use fewer GPUs with parallel",
+    "matrix": "write it as matrix: {speculation.draft_len: [3, 5]}",
+    "syntax": "check the quotes, brackets, colons and the indentation up to this place",
+    "unknown-key": "remove it",
+    "unreadable": "name a readable .yaml recipe file, or a recipe that `trtspec recipes` lists",
+    "unused": "remove it",
+}
+# These messages contain the fix, or their hint depends on the cause.
+SELF_EXPLANATORY = ("bad-value", "checkpoint", "out-of-range", "wrong-type")
+
+
+def with_hint(diagnostic: Diagnostic) -> Diagnostic:
+    """Return a diagnostic with a fix in its message or a hint, if one is known."""
+    if diagnostic.hint or diagnostic.code in SELF_EXPLANATORY:
+        return diagnostic
+    return replace(diagnostic, hint=_remedy(diagnostic))
+
+
+def _remedy(diagnostic: Diagnostic) -> str | None:
+    if diagnostic.code in BY_CODE:
+        return BY_CODE[diagnostic.code]
+    if diagnostic.severity == "warning":  # a hint is optional for warnings
+        return None
+    path = diagnostic.path
+    while path and path not in recipe_keys():
+        path = path.rpartition(".")[0]
+    return f"{path}: {recipe_keys()[path]}" if path else None

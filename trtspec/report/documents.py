@@ -15,9 +15,7 @@ from typing import Any, Literal, overload
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.bench.provenance import mismatch_reason
-from trtspec.bench.saved_documents import list_documents
-from trtspec.bench.target_fingerprint import target_sha256
+from trtspec.bench.documents import list_documents, mismatch_reason, target_sha256
 from trtspec.bench.verification_report import (
     VerificationReport,
     read_untrusted_report,
@@ -28,14 +26,16 @@ from trtspec.checkpoints.safe_json import parse_object, repr_short
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import describe_read_error, read_bounded
-from trtspec.report.schemas.baseline import BaselineDocument
-from trtspec.report.schemas.bench import BenchSchema
-from trtspec.report.schemas.build import BuildDocument
-from trtspec.report.schemas.load import LoadDocument
-from trtspec.report.schemas.plan import PlanSchema
-from trtspec.report.schemas.profile import ProfileDocument
-from trtspec.report.schemas.train import TrainDocument
-from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
+from trtspec.report.schemas import (
+    BaselineDocument,
+    BenchSchema,
+    BuildDocument,
+    LoadDocument,
+    PlanSchema,
+    ProfileDocument,
+    TrainDocument,
+)
+from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
 
 ELSEWHERE = "measured elsewhere, not verified here"
 MAX_BYTES, MAX_VALUES = 8 << 20, 400_000

@@ -8,12 +8,12 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from trtspec.core.version import __version__
+from trtspec.core.installation import __version__
 from trtspec.report.documents import ReportInputs
-from trtspec.report.judged import verdict, verification_summary
 from trtspec.report.plots import minify_css, style
 from trtspec.report.section import Figure, Section, Table
 from trtspec.report.sections import sections
+from trtspec.report.verdict import verdict, verification_summary
 
 LAYOUT = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

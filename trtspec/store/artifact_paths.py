@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths inside an artifact, relative to its root. No other module defines these names."""
+"""Paths inside an artifact, relative to its root, and the search for files that its manifest does not list.
+
+No other module defines these names. Servers import this module, so it imports no pydantic.
+"""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 MANIFEST = "manifest.json"
 CHECKPOINTS, ENGINES, PLUGINS = "checkpoints", "engines", "plugins"
@@ -21,3 +28,26 @@ def engine(role: str) -> str:
 def from_model(path: str) -> str:
     """Return an artifact path relative to the directory of a model in the artifact's repository."""
     return f"../../{path}"
+
+
+BYTE_CODE = "__pycache__"  # Python writes it next to models; it is never served
+
+
+def unlisted(root: Path, listed: Iterable[str]) -> list[str]:
+    """Return the unlisted files and links below `root`, sorted, excluding reports and byte code.
+
+    Links that replace a listed file or one of its parent directories are not returned; comparing digests finds them.
+    """
+    files = {MANIFEST, *listed}
+    known = files | {str(parent) for path in files for parent in Path(path).parents}
+    return sorted(set(_found_paths(root)) - known)
+
+
+def _found_paths(root: Path) -> Iterator[str]:
+    for directory, subdirectories, names in os.walk(root):
+        relative = Path(directory).relative_to(root)
+        if relative.parts[:1] == (REPORTS,) or relative.name == BYTE_CODE:
+            continue
+        links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
+        in_the_way = [REPORTS] if relative == Path() and (root / REPORTS).is_file() else []  # a file that is never read
+        yield from (str(relative / name) for name in names + links if name not in in_the_way)

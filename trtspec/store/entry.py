@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One store entry: its document and the verification of its files.
+"""One store entry: its document and the verification of its files, which are hashed once and later compared by their
+stamps.
 
     entry.json     step, time, and every file with size and SHA-256; written last, with a checksum
     files/...      the step's output, read-only
@@ -13,8 +14,10 @@ import os
 import stat
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,9 +25,10 @@ from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.file_records import FileRecord, Sha256
 from trtspec.core.files import fsync_path, map_in_threads, replace_file, sync_directories
 from trtspec.core.hashing import file_sha256
-from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
+from trtspec.store.digest import dump_checksummed, load_checksummed
+from trtspec.store.layout import Layout
 
-SCHEMA = "trtspec.entry/1"
+ENTRY_SCHEMA = "trtspec.entry/1"
 # File times advance in ticks of at most 10 ms: a file hashed within the tick of its last write could change unnoticed.
 TICK_NS = 20_000_000
 
@@ -61,7 +65,7 @@ class StoreEntry(BaseModel):
 
 def load_entry(directory: Path, key: str) -> StoreEntry:
     """Return the entry of `key` without checking its files; UnsoundError if its document is invalid."""
-    body = load_checksummed(SCHEMA, directory / "entry.json")
+    body = load_checksummed(ENTRY_SCHEMA, directory / "entry.json")
     if body is None:
         raise UnsoundError("entry.json is missing or damaged")
     try:
@@ -75,7 +79,7 @@ def load_entry(directory: Path, key: str) -> StoreEntry:
 
 def write_entry(entry: StoreEntry) -> None:
     """Write the document of an entry whose files are already sealed."""
-    data = dump_checksummed(SCHEMA, entry.model_dump(mode="json"))
+    data = dump_checksummed(ENTRY_SCHEMA, entry.model_dump(mode="json"))
     replace_file(entry.directory / "entry.json", data)
 
 
@@ -146,3 +150,58 @@ def _settled_sha256(path: Path, stamp: Stamp) -> str:
     if 0 <= age_ns < TICK_NS:
         time.sleep((TICK_NS - age_ns) / 1e9)
     return file_sha256(path)
+
+
+STAMPS_SCHEMA = "trtspec.stamps/1"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The entry of a key, or the reason why it is missing."""
+
+    entry: StoreEntry | None
+    why: str = ""
+
+    @property
+    def status(self) -> Literal["hit", "miss"]:
+        """Return `hit` if there is an entry, else `miss`."""
+        return "hit" if self.entry else "miss"
+
+
+def find_entry(layout: Layout, key: str, *, remember: bool) -> Lookup:
+    """Return the verified entry of a key; with `remember` its stamps are saved so that it is not hashed again."""
+    directory = layout.entry(key)
+    if not directory.exists():
+        return Lookup(None, "never built")
+    known = _stamps(layout, key)
+    try:
+        entry = load_entry(directory, key)
+        found = check_files(entry, known)
+    except UnsoundError as problem:
+        return Lookup(None, f"corrupt: {problem}")
+    if remember and found != known:
+        remember_stamps(layout, key, found)
+    return Lookup(entry)
+
+
+def refresh_mtimes(layout: Layout, key: str) -> bool:
+    """Update the stored change times of an entry's files; False if anything else changed."""
+    with suppress(UnsoundError):
+        known, found = _stamps(layout, key), scan(layout.entry(key) / "files")
+        if {path: stamp[:3] for path, stamp in known.items()} == {path: stamp[:3] for path, stamp in found.items()}:
+            remember_stamps(layout, key, found)
+            return True
+    return False
+
+
+def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
+    """Save the stamps of verified files."""
+    path = layout.stamps(key)
+    with suppress(OSError):  # on a full disk the next reader hashes the files again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, dump_checksummed(STAMPS_SCHEMA, {"stamps": stamps}))
+
+
+def _stamps(layout: Layout, key: str) -> dict[str, Stamp]:
+    document = load_checksummed(STAMPS_SCHEMA, layout.stamps(key)) or {"stamps": {}}
+    return cast(dict[str, Stamp], document["stamps"])

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.store.entry import StoreEntry
-from trtspec.store.lazy_digests import SourceDigests, step_files, unverified_files
+from trtspec.store.files import SourceDigests, step_files, unverified_files
 from trtspec.store.plan import StepPlan
 from trtspec.store.step import Inputs, RunStopped, Step
 from trtspec.store.store import Store

@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files outside the store as input of a step; they are identified by content, not by location."""
+"""Files outside the store as input of a step, identified by content, not by location.
+
+A plan may leave large files unread. They are hashed while a step reads them; the step's key is final afterwards.
+"""
 
 from __future__ import annotations
 
+import operator
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from threading import Condition
+from types import TracebackType
+from typing import Any, cast
 
-from trtspec.core.errors import SourceChanged, StepError
+from trtspec.core.errors import SourceChanged, StepError, TrtspecError
 from trtspec.core.files import UNREAD, AbsentFile, file_identity, map_in_threads
+from trtspec.core.hashing import ParallelFileHasher, background_thread_count
 from trtspec.core.paths import hub_cache_dir
-from trtspec.store.digest import DigestCache
+from trtspec.core.processes import available_memory
+from trtspec.store.digest import DigestCache, ensure_unchanged
+from trtspec.store.step import Step, StepProgress
 
 
 @dataclass(frozen=True)
@@ -125,3 +137,203 @@ def _unread(path: Path) -> str:
 def _stat(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
+
+
+TICK_S = 0.02  # file times advance in ticks of at most 10 ms
+LEAD_BYTES = 256 << 20  # hashing and the step stay close enough to share the page cache
+SHARE_OF_MEMORY = 4  # up to a quarter of the free memory may hold data that waits to be hashed
+
+
+def step_files(step: Step) -> Iterator[Files]:
+    """Yield the files that a step reads itself; files of its dependencies are excluded."""
+    yield from _files_in(tuple(getattr(step, field.name) for field in fields(step)))  # type: ignore[arg-type]
+
+
+def unverified_files(step: Step) -> dict[Path, str]:
+    """Return the files of a step that still have to be hashed, with their supposed digests."""
+    return {
+        files.root / name: digest
+        for files in step_files(step)
+        for name, digest in files.digests
+        if name in files.unproven
+    }
+
+
+def with_digests(step: Step, found: Mapping[Path, str]) -> Step:
+    """Return a step with its digests replaced by those in `found`; the step itself if nothing changes."""
+
+    def change(files: Files) -> Files:
+        here = {name: found[files.root / name] for name in files.unproven if files.root / name in found}
+        digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
+        left = tuple(name for name in files.unproven if name not in here)
+        return replace(files, digests=digests, unproven=left) if here else files
+
+    return cast(Step, _with_files(step, change))
+
+
+def shape_key(step: Step) -> str:
+    """Return a key that is equal for steps that differ only in the bytes of files of equal name and size."""
+
+    def change(files: Files) -> Files:
+        sizes = zip(files.digests, files.stats, strict=True)
+        return replace(files, digests=tuple((name, f"{size} bytes") for (name, _), (size, _) in sizes))
+
+    return cast(Step, _with_files(step, change)).key
+
+
+def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
+    """Return a step, or a value within one, with `change` applied to its files; the value itself if none changes."""
+    if isinstance(value, Files):
+        return change(value)
+    if type(value) is tuple:
+        new = tuple(_with_files(each, change) for each in value)
+        return value if all(map(operator.is_, new, value)) else new
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    old = {field.name: getattr(value, field.name) for field in fields(value)}
+    changed = {name: now for name, before in old.items() if (now := _with_files(before, change)) is not before}
+    return replace(value, **changed) if changed else value
+
+
+class ConcurrentHasher:
+    """Hashes a step's unproven files in threads while the step runs, and acts as the step's progress.
+
+    Hashing stays within `LEAD_BYTES` of the step. The step, which may report much in one call, stays within a share of
+    the free memory of the hashing, so that each file is read from disk once. Only the one that is ahead waits, so they
+    cannot deadlock. Data that an earlier run has processed is hashed as well.
+    """
+
+    def __init__(self, step: Step, digests: DigestCache, progress: StepProgress) -> None:
+        self._step, self._digests, self._progress = step, digests, progress
+        self._supposed = unverified_files(step)
+        self._identities: dict[Path, str] = {}
+        self._hashed = self._read = self._resumed = 0
+        self._most_ahead = max(LEAD_BYTES, available_memory() // SHARE_OF_MEMORY)
+        self._moved, self._is_over = Condition(), False
+        self._pool = ThreadPoolExecutor(1, "source")
+        self._paths = sorted(self._supposed)
+        self._files = ParallelFileHasher(self._paths, self._on_hashed, self._may_hash_more, self._on_found)
+
+    def __enter__(self) -> ConcurrentHasher:
+        self._identities = {path: _settled(path) for path in self._supposed}
+        self._work: Future[list[str]] = self._pool.submit(
+            self._files.digests, background_thread_count(len(self._paths))
+        )
+        self._work.add_done_callback(lambda _: self._wake())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self._files.stop()
+        self._pool.shutdown(cancel_futures=True)
+
+    def advance(self, n_bytes: int) -> None:
+        """Count bytes that the step read; wait while it is far ahead of hashing, and raise errors found by hashing."""
+        with self._moved:
+            self._read += n_bytes
+        self._files.wake()
+        with self._moved:  # unbounded: hashing makes progress
+            self._moved.wait_for(lambda: self._read - self._hashed <= self._most_ahead or self._work.done())
+        if self._work.done():
+            self._result()
+        self._progress.advance(n_bytes)
+
+    def resume(self, n_bytes: int) -> None:
+        """Count bytes that an earlier run read; they are hashed, and the step does not wait for that."""
+        with self._moved:
+            self._resumed += n_bytes
+        self._files.wake()
+        self._progress.resume(n_bytes)
+
+    def say(self, text: str) -> None:
+        """Report the current activity."""
+        self._progress.say(text)
+
+    def digests(self) -> dict[Path, str]:
+        """Return the digests after the step; SourceChanged if a file changed or differs from its hub digest."""
+        self._is_over = True
+        self._files.wake()
+        self._files.join_in()  # this thread is otherwise idle
+        found = dict(zip(self._paths, self._result(), strict=True))
+        with _as_change():
+            ensure_unchanged(self._identities)
+        return found
+
+    def remember(self) -> None:
+        """Cache the digests. Call this after publishing, or a kill in between would make the output unreachable."""
+        found = zip(self._paths, self._work.result(), strict=True)
+        with suppress(TrtspecError, OSError):  # files that changed since are not cached
+            self._digests.learn({path: (self._identities[path], digest) for path, digest in found})
+
+    def _result(self) -> list[str]:
+        with _as_change():
+            return self._work.result()
+
+    def _on_found(self, number: int, digest: str) -> None:
+        path = self._paths[number]
+        supposed = self._supposed[path]
+        if not supposed.startswith(UNREAD) and supposed != digest:
+            message = f"the file is damaged: its SHA-256 is {digest}, the hub lists {supposed}"
+            raise SourceChanged(message, where=str(path), hint="remove it and build again to download it anew")
+
+    def _on_hashed(self, count: int) -> None:
+        with self._moved:
+            self._hashed += count
+            self._moved.notify_all()
+
+    def _may_hash_more(self) -> bool:
+        return self._hashed - self._read - self._resumed <= LEAD_BYTES or self._is_over
+
+    def _wake(self) -> None:
+        with self._moved:
+            self._moved.notify_all()
+
+
+class SourceDigests:
+    """The source digests found while a plan's steps run."""
+
+    def __init__(self, digests: DigestCache) -> None:
+        self.digests = digests
+        self.found: dict[Path, str] = {}
+
+    def of(self, step: Step) -> Step:
+        """Return a step with the digests found so far."""
+        return with_digests(step, self.found)
+
+    def read(self, step: Step) -> Step:
+        """Return a step with all its sources read."""
+        paths = list(unverified_files(step))
+        self.found |= dict(zip(paths, map_in_threads(self.digests.digest, paths), strict=True))
+        return self.of(step)
+
+    def looked_up(self, step: Step) -> Step:
+        """Return a step with the digests that other processes have cached since."""
+        self.digests.reload()
+        known = {path: self.digests.lookup(path) for path in unverified_files(step)}
+        self.found |= {path: digest for path, digest in known.items() if digest}
+        return self.of(step)
+
+
+def _files_in(value: object) -> Iterator[Files]:
+    if isinstance(value, Files):
+        yield value
+    elif type(value) is tuple:
+        for each in value:
+            yield from _files_in(each)
+    elif is_dataclass(value) and not isinstance(value, Step | type):
+        yield from _files_in(tuple(getattr(value, field.name) for field in fields(value)))
+
+
+@contextmanager
+def _as_change() -> Iterator[None]:
+    """Convert errors about a source to SourceChanged, which invalidates the step's output."""
+    try:
+        yield
+    except TrtspecError as error:
+        raise SourceChanged(error.message, where=error.where, hint=error.hint) from None
+
+
+def _settled(path: Path) -> str:
+    """Return a file's identity once any later write is certain to change it."""
+    if abs(time.time() - path.stat().st_ctime) < TICK_S:
+        time.sleep(TICK_S)
+    return file_identity(path)

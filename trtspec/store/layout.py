@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths below the root of a store, the lock of each key, and error messages for OS errors.
+"""Paths below the root of a store, the lock of each key, removal, and error messages for OS errors.
 
     root/entries/ab/<key>/            an entry (entry.py), complete or absent
     root/tmp/<key>.<pid>.<random>     being written or removed; garbage once the key's lock is free
     root/partial/<key>/               unfinished output of a resumable step; the next build of the key continues it
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
-    root/uses/, root/holds/           which recipes and builds use which entries (leases.py)
+    root/uses/, root/holds/           which recipes and builds use which entries (records.py)
     root/stamps/<key>.json            hashed files by inode, size and times; a cache
     root/alike/<key>                  an empty file per step built, whatever the bytes of its sources; a cache
-    root/rates.json                   speeds of earlier steps (throughput.py); a cache
+    root/rates.json                   speeds of earlier steps (records.py); a cache
 
 Deleting a cache loses no output. This module does not depend on the contents of the files.
 """
@@ -18,8 +18,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from trtspec.core.errors import (
     os_error_path,
     os_error_remedy,
 )
-from trtspec.core.files import file_lock
+from trtspec.core.files import failpoint, file_lock
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -108,3 +109,25 @@ class Layout:
 def listdir(path: Path) -> list[Path]:
     """Return the sorted contents of a directory; an empty list if it does not exist."""
     return sorted(path.iterdir()) if path.is_dir() else []
+
+
+def remove_entry(layout: Layout, key: str) -> bool:
+    """Remove an entry, whose lock the caller holds; return whether it existed."""
+    layout.stamps(key).unlink(missing_ok=True)
+    aside = layout.temporary(key)
+    try:
+        os.rename(layout.entry(key), aside)  # rename first: a kill leaves garbage, not half an entry
+    except FileNotFoundError:
+        return False
+    failpoint("store.before-delete")
+    shutil.rmtree(aside)
+    return True
+
+
+def collect(layout: Layout, *folders: str) -> None:
+    """Delete leftovers of terminated processes in these folders; a name is in use while its key's lock is held."""
+    from filelock import Timeout
+
+    for path in [path for folder in folders for path in layout.listed(folder)]:
+        with suppress(Timeout), layout.lock(path.name.split(".")[0], timeout_s=0):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

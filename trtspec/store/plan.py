@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order the steps that a set of targets needs, and determine which of them have to run."""
+"""What a plan will do: the order of its steps, which of them have to run, and the disk space that they need.
+
+Step sizes come from headers; this module does not depend on how steps write their output.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from trtspec.store.step import Step
@@ -51,3 +57,66 @@ def _visit(step: Step, found: dict[str, Step]) -> None:
         for dependency in step.dependencies:
             _visit(dependency, found)
         found[step.key] = step
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """Bytes to be written below `path` and bytes free there; `what` is the label for messages."""
+
+    what: str
+    path: Path
+    needed_bytes: int
+    free_bytes: int
+
+    @property
+    def message(self) -> str:
+        """Return a message with the needed and the free amount."""
+        space = f"{format_bytes(self.needed_bytes)} needed, {format_bytes(self.free_bytes)} free"
+        return f"not enough disk space for the {self.what} at {self.path}: {space}"
+
+    @property
+    def is_met(self) -> bool:
+        """Return whether the free space suffices."""
+        return self.needed_bytes <= self.free_bytes
+
+
+def plan_disk(status: Sequence[StepStatus], store: Store, out: Path) -> list[DiskNeed]:
+    """Return the space needed in the store by missing steps, and at `out` if it cannot hard-link to the store."""
+    missing = sum(_missing_bytes(each, store) for each in status if each.status == "miss")
+    needs = [disk_need("store", store.root, missing)]
+    if _device(out) != _device(store.root):
+        needs.append(disk_need("artifact", out, sum(_full_bytes(each, store) for each in status)))
+    return needs
+
+
+def _missing_bytes(status: StepStatus, store: Store) -> int:
+    return max(0, status.step.output_bytes - store.resumable_bytes(status.key))
+
+
+def _full_bytes(status: StepStatus, store: Store) -> int:
+    entry = store.peek(status.key).entry if status.status == "hit" else None
+    return entry.total_bytes if entry else status.step.output_bytes
+
+
+def disk_need(what: str, path: Path, needed_bytes: int) -> DiskNeed:
+    """Return the need below `path`, which may not exist yet, with the free space of its file system."""
+    return DiskNeed(what, path, needed_bytes, shutil.disk_usage(_nearest(path)).free)
+
+
+def _device(path: Path) -> int:
+    return os.stat(_nearest(path)).st_dev
+
+
+def _nearest(path: Path) -> Path:
+    """Return the nearest existing directory at or above `path`."""
+    path = Path(os.path.realpath(path))
+    return next(each for each in (path, *path.parents) if each.is_dir())
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return a byte count as text with a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder layer as a differentiable function of its tensors.
+"""The differentiable parts of drafts: decoder layers, attention of chains and blocks, weights shared with the target.
 
-Tensors have TensorRT-LLM's names, so one function supports every dense family and draft heads. The results equal those
-of the torch engine's fused and rearranged layers.
+Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The results equal those of
+the torch engine's fused and rearranged layers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.engine.calibration.layer_pass import attend_heads, rotate, rotation
-from trtspec.engine.model.layers import ACTIVATIONS
-from trtspec.engine.model.rope import sliding_window_config
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.layer_pass import attend_heads, rotate, rotation
+from trtspec.engine.model.layers import ACTIVATIONS, CappedHead
+from trtspec.engine.model.positions import sliding_window_config
+from trtspec.training.batches import TrainingBatch
 
 View: TypeAlias = Mapping[str, Tensor]  # tensors by their names in a converted checkpoint
 
@@ -101,3 +103,123 @@ class TrainableLayer:
 def cap(logits: Tensor, most: float) -> Tensor:
     """Return logits with the model's cap applied."""
     return torch.tanh(logits / most) * most if most else logits
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """Embedding [vocab, hidden] and LM head rows [vocab, hidden]; logits are capped unless `most` is 0."""
+
+    embedding: Tensor
+    head: Tensor
+    most: float = 0.0
+
+    @classmethod
+    def of(cls, target: Decoder) -> SharedWeights:
+        """Return the shared weights of a target."""
+        head = target.lm_head
+        most = head.cap if isinstance(head, CappedHead) else 0.0
+        weight = (head.head if isinstance(head, CappedHead) else head).matrix.weight
+        return cls(target.embedding.float(), weight.float(), most)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., hidden] of tokens."""
+        return F.embedding(tokens, self.embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the target's logits [n, vocab] for hidden states [n, hidden]."""
+        return cap(F.linear(hidden, self.head), self.most)
+
+
+MOST_PASSES = 7  # as in the training of EAGLE-3's authors: SafeAILab/EAGLE, traineagle3
+
+
+class RolloutAttention:
+    """Keys and values of chains so far; `count` is the maximum of places per row, as in `TrainingBatch.grid`."""
+
+    def __init__(self, batch: TrainingBatch) -> None:
+        self._batch, self._starts = batch, batch.grid - 1
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    @property
+    def tokens(self) -> Tensor:
+        """Return the input tokens of the next pass: the text shifted by one at first, then each chain's next token."""
+        tokens = self._batch.tokens
+        if not self._keys:
+            return torch.roll(tokens, -1, 1)  # no chain sees the last entry, which wraps around
+        return tokens.gather(1, (self._starts + 1 + len(self._keys)).clamp(max=tokens.shape[1] - 1))
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Return the entries [rows, count, n] of the next pass's input at the chains' starts."""
+        return rows if self._keys else rows.gather(1, self._starts.unsqueeze(2).expand(-1, -1, rows.shape[2]))
+
+    def attend(self, layer: TrainableLayer, read: Tensor) -> Tensor:
+        """Return a layer's attention output for the chains [rows, count, heads * head_size] in the next pass.
+
+        The input is [rows, width, n] in the first pass, then [rows, count, n].
+        """
+        config, step = layer.config, len(self._keys)
+        query, key, value = layer.heads(read, self._starts + step if step else None)
+        if not step:
+            at = self._starts[:, None, :, None]
+            query = query.gather(2, at.expand(-1, query.shape[1], -1, query.shape[3]))
+        group = config.num_heads // config.num_kv_heads
+        self._keys.append(key.repeat_interleave(group, 1))
+        self._values.append(value.repeat_interleave(group, 1))
+        return self._mix(query, config.score_scale).transpose(1, 2).flatten(2)
+
+    def _mix(self, query: Tensor, scale: float) -> Tensor:
+        width = self._batch.tokens.shape[1]
+        future = torch.arange(width, device=query.device) > self._starts[:, None, :, None]
+        scores = [(query @ self._keys[0].mT).masked_fill(future, -torch.inf)]
+        scores += [(query * own).sum(-1, keepdim=True) for own in self._keys[1:]]
+        weights = torch.softmax(torch.cat(scores, -1) * scale, -1)
+        mixed = weights[..., :width] @ self._values[0]
+        for number, own in enumerate(self._values[1:]):
+            mixed = mixed + weights[..., width + number, None] * own
+        return mixed
+
+
+Heads = tuple[Tensor, Tensor, Tensor]
+
+
+class BlockAttention:
+    """Blocks of `width` positions, each starting at a place of the batch; `count` is the maximum of places per row.
+
+    A block attends to the text before its place and to itself, with `is_causal` only up to the current position.
+    """
+
+    def __init__(self, batch: TrainingBatch, width: int, *, is_causal: bool) -> None:
+        self._batch, self._width = batch, width
+        numbers = torch.arange(width, device=batch.tokens.device)
+        self.at = (batch.grid.unsqueeze(2) + numbers).flatten(1)  # [rows, count * width]
+        self.anchors = batch.grid.repeat_interleave(width, 1)  # the start of each position's block
+        self._hidden = numbers > numbers.unsqueeze(1) if is_causal else None
+
+    def attend(self, layer: TrainableLayer, known: Heads, read: Tensor) -> Tensor:
+        """Return a layer's attention output for the blocks, whose input is [rows, count * width, n]; the heads' width.
+
+        `known` are queries, keys and values of the text.
+        """
+        config = layer.config
+        group = config.num_heads // config.num_kv_heads
+        query, *own = layer.heads(read, self.at)
+        keys, values, own_keys, own_values = (each.repeat_interleave(group, 1) for each in (*known[1:], *own))
+        behind = torch.arange(keys.shape[2], device=read.device) >= self.anchors[:, None, :, None]
+        scores = [(query @ keys.mT).masked_fill(behind, -torch.inf)]
+        inner = self._apart(query) @ self._apart(own_keys).mT
+        scores.append((inner if self._hidden is None else inner.masked_fill(self._hidden, -torch.inf)).flatten(2, 3))
+        weights = torch.softmax(torch.cat(scores, -1) * config.score_scale, -1)
+        text, block = torch.split_with_sizes(weights, [keys.shape[2], self._width], -1)
+        mixed = text @ values + (self._apart(block) @ self._apart(own_values)).flatten(2, 3)
+        joined: Tensor = mixed.transpose(1, 2).flatten(2)
+        return joined
+
+    def step(self, hidden: Tensor, number: int) -> Tensor:
+        """Return the states [places, hidden] at one position of each block, from [rows, count * width, hidden]."""
+        rows, entries, _ = hidden.shape
+        return hidden.view(rows, entries // self._width, self._width, -1)[self._batch.is_place, number]
+
+    def _apart(self, heads: Tensor) -> Tensor:
+        rows, count, entries, _ = heads.shape
+        return heads.reshape(rows, count, entries // self._width, self._width, -1)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a training request into steps: recipe, prompts, responses and measurements."""
+"""Turn a training request into steps (recipe, prompts, responses and measurements), and run them with progress bars."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from trtspec.backends.choose import in_process_backend
+from trtspec.backends.base import in_process_backend
 from trtspec.backends.context import PlanContext
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.checkpoints.source import Source
@@ -19,17 +20,48 @@ from trtspec.core.paths import cache_dir
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.engine.settings import EngineSettings
 from trtspec.planning.init.recipe_text import relative_model
-from trtspec.planning.pipeline import Build, plan_build
+from trtspec.planning.pipeline import Build, open_store, plan_build, prepare_sources
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 from trtspec.recipe.resolve import ResolvedEngine
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.digest import DigestCache
+from trtspec.store.executor import Observer, execute
 from trtspec.store.files import FileReader, Files
+from trtspec.store.plan import StepPlan
+from trtspec.store.step import Step
 from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.measure_draft import MeasureDraft
+from trtspec.training.draft_steps import MeasureDraft, TrainDraft
 from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
 from trtspec.training.split_prompts import SplitPrompts
-from trtspec.training.train_draft import TrainDraft
+
+
+class TrainingProgress(Observer, Protocol):
+    """Shows the progress of the steps, including downloads and hashing of their sources."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Show the downloaded bytes of a source."""
+
+    def reading(self, done: int, total: int) -> None:
+        """Show the hashed bytes of sources."""
+
+
+ProgressFactory = Callable[[], AbstractContextManager[TrainingProgress]]
+
+
+def plan_recipe(loaded: LoadedRecipe, watching: ProgressFactory) -> Build:
+    """Return the build of a recipe after downloading and reading all its sources."""
+    with watching() as bars:
+        prepare_sources(loaded, bars.preparing)
+        return plan_build(loaded, read_all=True, on_read=bars.reading)
+
+
+def run_steps(steps: list[Step], build: Build, watching: ProgressFactory) -> list[Path]:
+    """Run steps and their dependencies for a build; return the directory with the files of each step."""
+    plan, store = StepPlan(steps), open_store()
+    with watching() as bars, store.holding([step.key for step in plan.steps], build.recipe.name):
+        found = {result.key: result for result in execute(plan, store, bars)}
+    return [found[step.key].entry.files_dir for step in steps]
+
 
 ORIGIN_KEYS = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft that describe its origin
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trtspec.bench.overlap import RECORD, prompt_digest
+from trtspec.bench.documents import planned_target_sha256
 from trtspec.bench.profile.acceptance import StepCounts
-from trtspec.bench.target_fingerprint import planned_target_sha256
+from trtspec.bench.sources import RECORD, prompt_digest
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import extension_names
 from trtspec.methods.base import find_method
@@ -25,25 +25,24 @@ from trtspec.planning.prediction.predict import step_cost
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Speculation
 from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.external.take_draft import TakeDraft
-from trtspec.training.make_draft import MakeDraft
-from trtspec.training.measure_draft import read_counts, read_held_out
+from trtspec.training.draft_steps import MakeDraft, TrainDraft, read_counts, read_held_out
+from trtspec.training.evaluation import TrainingVerdict, TrainResult, check_draft_path, publish
+from trtspec.training.external.job import TakeDraft
 from trtspec.training.plan import (
+    ProgressFactory,
     TrainRequest,
     answer_step,
     build_with,
     check_no_sizes,
     load_for_training,
     measure_draft,
+    plan_recipe,
+    run_steps,
     source_files,
     train_here,
 )
-from trtspec.training.progress import ProgressFactory, plan_recipe, run_steps
-from trtspec.training.result import TrainResult, check_draft_path, publish
 from trtspec.training.split_prompts import read_num_skipped
 from trtspec.training.texts import HELD_OUT, TEXTS, TrainingText, read_texts
-from trtspec.training.train_draft import TrainDraft
-from trtspec.training.verdict import TrainingVerdict
 
 Training = Callable[[TrainRequest, Build, AnswerPrompts], TrainDraft | TakeDraft]
 
@@ -121,7 +120,7 @@ def _check_makes(asked: TrainRequest, loaded: LoadedRecipe) -> None:
     if asked.settings.lora:
         message = "--lora does not change a draft's weights, which are random in a draft from scratch"
         raise TrtspecError(message, where=str(asked.recipe), hint="remove it, or name a draft")
-    from trtspec.training.initialization import find_initializer  # imports torch, which checks do not need
+    from trtspec.training.trainable import find_initializer  # imports torch, which checks do not need
 
     find_initializer(loaded.recipe.speculation.method, asked.sizes)
 

@@ -1,22 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface between trainable drafts and the training loop."""
+"""The interface of a method's `training` part: drafts with gradients, and the initial weights of new drafts.
+
+Initial weights are copied from the target, or random.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rope import ORIGINAL, PARAMETERS, SCALING, SHARE
+from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
+from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import find_extension
 from trtspec.engine.model.decoder import Decoder
+from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
-from trtspec.training.settings import TrainSettings
+from trtspec.training.settings import Sizes, TrainSettings
 from trtspec.training.tensors import SourceTensors
 from trtspec.training.texts import TrainingText
+from trtspec.training.vocabulary import most_frequent
 
 PACKAGE, ATTRIBUTE, PART = "trtspec.methods", "TRAINABLE", "training"
 STEP_WEIGHT = 0.8  # loss weight of a pass relative to the previous: it counts only if earlier tokens are right
@@ -79,4 +94,188 @@ class DraftTrainer:
 def find_trainable(method: str) -> DraftTrainer:
     """Return the trainable of a method; the TrtspecError for an unsupported method lists the supported ones."""
     found: DraftTrainer = find_extension(PACKAGE, ATTRIBUTE, method, "draft to train, of method", PART)
+    return found
+
+
+MAKER_PACKAGE, MAKER_ATTRIBUTE, MAKER_PART = "trtspec.methods", "MAKER", "initial"
+LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # for larger vocabularies, the draft vocabulary of published heads
+MOST_LAYERS, LEAST_READ = 5, 3  # as in the published nets of DFlash and DSpark; EAGLE-3 reads three
+DEEP = 8  # targets with fewer layers cannot use the published choices of layers, which would coincide
+
+
+@dataclass(frozen=True)
+class InitialDraft:
+    """A new draft: config.json, tensors, and the name of their file."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    file: str = "model.safetensors"
+    has_tokenizer: bool = False
+
+
+class DraftInitializer:
+    """The inputs of a new draft: target, training texts, and number of consecutive drafted tokens."""
+
+    def __init__(
+        self, model: SourceModel, texts: Sequence[TrainingText], draft_len: int, sizes: Sizes, seed: int
+    ) -> None:
+        self.config, self.texts, self.draft_len, self.sizes = model.config, texts, draft_len, sizes
+        self.document = model.source.config
+        own = [rule for rule in model.rules if rule.target in (EMBEDDING, FINAL_NORM, LM_HEAD)]
+        self._view = SourceTensors(model.source, own, lambda rule: False, 0, seed, torch.device("cpu")).view()
+        self._draw = torch.Generator().manual_seed(seed)
+
+    @property
+    def embedding(self) -> Tensor:
+        """Return the target's embedding [vocab, hidden]."""
+        return self._view[EMBEDDING]
+
+    @property
+    def embedding_size(self) -> float:
+        """Return the root mean square of the target's embedding; its entries are small, so their readers scale up."""
+        return float(self.embedding.pow(2).mean().sqrt())
+
+    @property
+    def lm_head(self) -> Tensor:
+        """Return the target's LM head [vocab, hidden]."""
+        return self._view[LM_HEAD]
+
+    @property
+    def last_norm(self) -> Tensor:
+        """Return the weight [hidden] of the target's final norm, before its LM head."""
+        return self._view[FINAL_NORM]
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of layers of a net: the requested one, or the default."""
+        return self.sizes.layers or min(MOST_LAYERS, max(1, self.config.num_layers // 3))
+
+    @cached_property
+    def drafted(self) -> Tensor:
+        """Return the target's ids of the drafted tokens, ascending: the most frequent ones in the responses."""
+        vocab = self.config.vocab_size
+        count = self.sizes.draft_vocab or (USUAL_VOCAB if vocab > LARGE_VOCAB else vocab)
+        if count > vocab:
+            raise TrtspecError(f"--draft-vocab {count} is more than the target's {vocab} vocabulary entries")
+        return torch.tensor(most_frequent(count, self.texts, range(vocab)))
+
+    @property
+    def unused_token(self) -> int:
+        """Return the last id that no text contains, to be used as mask token for parallel drafting."""
+        used = {token for text in self.texts for token in text.tokens}
+        return next((each for each in reversed(range(self.config.vocab_size)) if each not in used), 0)
+
+    def outputs_read(self, count: int) -> tuple[int, ...]:
+        """Return up to `count` layers whose outputs are read, numbered from 0, spaced as in z-lab's DFlash.
+
+        z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids; in targets with few layers up to the last but one.
+        """
+        layers = self.config.num_layers
+        first = min(1, layers - 1)
+        last = max(first, layers - (3 if layers >= DEEP else 2))
+        return tuple(sorted({round(first + n * (last - first) / max(1, count - 1)) for n in range(count)}))
+
+    def eagle_layers(self) -> tuple[int, ...]:
+        """Return the layers whose outputs an EAGLE-3 head reads, numbered from 0: its default if the target is deep."""
+        if self.config.num_layers < DEEP:
+            return self.outputs_read(LEAST_READ)
+        return tuple(number - 1 for number in default_aux_layers(self.config.num_layers))
+
+    def random(self, *shape: int) -> Tensor:
+        """Return a random tensor; as a matrix it preserves the average norm of its input."""
+        return torch.randn(shape, generator=self._draw) / sqrt(shape[-1])
+
+    def fill(self, rules: Iterable[Rule], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the source tensors of rules: `given` tensors, zero biases, norms of ones, and random matrices.
+
+        Initially the layers' contributions to the residual are small.
+        """
+        found = {}
+        for tensor in (each for rule in rules for each in rule.sources):
+            name, shape = tensor.name, tensor.shape
+            if name in given:
+                found[name] = given[name].reshape(shape)
+            elif "norm" in name or name.endswith("bias"):
+                found[name] = torch.full(shape, float("norm" in name))
+            else:
+                gain = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                found[name] = self.random(*shape) * gain
+        return found
+
+    def layer_config(self, config: ModelConfig, architecture: str, layers: int) -> dict[str, Any]:
+        """Return config.json of a draft with this many layers of the shape in `config`."""
+        sections = {key: self.document[key] for key in (PARAMETERS, SCALING) if self.document.get(key)}
+        # Llama layers rotate whole heads.
+        rope: dict[str, Any] = {
+            key: {name: value for name, value in section.items() if name != SHARE} for key, section in sections.items()
+        }
+        if self.document.get(ORIGINAL):
+            rope[ORIGINAL] = self.document[ORIGINAL]
+        if self.config.local_rotary_base:  # such models have two of each
+            rope = {}
+        return {
+            "architectures": [architecture],
+            "model_type": "llama",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "head_dim": config.head_size,
+            "hidden_act": "silu",
+            "rms_norm_eps": config.norm_epsilon,
+            "vocab_size": config.vocab_size,
+            "max_position_embeddings": config.max_positions,
+            "rope_theta": config.rotary_base,
+            **rope,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "bos_token_id": self.document.get("bos_token_id"),
+            "eos_token_id": self.document.get("eos_token_id"),
+            "torch_dtype": config.dtype,
+        }
+
+
+def plain_layer(config: ModelConfig) -> ModelConfig:
+    """Return a Llama layer with the target's sizes: dense, without biases, windows or inner norms."""
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        dtype=config.dtype,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=1,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        intermediate_size=config.intermediate_size * max(1, config.experts_per_token),
+        hidden_act="silu",
+        norm_epsilon=config.norm_epsilon,
+        max_positions=config.max_positions,
+        rotary_base=config.rotary_base,
+        rope_scaling=None,
+        attn_bias=False,
+        mlp_bias=False,
+        tied_embeddings=False,
+    )
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """A method whose draft can be created from scratch; `methods/NAME/initial.py` defines it as `MAKER`.
+
+    `takes` are the sizes that can be set.
+    """
+
+    make: Callable[[DraftInitializer], InitialDraft]
+    takes: tuple[str, ...] = ()
+
+
+def find_initializer(method: str, sizes: Sizes) -> Initializer:
+    """Return the maker of a method's draft; TrtspecError for a method without one, and for unsupported sizes."""
+    found: Initializer = find_extension(MAKER_PACKAGE, MAKER_ATTRIBUTE, method, "draft to make, of method", MAKER_PART)
+    for name, value in vars(sizes).items():
+        if value and name not in found.takes:
+            able = ", ".join(f"--{each.replace('_', '-')}" for each in found.takes) or "none"
+            message = f"drafts of {method} do not support --{name.replace('_', '-')}; supported sizes: {able}"
+            raise TrtspecError(message, hint="remove it")
     return found

@@ -19,13 +19,12 @@ from trtspec.bench.profile.acceptance import AcceptanceStats
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.resume_state import load_resume_state, save_resume_state
 from trtspec.training.batches import STEP_ROWS, TrainingBatch, training_batches
-from trtspec.training.losses import LOSSES
-from trtspec.training.objective import acceptance, batch_loss
+from trtspec.training.evaluation import MOST_LOSS
+from trtspec.training.objective import LOSSES, acceptance, batch_loss
 from trtspec.training.settings import TrainSettings
-from trtspec.training.target_cache import TargetOutputs
+from trtspec.training.teacher import TargetOutputs
 from trtspec.training.texts import TrainingText
 from trtspec.training.trainable import TrainableDraft
-from trtspec.training.verdict import MOST_LOSS
 
 VALIDATE_EVERY, PATIENCE = 50, 10
 KEEP_EVERY_S = 180.0  # interval of saves if fifty steps take longer; the state is four times the draft in 32 bits

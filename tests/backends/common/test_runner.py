@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.doubles.trouble import DEAF
-from trtspec.backends.common.runner import Tool, run_tool
-from trtspec.backends.tensorrt_llm.build_log import BuildPhases, parse_version
+from trtspec.backends.common.build_tools import Tool, run_tool
+from trtspec.backends.tensorrt_llm.build import BuildPhases, parse_version
 from trtspec.core.errors import StepError, StepTimeout
 from trtspec.core.processes import is_alive, start_time, wait_until
 
@@ -177,7 +177,7 @@ def test_it_does_not_outlive_us(tool: Callable[..., Tool], tmp_path: Path) -> No
     cleaned = tmp_path / "cleaned"
     script = f"""
 from pathlib import Path
-from trtspec.backends.common.runner import Tool, run_tool
+from trtspec.backends.common.build_tools import Tool, run_tool
 command = ({sys.executable!r}, "-c", {DEAF_FAMILY!r})
 tool = Tool(command, Path({str(tmp_path)!r}), Path({str(tmp_path / "log")!r}), 600, grace_s=0.2,
             cleanup=("touch", {str(cleaned)!r}))

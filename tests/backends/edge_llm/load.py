@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experimental.server import LLM
 
-from trtspec.backends.edge_llm.engine_loader import load
+from trtspec.backends.edge_llm.runtime import load
 
 LLM._load_runtime = lambda llm: None
 loaded = load(Path(sys.argv[1]), 1, Path(sys.argv[2]))

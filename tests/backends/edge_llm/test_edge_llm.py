@@ -12,11 +12,9 @@ import pytest
 
 from tests.backends.edge_llm.cases import LATE, METHODS, MTP, case
 from tests.backends.source_contexts import FP8, facts, said
-from trtspec.backends.base import backends
-from trtspec.backends.choose import choose_version
+from trtspec.backends.base import backends, choose_version
 from trtspec.backends.edge_llm import BACKEND
-from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
-from trtspec.backends.edge_llm.model_json import model_json
+from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, quantize_arguments
 from trtspec.backends.edge_llm.versions import releases
 from trtspec.core.gpus import GPUS, DetectedGpu
 from trtspec.recipe.schema import Quantization

@@ -13,12 +13,11 @@ import yaml
 
 from tests.conftest import Run
 from trtspec.backends.edge_llm import toolchain
-from trtspec.backends.edge_llm.prepare import PLAIN_TEMPLATE
-from trtspec.backends.edge_llm.serve import check_machine
-from trtspec.backends.edge_llm.validate import check_engines
+from trtspec.backends.edge_llm.build import PLAIN_TEMPLATE, check_engines
+from trtspec.backends.edge_llm.repository import check_machine
 from trtspec.core.errors import DeployError, StepError
 from trtspec.core.gpus import DetectedGpu
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 # Records its arguments and environment next to itself, and writes the output files of each command.
 COMMAND = f"""#!{sys.executable}

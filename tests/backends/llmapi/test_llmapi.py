@@ -13,14 +13,12 @@ import pytest
 
 from tests.backends.source_contexts import FP8, facts, said, source_context
 from tests.checkpoints.quant.compressed import compressed_tensors
-from trtspec.backends.base import backends
-from trtspec.backends.choose import choose_version
+from trtspec.backends.base import backends, choose_version
 from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi import BACKEND, installed
+from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml, speculative_config
 from trtspec.backends.llmapi.installed import validate_installed
-from trtspec.backends.llmapi.model_yaml import model_yaml
-from trtspec.backends.llmapi.speculative import is_greedy_only, speculative_config
 from trtspec.core.errors import TrtspecError
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrt_llm_api"

@@ -13,11 +13,11 @@ import yaml
 from tests.backends.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
 from tests.serving.triton.fakes import load_model, make_pb_utils, model_args
 from tests.serving.triton.test_repository import MADE
-from trtspec.backends.llmapi.repository import EmitLlmApiRepository
+from trtspec.backends.llmapi.artifact import EmitLlmApiRepository
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.fields import OLDER_NAMES
-from trtspec.serving.triton.python_models.tensors import NEUTRAL, Settings
+from trtspec.serving.triton.python_models.tensors import NEUTRAL_FIELDS, Settings
 from trtspec.serving.triton.repository_writer import ServingSettings
 
 
@@ -65,7 +65,7 @@ def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
     told = {tensor.name for tensor in ours.output} - {"text_output"}
     assert told <= {tensor.name for tensor in model.output}
     assert {"output_ids", "continuation", "sequence_length"} <= {tensor.name for tensor in model.output}
-    assert {*NEUTRAL, "len_penalty"} <= {*types}
+    assert {*NEUTRAL_FIELDS, "len_penalty"} <= {*types}
 
 
 def test_a_schedule_has_numbers_for_keys(tmp_path: Path) -> None:

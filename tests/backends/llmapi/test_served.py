@@ -19,7 +19,7 @@ import yaml
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
-from trtspec.backends.llmapi.repository import MODEL_YAML, EmitLlmApiRepository
+from trtspec.backends.llmapi.artifact import MODEL_YAML, EmitLlmApiRepository
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.repository_writer import ServingSettings

@@ -12,7 +12,7 @@ from tests.backends.deployed import deployed, lend_packages, listed, measured, r
 from tests.conftest import Run
 from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
-from trtspec.backends.sglang.repository import ENGINE_JSON
+from trtspec.backends.sglang.artifact import ENGINE_JSON
 from trtspec.bench.run_gates import DEPLOY_PROMPTS
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.deployment.journal import DeploymentJournal

@@ -17,7 +17,7 @@ import pytest
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
-from trtspec.backends.sglang.repository import ENGINE_JSON, EmitSglangRepository
+from trtspec.backends.sglang.artifact import ENGINE_JSON, EmitSglangRepository
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client

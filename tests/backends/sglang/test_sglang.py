@@ -14,7 +14,7 @@ import pytest
 from tests.backends.sglang.cases import CASES, LLAMA, MODELS, NET, SCHEDULE, case
 from tests.backends.source_contexts import facts, said, source_context
 from tests.conftest import Run
-from trtspec.backends.sglang import installed
+from trtspec.backends.sglang import artifact
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.backends.sglang.check import check
 from trtspec.backends.sglang.versions import ALGORITHMS, releases
@@ -216,10 +216,10 @@ def test_an_artifact_names_its_engine_and_carries_its_schedule(recipe: Path, trt
 
 def test_deploy_needs_the_sglang_that_was_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     manifest = cast(Any, SimpleNamespace(recipe=SimpleNamespace(engine=SimpleNamespace(version=NEWEST))))
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(artifact, "find_spec", lambda name: None)
     with pytest.raises(DeployError, match="sglang is not installed here"):
-        installed.check_installed(tmp_path, manifest)
-    monkeypatch.setattr(installed, "find_spec", lambda name: object())
-    monkeypatch.setattr(installed, "installed_version", lambda name: "0.5.22")
+        artifact.check_installed(tmp_path, manifest)
+    monkeypatch.setattr(artifact, "find_spec", lambda name: object())
+    monkeypatch.setattr(artifact, "installed_version", lambda name: "0.5.22")
     with pytest.raises(DeployError, match=r"SGLang 0\.5\.22 is installed, .* checked for 0\.5\.23"):
-        installed.check_installed(tmp_path, manifest)
+        artifact.check_installed(tmp_path, manifest)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests._support.tiny import PAIR_VOCAB, make_llama, make_tokenizer
-from trtspec.backends.steps.calibrate import Calibrate, calibrate_checkpoint
-from trtspec.checkpoints.quant.activations import ACTIVATIONS, load_activations
+from trtspec.backends.steps.convert import Calibrate, calibrate_checkpoint
+from trtspec.checkpoints.conversion import ACTIVATIONS, load_activations
 from trtspec.checkpoints.source import load_source
 from trtspec.core.errors import CheckpointError
 from trtspec.core.paths import calibration_prompts
@@ -115,7 +115,7 @@ import os, signal, sys
 from pathlib import Path
 from typing import Any
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.backends.steps.calibrate import calibrate_checkpoint
+from trtspec.backends.steps.convert import calibrate_checkpoint
 from trtspec.engine.calibration import measure, notes
 notes.SAVE_EVERY_S = 0
 passed = measure._Calibration.pass_layer
@@ -132,16 +132,16 @@ calibrate_checkpoint(Path(sys.argv[1]), texts, 10, notes=Path(sys.argv[2]))
 @pytest.fixture
 def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the layers in the order of their processing."""
-    from trtspec.engine.calibration import measure, notes
+    from trtspec.engine import calibration
 
-    monkeypatch.setattr(notes, "SAVE_EVERY_S", 0)
-    seen, passed = [], measure._Calibration.pass_layer
+    monkeypatch.setattr(calibration, "SAVE_EVERY_S", 0)
+    seen, passed = [], calibration._Calibration.pass_layer
 
-    def counted(self: measure._Calibration, number: int, *rest: Any) -> None:
+    def counted(self: calibration._Calibration, number: int, *rest: Any) -> None:
         seen.append(number)
         passed(self, number, *rest)
 
-    monkeypatch.setattr(measure._Calibration, "pass_layer", counted)
+    monkeypatch.setattr(calibration._Calibration, "pass_layer", counted)
     return seen
 
 
@@ -181,17 +181,17 @@ def test_a_disk_without_room_for_notes(tmp_path: Path, layers: list[int]) -> Non
 def test_the_store_keeps_the_notes_until_the_step_is_done(
     tmp_path: Path, layers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trtspec.engine.calibration import measure
+    from trtspec.engine import calibration
 
-    step, store, finish = make_step(tmp_path), Store(tmp_path / "store"), measure._Calibration.finish
+    step, store, finish = make_step(tmp_path), Store(tmp_path / "store"), calibration._Calibration.finish
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure._Calibration, "finish", interrupted)
+    monkeypatch.setattr(calibration._Calibration, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.build(step, Inputs({}), Counter())
-    monkeypatch.setattr(measure._Calibration, "finish", finish)
+    monkeypatch.setattr(calibration._Calibration, "finish", finish)
     entry, _ = store.build(step, Inputs({}), Counter())
     assert layers == [0, 1]
     assert [file.path for file in entry.files] == [ACTIVATIONS]

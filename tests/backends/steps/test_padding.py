@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests._support.tiny import SHAPE, convert, make_model
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 
 VOCAB, WIDER = SHAPE["vocab_size"], 75  # not a multiple of the ranks

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.backends.steps import plugin
-from trtspec.backends.steps.plugin import CompilePlugins
-from trtspec.kernels.build import LIBRARY, LibrarySpec
-from trtspec.kernels.toolchain import Toolchain
+from trtspec.backends.steps import files
+from trtspec.backends.steps.files import CompilePlugins
+from trtspec.kernels.build import LIBRARY, LibrarySpec, Toolchain
 from trtspec.store.step import Inputs
 
 SPEC = LibrarySpec(("verify_chain",), ("sm_90a",), "0" * 64, Toolchain("x86_64", "g++ 12", "13.0", "g++", "nvcc"))
@@ -32,7 +31,7 @@ class Told:
 def test_it_writes_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tmp_path / "made.so"
     made.write_bytes(b"library")
-    monkeypatch.setattr(plugin, "build_library", lambda spec: made)
+    monkeypatch.setattr(files, "build_library", lambda spec: made)
     (tmp_path / "out").mkdir()
     told = Told()
     CompilePlugins(SPEC).run(tmp_path / "out", Inputs({}), told)

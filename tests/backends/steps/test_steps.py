@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.steps.calibrate import Calibrate
-from trtspec.backends.steps.convert import ConvertCheckpoint
-from trtspec.backends.steps.copy import CopyFiles
-from trtspec.backends.steps.repository import read_models
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint
+from trtspec.backends.steps.files import CopyFiles, read_models
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import StepError
 from trtspec.core.paths import model_repository_dir

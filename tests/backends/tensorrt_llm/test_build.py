@@ -23,7 +23,7 @@ from tests.doubles.fixtures import Installation
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.toolchain import probe_toolchain
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import StepError, StepTimeout, TrtspecError
 from trtspec.core.processes import is_alive, start_time, wait_until

@@ -16,12 +16,12 @@ from tests.methods.heads import random_heads, save_heads
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads, memory
-from trtspec.checkpoints.family import find_family
+from trtspec.checkpoints.rules import find_family
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.trtllm import load_checkpoint
-from trtspec.methods.source_head import load_head
+from trtspec.methods.draft_head import load_head
 
 GIB = 1 << 30
 ONE_RANK = ParallelMapping()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.backends.contexts import make_context
-from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
+from trtspec.backends.tensorrt_llm.specs import is_greedy_only
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,7 @@ from trtspec.core.ports import free_ports
 from trtspec.core.processes import start_time, stop_session
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.config import load_config, render_config
-from trtspec.serving.triton.server import (
-    ServerPorts,
-    TritonServer,
-    find_server,
-    remove_shared_memory,
-    server_command,
-)
+from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server, remove_shared_memory, server_command
 
 pytestmark = pytest.mark.triton
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.fixtures import H200, Installation
-from trtspec.backends.tensorrt_llm.installed import installed_versions
-from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
+from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, installed_versions, probe_toolchain
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.gpus import DetectedGpu, detect_gpus, find_gpu
 from trtspec.store.digest import canonical

@@ -12,7 +12,7 @@ import pytest
 
 from tests.backends.source_contexts import source_context
 from tests.serving.triton.fakes import load_file, make_pb_utils
-from trtspec.backends.vllm.model_json import model_json
+from trtspec.backends.vllm.arguments import model_json
 from trtspec.backends.vllm.versions import releases
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "vllm" / "model.py"

@@ -14,7 +14,7 @@ import pytest
 
 from tests._support.shapes import make_checkpoints
 from tests.backends.source_contexts import facts, source_context
-from trtspec.backends.vllm.model_json import model_json
+from trtspec.backends.vllm.arguments import model_json
 from trtspec.core.paths import recipes_dir
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.recipe.load import load_recipe

@@ -16,11 +16,11 @@ import pytest
 from tests.backends.source_golden import emit_vllm
 from tests.serving.triton.fakes import make_pb_utils
 from trtspec.backends.serving import ServingHooks
+from trtspec.backends.vllm.artifact import SERVING, answer_counts
 from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
-from trtspec.backends.vllm.repository import SERVING, answer_counts
 from trtspec.backends.vllm.worker import VllmWorker
 from trtspec.core.errors import DeployError
-from trtspec.deployment.staging import find_fallback_backend, install_fallback
+from trtspec.deployment.revision import find_fallback_backend, install_fallback
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.metrics import EngineMetrics
 from trtspec.serving.triton.server import TritonServer

@@ -9,7 +9,7 @@ import pytest
 
 from tests.backends.source_contexts import facts, said, source_context
 from trtspec.backends.vllm import BACKEND
-from trtspec.backends.vllm.model_json import speculative_config
+from trtspec.backends.vllm.arguments import speculative_config
 
 SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 2}]
 BLOCK = {"speculation__verify": "block"}

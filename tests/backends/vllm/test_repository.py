@@ -13,8 +13,7 @@ import pytest
 from tests.backends.source_golden import VLLM, VLLM_CASES, emit_vllm
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, load_model, make_pb_utils, model_args
-from trtspec.backends.vllm.files import MODEL_JSON
-from trtspec.backends.vllm.repository import relocate
+from trtspec.backends.vllm.artifact import MODEL_JSON, relocate
 from trtspec.serving.triton.config import load_config
 
 PLAIN = {

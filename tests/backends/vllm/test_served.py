@@ -18,7 +18,7 @@ import pytest
 from tests.backends.source_golden import VLLM_CASES, emit_vllm
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.serving import Served, serving
-from trtspec.backends.vllm.repository import relocate
+from trtspec.backends.vllm.artifact import relocate
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
 

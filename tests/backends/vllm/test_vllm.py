@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.backends.source_contexts import FP8, facts, said, source_context
-from trtspec.backends.base import backends, backends_for_method
-from trtspec.backends.choose import choose_version
+from trtspec.backends.base import backends, backends_for_method, choose_version
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm import BACKEND
-from trtspec.backends.vllm.model_json import model_json, speculative_config
+from trtspec.backends.vllm.arguments import model_json, speculative_config
 from trtspec.backends.vllm.versions import releases
 from trtspec.core.registry import discover
 

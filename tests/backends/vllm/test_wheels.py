@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.source_contexts import source_context
 from tests.backends.vllm.wheel import Wheel, read, spans
-from trtspec.backends.vllm.model_json import model_json
+from trtspec.backends.vllm.arguments import model_json
 from trtspec.backends.vllm.versions import FACTS, releases
 
 WHEELS = sorted(Path(folder).glob("vllm*.whl")) if (folder := os.environ.get("VLLM_WHEELS")) else []

@@ -13,16 +13,17 @@ import pytest
 
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.arrivals.poisson import Poisson
-from trtspec.bench.load.by_category import category_speedups
-from trtspec.bench.load.client_noise import summarize_noise
-from trtspec.bench.load.counters import Counters, parse_counters
-from trtspec.bench.load.document import find_crossover, find_outliers
+from trtspec.bench.load.discovery import Counters, parse_counters
+from trtspec.bench.load.document import (
+    category_speedups,
+    find_crossover,
+    find_outliers,
+    summarize_arm,
+    summarize_values,
+)
 from trtspec.bench.load.rounds import Round
-from trtspec.bench.load.sample import RequestSample
-from trtspec.bench.load.sample_log import samples_file, write_samples
-from trtspec.bench.load.slo import Slo, parse_slo
-from trtspec.bench.load.summary import summarize_arm, summarize_values
-from trtspec.bench.load.sweep import BASELINE, SERVED, Point
+from trtspec.bench.load.sample import RequestSample, Slo, parse_slo
+from trtspec.bench.load.sweep import BASELINE, SERVED, Point, samples_file, summarize_noise, write_samples
 from trtspec.core.errors import TrtspecError
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtspec.bench.load.comparison import CONFIDENCE, RatioGate, compare
+from trtspec.bench.load.comparison import CONFIDENCE, RatioGate, SavedLoad, compare
 from trtspec.bench.load.intervals import RatioInterval, ratio_between, ratio_of_rounds, t_quantile
-from trtspec.bench.load.schema import SavedLoad
-from trtspec.cli.load_compare import load_gate
+from trtspec.cli.load_results import load_gate
 from trtspec.core.errors import TrtspecError
 
 # Published quantiles of Student's t: (cumulative probability, degrees of freedom) to t

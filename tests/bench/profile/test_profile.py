@@ -13,9 +13,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import Run
-from trtspec.bench.profile import run
-from trtspec.bench.profile.candidate import ProfileCandidate
+from trtspec.bench.profile import engine_profiler
 from trtspec.bench.profile.measured import CandidateMeasurements
+from trtspec.bench.profile.options import ProfileCandidate
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
 
@@ -87,14 +87,14 @@ def test_where_nothing_can_be_written_nothing_is_measured(workplace: Path, trtsp
 def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = run.measure
+    real = engine_profiler.measure
 
     def measure(candidate: ProfileCandidate, *rest: Any) -> CandidateMeasurements:
         if candidate.method == "draft_target":
             raise TrtspecError("it has no room")
         return real(candidate, *rest)
 
-    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(engine_profiler, "measure", measure)
     asked = (
         "profile",
         recipe,

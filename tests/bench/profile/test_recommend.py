@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
-from trtspec.bench.profile.candidate import ProfileCandidate
 from trtspec.bench.profile.measured import CandidateMeasurements, least_seconds
+from trtspec.bench.profile.options import ProfileCandidate
 from trtspec.bench.profile.recommend import candidate_verdict, recommend
 from trtspec.bench.verdict import derive_verdict
-from trtspec.engine.replay import ReplayedDraft
+from trtspec.engine.measurement import ReplayedDraft
 
 
 def places(*matched: int, depth: int = 4) -> list[ReplayedDraft]:

@@ -14,7 +14,7 @@ from tests.conftest import Run
 from trtspec.bench.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
 from trtspec.bench.profile.acceptance import StepCounts, count_steps
 from trtspec.core.paths import recipes_dir
-from trtspec.engine.replay import ReplayedDraft, replay
+from trtspec.engine.measurement import ReplayedDraft, replay
 from trtspec.engine.speculator import Speculator
 
 pytestmark = pytest.mark.integration

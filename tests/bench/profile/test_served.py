@@ -39,9 +39,9 @@ def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
         done = await ask_all(*asked)
         return replace(done, samples=[timed(sample) for sample in done.samples])
 
-    monkeypatch.setattr("trtspec.bench.profile.server_client.ask_all", ask)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST", 4)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 2)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.ask_all", ask)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.LEAST", 4)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.MOST_ROUNDS", 2)
 
 
 def timed(sample: RequestSample) -> RequestSample:
@@ -123,9 +123,9 @@ def test_there_are_rounds_until_it_is_sure_how_lengths_compare(
     trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch, sure: float, rounds: int
 ) -> None:
     """All rounds take the same time, so the interval has width 0."""
-    monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST_ROUNDS", 3)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 4)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.MAX_REL_CI", sure)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.LEAST_ROUNDS", 3)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.MOST_ROUNDS", 4)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.MAX_REL_CI", sure)
     with scripted(answer) as server:
         trtspec("profile", recipe, "--server", server.url, *ASKED)
         of_load = len(server.of_load())

@@ -16,11 +16,15 @@ from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
 from trtspec.bench.profile.options import SearchLimits
-from trtspec.bench.profile.server_client import ServerProfiler, _is_precise, _round_prompts
-from trtspec.bench.profile.server_counts import counts_from_sample
-from trtspec.bench.profile.stream_times import stream_times
+from trtspec.bench.profile.server_profile import (
+    ServerProfiler,
+    _is_precise,
+    _round_prompts,
+    counts_from_sample,
+    stream_times,
+)
+from trtspec.engine.measurement import ReplayedDraft
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.engine.replay import ReplayedDraft
 
 
 def told(places: list[ReplayedDraft], draft_len: int) -> RequestSample:
@@ -110,8 +114,8 @@ def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> Non
         end = replace(counted, chunks_s=(0.1, 100.0))
         return Round([counted] * (len(prompts) - load.concurrency) + [end] * load.concurrency)
 
-    monkeypatch.setattr("trtspec.bench.profile.server_client.ask_all", ask)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 2)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.ask_all", ask)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.MOST_ROUNDS", 2)
     asking = ServerProfiler([Prompt("", "", "")], SearchLimits(1, 9, 1, 1, 0), [2], 0, lambda what, done, total: None)
     found = asyncio.run(asking._times(None, {0: "alone", 1: "drafts"}, asking.prompts))  # type: ignore[arg-type,dict-item]
     speeds = {case: times.tokens_per_s for case, times in found.items()}

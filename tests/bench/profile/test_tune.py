@@ -15,12 +15,10 @@ import yaml
 from tests.conftest import Run
 from trtspec.bench.profile import tune
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
-from trtspec.bench.profile.candidate import ProfileCandidate, SampleTexts
-from trtspec.bench.profile.checkpointing import ResultCache
-from trtspec.bench.profile.measured import CandidateMeasurements
+from trtspec.bench.profile.measured import CandidateMeasurements, dump_measured, dump_texts, read_measured, read_texts
+from trtspec.bench.profile.options import ProfileCandidate, SampleTexts
 from trtspec.bench.profile.recommend import Recommendation, recommend
-from trtspec.bench.profile.serialization import dump_measured, dump_texts, read_measured, read_texts
-from trtspec.bench.profile.successive_halving import halve, rung_sizes
+from trtspec.bench.profile.tune import ResultCache, halve, rung_sizes
 from trtspec.methods.base import find_method, methods
 from trtspec.recipe.yaml_edit import edit_section
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.backends.choose import in_process_backend
+from trtspec.backends.base import in_process_backend
 from trtspec.bench.profile.candidates import CandidateSpec, find_candidates
 from trtspec.bench.profile.options import ProfileRequest, SearchLimits
 from trtspec.core.errors import TrtspecError

@@ -16,8 +16,7 @@ from tests.checkpoints.quant.compressed import compress, compressed_tensors
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.model.decoder import Decoder, Sublayers
-from trtspec.methods.layer_pruning import prune_checkpoint
-from trtspec.methods.layer_skips import Skip
+from trtspec.methods.layer_pruning import Skip, prune_checkpoint
 
 pytestmark = pytest.mark.integration
 

@@ -16,10 +16,10 @@ from tests._support.tiny import FAMILY_SHAPES, convert, make_model, reference_mo
 from tests.conftest import Run
 from tests.families.sources import edit, rewrite
 from tests.planning.check.finding import DRAFT, TARGET
-from trtspec.checkpoints.equality import ITEMS, have_equal_values
 from trtspec.checkpoints.safetensors import read_header
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model, read_model
+from trtspec.checkpoints.tied_embeddings import ITEMS, have_equal_values
 from trtspec.core.errors import CheckpointError
 from trtspec.planning.inspection import inspect_path
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from trtspec.checkpoints.quant.activations import Activations
+from trtspec.checkpoints.conversion import Activations
 
 # ModelOpt's decoder type of each architecture.
 DECODERS = {

@@ -14,18 +14,22 @@ import pytest
 
 from tests._support.compiled import run_build
 from tests._support.tiny import FAMILY_SHAPES, convert, make_model
-from trtspec.checkpoints.arithmetic import NumpyArithmetic
-from trtspec.checkpoints.quant import tasks
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.arithmetic import choose_arithmetic
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints import conversion_tasks
+from trtspec.checkpoints.arithmetic import NumpyArithmetic, choose_arithmetic
+from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import StepTimeout
-from trtspec.kernels import autoload, build
-from trtspec.kernels.autoload import COMPILE_BYTES, WORTH_BYTES
+from trtspec.kernels import build, host_kernels
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import HOST_PLUGINS
-from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_instructions
+from trtspec.kernels.host_kernels import (
+    COMPILE_BYTES,
+    WORTH_BYTES,
+    CompiledArithmetic,
+    Instructions,
+    fastest_instructions,
+)
 
 
 class Ones(dict[str, float]):
@@ -57,7 +61,7 @@ def test_what_computes_changes_no_byte(
                 continue
             found = []
             for number, each in enumerate([NumpyArithmetic(), *chosen]):
-                monkeypatch.setattr(tasks, "choose_arithmetic", lambda nbytes, each=each: each)
+                monkeypatch.setattr(conversion_tasks, "choose_arithmetic", lambda nbytes, each=each: each)
                 out = tmp_path / f"{dtype}-{target}-{scheme.weights}-{number}"
                 convert(source, out, target, scheme=scheme, activations=ones, mapping=ParallelMapping(2))
                 found.append(digests(out))
@@ -85,7 +89,7 @@ def test_little_is_converted_in_numpy_at_once(compilations: list[float], nbytes:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 def test_a_compiler_is_not_waited_for_long(compilations: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, autoload.log.name)
+    caplog.set_level(logging.INFO, host_kernels.log.name)
     assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
     assert set(compilations) == {60}
     assert caplog.messages == ["using numpy and hashlib, which are slower but equivalent: g++ did not end within 60 s"]
@@ -94,7 +98,7 @@ def test_a_compiler_is_not_waited_for_long(compilations: list[float], caplog: py
 def test_without_a_compiler_numpy_converts(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, autoload.log.name)
+    caplog.set_level(logging.INFO, host_kernels.log.name)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
     assert "no C++ compiler on the PATH" in caplog.messages[0]

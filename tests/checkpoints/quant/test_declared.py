@@ -11,7 +11,7 @@ import pytest
 
 from tests._support.tiny import make_llama
 from tests.checkpoints.quant.compressed import compressed_tensors, declare, refused
-from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import Source
 
 ONLY = "only FP8 with one scale per tensor or one per row is supported"

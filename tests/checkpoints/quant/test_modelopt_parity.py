@@ -31,8 +31,8 @@ from tests.checkpoints.quant.modelopt import (
     save_source,
 )
 from tests.checkpoints.quant.quirks import DIFFERS, OURS, QUIRKS, REFUSES, THEIRS
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 
 # ModelOpt warns that this exporter, TensorRT-LLM's checkpoint and large activations are deprecated.

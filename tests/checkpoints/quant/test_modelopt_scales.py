@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests._support.tiny import PAIR_VOCAB, convert, make_model, make_tokenizer
-from trtspec.backends.steps.calibrate import calibrate_checkpoint
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.backends.steps.convert import calibrate_checkpoint
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.prompts.prompt import Prompt
 

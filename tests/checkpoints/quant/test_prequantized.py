@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tests._support.tiny import convert, make_llama
 from tests.checkpoints.quant.compressed import E4M3, compress, compressed_tensors, declare, edit, refused
 from tests.checkpoints.quant.modelopt import make_model, random_case, save_source
-from trtspec.checkpoints.quant.prequantized import read_prequantized
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.prequantized import read_prequantized
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.source import load_source
 
 Q = "model.layers.0.self_attn.q_proj"

@@ -10,7 +10,7 @@ import pytest
 
 from tests._support.configs import model_config
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.quant.scheme import Scheme, scheme_problems, stage_problems
+from trtspec.checkpoints.quant_scheme import Scheme, scheme_problems, stage_problems
 from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.trtllm import TrtllmQuantization
 from trtspec.families.decoder import decoder_rules

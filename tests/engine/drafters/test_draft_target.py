@@ -17,8 +17,8 @@ from tests.engine.lossless import (
     assert_targets_distribution,
     random_prompts,
 )
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.engine.drafting.base import DraftSampling
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import SamplingOptions

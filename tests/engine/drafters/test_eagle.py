@@ -22,10 +22,10 @@ from tests.engine.lossless import (
     random_prompts,
 )
 from tests.methods.eagle_heads import Oracle, Tensors, convert_with, random_head, save_head
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting import static_tree
+from trtspec.engine.drafting import trees
 from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
@@ -193,7 +193,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def small_engine(
     request: pytest.FixtureRequest, small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
-    monkeypatch.setattr(static_tree, "draw_each", one_by_one)
+    monkeypatch.setattr(trees, "draw_each", one_by_one)
     engine = make_engine(small[1], request.param, max_seq_len=32)
     yield engine
     engine.close()
@@ -231,7 +231,7 @@ def test_nodes_are_drawn_side_by_side_as_one_by_one() -> None:
     draw = torch.Generator().manual_seed(3)
     probs = torch.rand(4, 3, 7, generator=draw)
     sampling = DraftSampling(SamplingParams(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
-    assert torch.equal(static_tree.draw_each(sampling, probs, 5), one_by_one(sampling, probs, 5))
+    assert torch.equal(trees.draw_each(sampling, probs, 5), one_by_one(sampling, probs, 5))
 
 
 @KINDS

@@ -29,7 +29,7 @@ from tests.methods.heads import (
     random_heads,
     save_heads,
 )
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.engine import Engine

@@ -15,7 +15,7 @@ from tests.engine.drafters.looping import make_looping_model
 from tests.engine.lossless import DISTRIBUTION_SHAPE, SHAPES, by_position, random_prompts
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
-from trtspec.engine.generation.suffix_index import SuffixIndex
+from trtspec.engine.generation.suffixes import SuffixIndex
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration

@@ -20,7 +20,7 @@ from tests.engine.lossless import (
 )
 from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, MAX_SPELLING, VocabMapping
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.drafting.vocab_adapter import TranslatingAdapter
+from trtspec.engine.drafting.vocabulary import TranslatingAdapter
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings

@@ -26,7 +26,7 @@ from tests.methods.recurrent import (
     knowing_drafter,
     random_drafter,
 )
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.engine import Engine

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtspec.engine.generation.suffix_index import SuffixIndex
+from trtspec.engine.generation.suffixes import SuffixIndex
 
 # Few different tokens, so that nearly every text repeats, and repeated pieces, as in loops.
 PIECES = st.lists(st.integers(0, 2), max_size=8)

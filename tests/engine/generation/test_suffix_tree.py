@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trtspec.engine.generation.suffix_tree import SuffixHistory, SuffixTree
+from trtspec.engine.generation.suffixes import SuffixHistory, SuffixTree
 
 
 def say(tree: SuffixTree, tokens: Sequence[int], said: SuffixHistory | None = None) -> SuffixHistory:

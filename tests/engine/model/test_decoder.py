@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tests._support.tiny import LLAMA3_ROPE, SHAPE, convert, make_model, reference_model
-from trtspec.engine.model import matrix
+from trtspec.engine.model import layers
 from trtspec.engine.model.decoder import FINAL, Decoder
 
 pytestmark = pytest.mark.integration
 
-PACKS = isinstance(matrix.make_matrix(torch.ones(matrix.PACKED_FROM // 256, 256)), matrix.PackedMatrix)
+PACKS = isinstance(layers.make_matrix(torch.ones(layers.PACKED_FROM // 256, 256)), layers.PackedMatrix)
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -137,7 +137,7 @@ def test_a_float16_source_stays_what_it_is(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_rows_that_fill_up_a_product_change_no_bit(family: str, takes: int, tmp_path: Path, monkeypatch) -> None:
     """Except with experts, nine rows are padded to ten once instead of in each product."""
-    monkeypatch.setattr(matrix, "PACKED_FROM", 1)
+    monkeypatch.setattr(layers, "PACKED_FROM", 1)
     decoder, tokens = load(convert(make_model(tmp_path / "hf", family), tmp_path / "converted")), tokens_of(1)
     window, mlp, seen = decoder.windows.chain([0], 9), type(decoder.layers[0].mlp), set[int]()
     add_to = mlp.add_to

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from tests._support.tiny import convert, make_model, reference_model
-from trtspec.checkpoints.quant.activations import Activations
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.device import compute_dtype
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.fp8 import round_rows_to_e4m3, round_to_e4m3
+from trtspec.engine.model.layers import round_rows_to_e4m3, round_to_e4m3
 
 Tensors = dict[str, Tensor]
 Round = Callable[[Tensor, Tensor | None], Tensor]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtspec.engine.model.matrix import COUNTS, PACKED_FROM, PackedMatrix, PlainMatrix, make_matrix
+from trtspec.engine.model.layers import COUNTS, PACKED_FROM, PackedMatrix, PlainMatrix, make_matrix
 
 SHAPES = ((640, 384), (384, 1024), (1 << 17, 1), (33, 7), (1, 5))
 LEAST = torch.ones(PACKED_FROM // 256, 256)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.engine.model.moe import mix_experts
+from trtspec.engine.model.layers import mix_experts
 
 if TYPE_CHECKING:
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock

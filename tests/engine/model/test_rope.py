@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trtspec.checkpoints.model_config import ConfigReader
-from trtspec.engine.model.rope import attention_factor, frequencies, rotations
+from trtspec.engine.model.positions import attention_factor, frequencies, rotations
 from trtspec.families.llama import read
 
 MAX_POSITIONS = 32768

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests._support.configs import model_config
-from trtspec.engine.model.attention_masks import Windows
+from trtspec.engine.model.positions import Windows
 from trtspec.kernels.tree import Tree
 
 MAX_LEN = 32

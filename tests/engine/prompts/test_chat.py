@@ -14,7 +14,7 @@ import pytest
 
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.prompts.chat import ChatTemplate
-from trtspec.engine.prompts.messages import ChatError
+from trtspec.engine.prompts.prompt import ChatError
 
 LLAMA = (
     "{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}\n\n"

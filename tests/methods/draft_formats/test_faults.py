@@ -17,7 +17,7 @@ from tests.methods.draft_formats.nets import LAYERS, NETS, VOCAB, Config, change
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import SourceModel, load_model
 from trtspec.core.errors import CheckpointError
-from trtspec.methods.draft_formats.dialect import schemas_for
+from trtspec.methods.draft_formats.base import schemas_for
 from trtspec.methods.draft_formats.draft import read_draft
 
 Change = Callable[[Config, dict[str, Tensor]], None]

@@ -16,8 +16,8 @@ from tests.engines import engine_python
 from tests.methods.draft_formats.medusa_nets import HEADS, blocks_alone, vllm
 from tests.methods.draft_formats.nets import NETS, config_of, contents, make_target
 from tests.methods.heads import HIDDEN, logits_of, random_heads
+from trtspec.methods.draft_formats.base import schemas_for
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.methods.draft_formats.dialect import schemas_for
 
 KINDS = ("eagle3", "p_eagle", "dflash", "dspark")
 TIMEOUT_S = 300

@@ -12,8 +12,8 @@ from tests.methods.draft_formats.medusa_nets import HEADS
 from tests.methods.draft_formats.nets import NETS, config_of, contents, make_target
 from tests.methods.eagle3_heads import random_head, save_head
 from trtspec.core.errors import TrtspecError
+from trtspec.methods.draft_formats.base import schemas_for
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.methods.draft_formats.dialect import schemas_for
 
 DRAFTS = NETS | HEADS
 WAYS = [

@@ -12,12 +12,11 @@ from typing import Any
 import yaml
 
 from tests._support.shapes import make_checkpoint, shapes
-from trtspec.checkpoints.quant.quant_config import QuantFormat, source_format
+from trtspec.checkpoints.prequantized import QuantFormat, source_format
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.core.gpus import GPUS
 from trtspec.planning.prediction.flops import TensorSizes, Work, head_work, model_work
-from trtspec.planning.prediction.roofline import GpuGroup
-from trtspec.planning.prediction.speedup import DrafterCost, TargetDraftPair
+from trtspec.planning.prediction.speedup import DrafterCost, GpuGroup, TargetDraftPair
 
 ROWS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text())
 

@@ -12,8 +12,7 @@ import pytest
 
 from tests.planning.prediction.published import ROWS, pair
 from trtspec.core.gpus import GPUS
-from trtspec.planning.prediction.efficiency import HOPPER_SM, EfficiencyData, load_efficiency
-from trtspec.planning.prediction.speedup import TargetDraftPair
+from trtspec.planning.prediction.speedup import HOPPER_SM, EfficiencyData, TargetDraftPair, load_efficiency
 
 LENGTHS = {2: 2.36, 3: 2.79}  # tokens per step of EAGLE-3 from vllm-20780, for rows with the same net and prompts
 STEPS = {"bandwidth": 0.04, "compute": 0.1, "layer_s": 10e-6, "draft_s": 0.2e-3, "step_s": 0.5e-3}

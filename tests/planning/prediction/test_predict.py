@@ -14,11 +14,10 @@ from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
 from trtspec.core.gpus import GPUS
 from trtspec.planning.check.recipe import check_recipe
-from trtspec.planning.prediction.capacity import largest_batch
+from trtspec.planning.memory import largest_batch
 from trtspec.planning.prediction.document import batches_up_to
-from trtspec.planning.prediction.predict import Unpredictable, predict
+from trtspec.planning.prediction.predict import Unpredictable, predict, scheduled_depth
 from trtspec.planning.prediction.speedup import TargetDraftPair
-from trtspec.planning.prediction.warnings import scheduled_depth
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import Speculation
 
@@ -72,9 +71,7 @@ def test_the_largest_batch_is_the_last_that_the_backend_has_memory_for(
 
     context = check_recipe(load_recipe(recipe)).context
     assert context
-    monkeypatch.setattr(
-        "trtspec.planning.prediction.capacity.find_backend", lambda name: SimpleNamespace(memory=memory)
-    )
+    monkeypatch.setattr("trtspec.planning.memory.find_backend", lambda name: SimpleNamespace(memory=memory))
     assert largest_batch(context) == largest
 
 
@@ -202,7 +199,5 @@ def test_no_batch_is_predicted_that_the_recipe_does_not_allow(most: int, batches
 def test_too_little_disk_stands_out(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = trtspec("plan", recipe).out
     assert "\ndisk for the store: " in shown
-    monkeypatch.setattr(
-        "trtspec.store.disk_space.shutil.disk_usage", lambda path: SimpleNamespace(free=1, total=1, used=0)
-    )
+    monkeypatch.setattr("trtspec.store.plan.shutil.disk_usage", lambda path: SimpleNamespace(free=1, total=1, used=0))
     assert "\nNOT ENOUGH disk for the store: " in trtspec("plan", recipe).out

@@ -11,12 +11,19 @@ import pytest
 
 from tests.planning.prediction.published import work
 from trtspec.core.gpus import GPUS
-from trtspec.planning.prediction.cost import dollars_per_million
-from trtspec.planning.prediction.efficiency import EfficiencyData, published_acceptance
+from trtspec.planning.prediction.document import choose_placement, dollars_per_million
 from trtspec.planning.prediction.flops import NO_SIZES
-from trtspec.planning.prediction.placement import choose_placement
-from trtspec.planning.prediction.roofline import GpuGroup, pass_seconds
-from trtspec.planning.prediction.speedup import DrafterCost, Passes, TargetDraftPair, reading_cost, tree_tokens
+from trtspec.planning.prediction.speedup import (
+    DrafterCost,
+    EfficiencyData,
+    GpuGroup,
+    Passes,
+    TargetDraftPair,
+    pass_seconds,
+    published_acceptance,
+    reading_cost,
+    tree_tokens,
+)
 
 H200 = GpuGroup(GPUS["h200"])
 TARGET, DRAFT = "llama-3.3-70b-instruct", "llama-3.2-1b-instruct"

@@ -9,8 +9,8 @@ import pytest
 
 from tests.planning.prediction.published import source, work
 from tests.test_catalogue import PARAMETERS
-from trtspec.backends.common.sources import weight_bytes
-from trtspec.checkpoints.quant.quant_config import QuantFormat
+from trtspec.backends.common.memory import weight_bytes
+from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.source_model import read_model
 from trtspec.planning.prediction.flops import count_parameters, further_work, head_work, model_work
 

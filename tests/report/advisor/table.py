@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trtspec.report.advisor.rules import AdviceRule, Condition, method_rules, speculate_rules
+from trtspec.report.advisor.advice import AdviceRule, Condition, method_rules, speculate_rules
 
 SIGNS = {"least": "≥", "most": "≤", "above": ">", "below": "<"}
 

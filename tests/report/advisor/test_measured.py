@@ -16,9 +16,8 @@ from tests.conftest import Run
 from tests.report.advisor.serving import serving
 from tests.report.monitoring.prometheus import prometheus as running
 from trtspec.core.errors import TrtspecError
-from trtspec.report.advisor.metric_facts import measured_facts, metric_sources, scrape
-from trtspec.report.advisor.prometheus_values import QueriedMetrics
-from trtspec.report.advisor.questions import FACT_OPTIONS, AdvisorFact
+from trtspec.report.advisor.advice import FACT_OPTIONS, AdvisorFact
+from trtspec.report.advisor.metric_facts import QueriedMetrics, measured_facts, metric_sources, scrape
 from trtspec.report.monitoring.prometheus import Prometheus
 
 
@@ -135,7 +134,7 @@ def test_names_of_ours_are_those_that_are_exported() -> None:
 @pytest.mark.slow
 def test_a_prometheus_says_the_same_as_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real Prometheus scrapes a server that finishes ten requests per second."""
-    monkeypatch.setattr("trtspec.report.advisor.prometheus_values.WINDOW", "2s")
+    monkeypatch.setattr("trtspec.report.advisor.metric_facts.WINDOW", "2s")
     started = time.monotonic()
     with serving(lambda path: (200, ours(10 * (time.monotonic() - started)).encode())) as url:
         targets = [{"targets": [urlsplit(url).netloc]}]

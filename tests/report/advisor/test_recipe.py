@@ -15,10 +15,8 @@ from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.prediction.predict import Prediction, predict
 from trtspec.planning.prediction.speedup import MOST_TEXTS, TargetDraftPair
 from trtspec.recipe.load import load_recipe
-from trtspec.report.advisor.evaluate import Advice, advise
-from trtspec.report.advisor.questions import FACT_OPTIONS, AdvisorFact
+from trtspec.report.advisor.advice import FACT_OPTIONS, VERDICTS, Advice, AdvisorFact, advise
 from trtspec.report.advisor.recipe import predicted_facts, recipe_facts
-from trtspec.report.advisor.rules import VERDICTS
 
 ON_H200 = ("engine.backend=tensorrt_llm", "engine.gpu=h200")
 

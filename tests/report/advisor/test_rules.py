@@ -15,9 +15,19 @@ from hypothesis import strategies as st
 from tests.report.advisor.table import table
 from trtspec.engine.prompts.prompt import KINDS
 from trtspec.methods.base import methods
-from trtspec.report.advisor.evaluate import Advice, advise
-from trtspec.report.advisor.questions import DERIVED, FACT_OPTIONS, PLANNED, AdvisorFact
-from trtspec.report.advisor.rules import VERDICTS, AdviceRule, Condition, method_rules, speculate_rules
+from trtspec.report.advisor.advice import (
+    DERIVED,
+    FACT_OPTIONS,
+    PLANNED,
+    VERDICTS,
+    Advice,
+    AdviceRule,
+    AdvisorFact,
+    Condition,
+    advise,
+    method_rules,
+    speculate_rules,
+)
 
 RULES = (*speculate_rules(), *method_rules())
 DRAFTS = ("none", "model", "head", "mtp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from trtspec.report.monitoring.dashboard import PER_ROW, WIDTH, dashboard
+from trtspec.report.monitoring.configuration import PER_ROW, WIDTH, dashboard
 
 
 def test_it_is_the_same_each_time_and_whole() -> None:

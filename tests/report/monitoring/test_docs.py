@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.serving.triton.fakes import make_pb_utils
-from trtspec.report.monitoring.rules import rules
-from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metric_families import FAMILIES, MetricSpec
+from trtspec.report.monitoring.configuration import rules
+from trtspec.serving.triton.python_models import metrics as known
+from trtspec.serving.triton.python_models.metrics import FAMILIES, MetricSpec
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 ROWS = [

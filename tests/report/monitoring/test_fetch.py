@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from tests.report.advisor.serving import serving
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.prometheus_text import parse_metrics
-from trtspec.report.monitoring import fetch as fetching
-from trtspec.report.monitoring.fetch import fetch
-from trtspec.report.monitoring.prometheus import Prometheus
+from trtspec.report.monitoring import prometheus as fetching
+from trtspec.report.monitoring.prometheus import Prometheus, fetch
 
 
 def test_an_answer_is_what_was_sent() -> None:

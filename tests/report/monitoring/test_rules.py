@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from tests.report.monitoring.prometheus import promtool
-from trtspec.report.monitoring.rules import RULES, rules
-from trtspec.report.monitoring.scrape import JOB
-from trtspec.serving.triton.python_models.metric_families import FAMILIES
+from trtspec.report.monitoring.configuration import JOB, RULES, rules
+from trtspec.serving.triton.python_models.metrics import FAMILIES
 
 CASES = Path(__file__).with_name("rules_test.yaml")
 

@@ -25,10 +25,8 @@ from tests.serving.triton.serving import Served, serving
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import model_repository_dir
 from trtspec.core.processes import wait_until
-from trtspec.report.monitoring.dashboard import dashboard
-from trtspec.report.monitoring.rules import RULES
-from trtspec.report.monitoring.scrape import scrape_config
-from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.report.monitoring.configuration import RULES, dashboard, scrape_config
+from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.repository_writer import emit_model
 
 pytestmark = pytest.mark.triton

@@ -14,20 +14,18 @@ import pytest
 
 from tests.conftest import Run
 from tests.report.advisor.serving import serving
-from trtspec.bench.saved_documents import KINDS
-from trtspec.bench.target_fingerprint import target_sha256
+from trtspec.bench.documents import KINDS, target_sha256
 from trtspec.bench.verification_report import VerificationCheck, make_report, save_verification, write_report
 from trtspec.core.processes import start_time
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.recipe.resolve import ResolvedRecipe
-from trtspec.report.monitoring.rules import rules
-from trtspec.report.readiness import artifact_checks as built
-from trtspec.report.readiness import measured
-from trtspec.report.readiness.checklist import ROWS
+from trtspec.report.monitoring.configuration import rules
+from trtspec.report.readiness import items
+from trtspec.report.readiness import items as built
 from trtspec.report.readiness.facts import ReadinessInputs, gather
-from trtspec.report.readiness.row import DONE, MISSING, NOT_NEEDED, ReadinessItem
+from trtspec.report.readiness.items import DONE, MISSING, NOT_NEEDED, ROWS, ReadinessItem
+from trtspec.store.artifact import load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import MANIFEST
-from trtspec.store.manifest import load_manifest, manifest_sha256
 
 NAMES = (
     *("built", "verified", "gates", "limits", "parity", "defaults", "warm-up", "rollout", "baseline", "profile"),
@@ -261,9 +259,9 @@ def test_what_is_stricter_than_its_default_is_done(facts: ReadinessInputs) -> No
         (built.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 0.0}, MISSING),
         (built.limits, {"speculation__method": "none"}, NOT_NEEDED),
         (built.gates, {"speculation__method": "none"}, NOT_NEEDED),
-        (measured.load, {"speculation__method": "none"}, NOT_NEEDED),
-        (measured.profile, {"speculation__method": "none"}, NOT_NEEDED),
-        (measured.tune, {"speculation__method": "none"}, NOT_NEEDED),
+        (items.load, {"speculation__method": "none"}, NOT_NEEDED),
+        (items.profile, {"speculation__method": "none"}, NOT_NEEDED),
+        (items.tune, {"speculation__method": "none"}, NOT_NEEDED),
         (built.parity, {"target__quantization__weights": "fp8"}, MISSING),
         (built.warmup, {"serving__warmup": True}, DONE),
         (built.warmup, {"serving__warmup": False}, MISSING),

@@ -18,8 +18,8 @@ import pytest
 
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import wait_until
-from trtspec.deployment.sidecar import responds
-from trtspec.serving.front.command import PORT_IN_USE, PROXY_SOCKET, proxy_command
+from trtspec.deployment.server_process import responds
+from trtspec.serving.front import PORT_IN_USE, PROXY_SOCKET, proxy_command
 from trtspec.serving.triton.client import UNIX, UnixConnection
 from trtspec.serving.triton.names import DISCONNECTS, SOCKETS
 

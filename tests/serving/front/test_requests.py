@@ -11,18 +11,19 @@ from contextlib import suppress
 import pytest
 
 from trtspec.core.http_hosts import host_rules
-from trtspec.serving.front.requests import (
+from trtspec.serving.front.http_messages import (
     MAX_BODY_BYTES,
     MAX_DEPTH,
     MAX_HEAD_BYTES,
     ChunkedBody,
+    MalformedResponse,
     RequestRejected,
+    UpstreamResponse,
     check_body,
     check_depth,
     check_incomplete_head,
     parse_head,
 )
-from trtspec.serving.front.responses import MalformedResponse, UpstreamResponse
 
 RULES = host_rules("127.0.0.1")
 POST = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nHost: localhost:8000"

@@ -19,10 +19,10 @@ import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.serving.triton.answering import Models
+from trtspec.serving.gateway.__main__ import _listen
 from trtspec.serving.gateway.app import make_app
 from trtspec.serving.gateway.command import base_url
 from trtspec.serving.gateway.config import GatewayConfig
-from trtspec.serving.gateway.server import _listen
 
 TEMPLATE = """
 {%- for message in messages %}{{ message['role'] }}: {{ message['content'] }}

@@ -24,9 +24,9 @@ import requests
 from tests.serving.gateway.running import fake_triton, wait_until
 from tests.serving.gateway.test_failing import says
 from tests.serving.triton.artifact import make_tokenizer
+from trtspec.serving.gateway.__main__ import _listen
 from trtspec.serving.gateway.command import gateway_command, write_config
 from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
-from trtspec.serving.gateway.server import _listen
 
 MB = 1 << 20
 CLOSING = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"

@@ -9,7 +9,7 @@ from tests._support.manifests import read_manifest, resolved, write_manifest
 from trtspec.recipe.schema import EntryLimits
 from trtspec.serving.gateway.command import gateway_config
 from trtspec.serving.gateway.config import GatewayLimits
-from trtspec.store.manifest import BackendRecord, Manifest
+from trtspec.store.artifact import BackendRecord, Manifest
 
 LIMITS = {
     "max_body_bytes": 65536,

@@ -17,9 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.serving.gateway.running import wait_until
+from trtspec.serving.gateway.__main__ import _listen, server_config
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.connections import max_connections, with_limits
-from trtspec.serving.gateway.server import _listen, server_config
 
 HEAD_S = 0.4
 WAIT_S = 20.0  # longer than any test, shorter than uvicorn's keep-alive timeout

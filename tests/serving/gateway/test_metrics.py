@@ -8,8 +8,8 @@ import re
 import pytest
 
 from tests.report.monitoring.prometheus import promtool
+from trtspec.serving.gateway.config import MirrorStats
 from trtspec.serving.gateway.metrics import GatewayMetrics, RevisionMetrics
-from trtspec.serving.gateway.routing_state import MirrorStats
 
 SHADOWED = MirrorStats(sent=7, failed=2, compared=4, different=1, dropped=3)
 SAMPLE = re.compile(r'(\w+)(?:\{(?:\w+="[^"]*",?)*\})? -?[\d.e+-]+')

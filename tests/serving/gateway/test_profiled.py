@@ -9,8 +9,8 @@ import pytest
 
 from tests.serving.gateway.running import RunningGateway
 from tests.serving.triton.serving import Served
-from trtspec.bench.load.runner import ServerAddress
-from trtspec.bench.profile import run
+from trtspec.bench.load.sweep import ServerAddress
+from trtspec.bench.profile import engine_profiler
 from trtspec.bench.profile import server_profile as profiling_served
 from trtspec.bench.profile.document import Profile
 from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits, ServerSet
@@ -29,14 +29,14 @@ SCREEN = ProgressUI(build_bars, counter)
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time few requests, because these tests ignore the times."""
-    monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST", 4)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 1)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.LEAST", 4)
+    monkeypatch.setattr("trtspec.bench.profile.server_profile.MOST_ROUNDS", 1)
 
 
 @pytest.fixture
 def on_engine(workplace: Path) -> Profile:
     """The torch engine's profile of the same prompts."""
-    return run.run(ASKED, SCREEN)
+    return engine_profiler.run(ASKED, SCREEN)
 
 
 def test_acceptance_is_that_of_the_torch_engine(on_engine: Profile, entry: RunningGateway, served: Served) -> None:

@@ -19,17 +19,18 @@ from tests.serving.triton.answering import response
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.core.file_records import FileRecord
 from trtspec.serving.gateway.command import same_text
-from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
-from trtspec.serving.gateway.router import router_stats_path
-from trtspec.serving.gateway.routing_state import (
+from trtspec.serving.gateway.config import (
     BackendStats,
+    GatewayConfig,
+    GatewayLimits,
     MirrorStats,
     Route,
     Routes,
     read_router_stats,
     write_routes,
 )
-from trtspec.store.manifest import BackendRecord, Manifest
+from trtspec.serving.gateway.router import router_stats_path
+from trtspec.store.artifact import BackendRecord, Manifest
 
 OLD, NEW = 1, 2
 GONE = (grpc.StatusCode.UNAVAILABLE, "Socket closed")

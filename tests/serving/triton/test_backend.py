@@ -16,15 +16,15 @@ from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, TrtspecError
 from trtspec.engine.generation.text import TextPieces, TextStream
-from trtspec.serving.triton.python_models.error_ids import parse_error_id
-from trtspec.serving.triton.python_models.errors import ModelError
+from trtspec.serving.triton.python_models.grpc_client import ModelError
 from trtspec.serving.triton.python_models.tensors import (
-    NEUTRAL,
+    NEUTRAL_FIELDS,
     NEUTRAL_SCORING,
     RequestTensors,
     Settings,
     check_unsupported,
     failure,
+    parse_error_id,
     read_sampling,
     tensor_to_words,
     words_to_tensor,
@@ -129,7 +129,7 @@ def test_a_stop_word_that_the_tokens_cannot_say_is_an_error(tmp_path: Path) -> N
         TextPieces(Tokenizer(tmp_path)).encode("é")
 
 
-@pytest.mark.parametrize(("name", "accepted"), (NEUTRAL | NEUTRAL_SCORING).items())
+@pytest.mark.parametrize(("name", "accepted"), (NEUTRAL_FIELDS | NEUTRAL_SCORING).items())
 def test_neutral_values_pass_and_others_are_refused(name: str, accepted: tuple[float, ...]) -> None:
     for value in accepted:
         check_unsupported(inputs(**{name: value}), "X")

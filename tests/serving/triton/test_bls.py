@@ -20,8 +20,8 @@ from tests.engine.lossless import Fork
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions
-from trtspec.engine.generation.stopping import StopConditions
-from trtspec.engine.generation.suffix_index import SuffixIndex
+from trtspec.engine.generation.suffixes import SuffixIndex
+from trtspec.engine.generation.text import StopConditions
 from trtspec.kernels.reference import residual, sampling_probs
 from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenChoice
 from trtspec.serving.triton.python_models.bls import (

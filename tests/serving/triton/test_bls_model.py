@@ -24,17 +24,16 @@ from trtspec.engine.generation.request import SamplingOptions
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, ScheduledDraftLen
 from trtspec.serving.triton.python_models.bls import ModelAnswer, ModelCall, TokenDraft
-from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
-from trtspec.serving.triton.python_models.error_ids import parse_error_id
-from trtspec.serving.triton.python_models.errors import ModelError
 from trtspec.serving.triton.python_models.grpc_client import (
     LONGEST_TEXT_S,
     LocalServerClient,
+    ModelError,
     ReconnectingStream,
     local_grpc_address,
 )
+from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
 from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, tensor_to_words
+from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, parse_error_id, tensor_to_words
 
 SCRIPT = "The target says né, whatever it is asked."
 

@@ -11,8 +11,7 @@ import pytest
 
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton import hardening
-from trtspec.serving.triton.env_filter import without_secrets
-from trtspec.serving.triton.hardening import hardening_options, scrub_token
+from trtspec.serving.triton.hardening import hardening_options, scrub_token, without_secrets
 from trtspec.serving.triton.server import TritonServer
 
 RESTRICTED = ("http-restricted-api", "grpc-restricted-protocol")

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.serving.triton.disconnects import PARAMETER, add_client_token, has_disconnected, mark_disconnected
+from trtspec.serving.triton.python_models.interruptions import (
+    PARAMETER,
+    add_client_token,
+    has_disconnected,
+    mark_disconnected,
+)
 
 
 @pytest.mark.parametrize("body", [b"{}", b" \r\n{ }", b'{"a":1}', b'\t{ "a": {"b": [1, "}"]}, "c": "\xc3\xa9"}'])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from trtspec.core.processes import wait_until
-from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
+from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
 
 
 @pytest.fixture

@@ -12,8 +12,12 @@ from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.nvidia_compat import INPUTS, unsupported_inputs
 from trtspec.serving.triton.python_models.fields import NEUTRAL, OLDER_NAMES, check_field_names, rename_fields
-from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, check_unsupported
+from trtspec.serving.triton.python_models.tensors import (
+    HeldTensors,
+    RequestTensors,
+    check_unsupported,
+    check_unsupported_inputs,
+)
 
 TEXT_INPUTS = [
     "text_input",

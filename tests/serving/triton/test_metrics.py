@@ -13,7 +13,7 @@ import pytest
 from tests.serving.triton.fakes import make_pb_utils
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats, Update
-from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, artifact_method
 
 

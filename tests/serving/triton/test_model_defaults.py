@@ -15,10 +15,9 @@ from tests.serving.triton.artifact import SERVING, emit_repository, make_tokeniz
 from tests.serving.triton.fakes import make_pb_utils
 from tests.serving.triton.test_models import ask, start
 from trtspec.backends.code_policy import _models
-from trtspec.engine.generation.logit_edits import NO_EDITS
-from trtspec.engine.generation.request import SamplingOptions
+from trtspec.engine.generation.request import NO_EDITS, SamplingOptions
 from trtspec.serving.gateway.parameters import read_parameters
-from trtspec.serving.gateway.tensors import NUMPY, StopParameters, TritonModelInfo, token_request
+from trtspec.serving.gateway.triton import NUMPY, StopParameters, TritonModelInfo, token_request
 from trtspec.serving.triton.config import load_config
 
 SETTINGS = {

@@ -17,14 +17,16 @@ from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.core.processes import wait_until
-from trtspec.engine.generation.logit_edits import LogitEdits
-from trtspec.engine.generation.request import SamplingOptions, Stats, Update
+from trtspec.engine.generation.request import LogitEdits, SamplingOptions, Stats, Update
 from trtspec.engine.generation.scores import Scores
-from trtspec.serving.triton.disconnects import add_client_token, clear_disconnected, mark_disconnected
 from trtspec.serving.triton.python_models import responses
-from trtspec.serving.triton.python_models.cancellation import POLL_S
-from trtspec.serving.triton.python_models.error_ids import parse_error_id
-from trtspec.serving.triton.python_models.tensors import tensor_to_words, words_to_tensor
+from trtspec.serving.triton.python_models.interruptions import (
+    DISCONNECT_POLL_S,
+    add_client_token,
+    clear_disconnected,
+    mark_disconnected,
+)
+from trtspec.serving.triton.python_models.tensors import parse_error_id, tensor_to_words, words_to_tensor
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 
@@ -359,7 +361,7 @@ def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact,
     assert wait_until(lambda: len(asked_by) > 1, 10)
     model.engine.tell[0](Update((3,), "length", STATS))
     count = len(asked_by)
-    time.sleep(3 * POLL_S)
+    time.sleep(3 * DISCONNECT_POLL_S)
     assert asked_by == ["departures"] * count, "the server must not be queried after the last response"
 
 
@@ -367,7 +369,7 @@ def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact,
 def test_a_client_that_leaves_before_submit_returns_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1)
     request.sender.cancelled = True
-    model.engine.before_return = lambda _: time.sleep(3 * POLL_S)
+    model.engine.before_return = lambda _: time.sleep(3 * DISCONNECT_POLL_S)
     model.execute([request])
     assert model.engine.cancelled == [0]
 

@@ -11,7 +11,7 @@ import pytest
 
 from trtspec.core.processes import wait_until
 from trtspec.serving.triton.python_models import scheduler_wakeup as module
-from trtspec.serving.triton.python_models.errors import ModelError
+from trtspec.serving.triton.python_models.grpc_client import ModelError
 from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
 
 

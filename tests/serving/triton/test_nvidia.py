@@ -26,8 +26,7 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.nvidia_compat import NVIDIA
-from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors
+from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, check_unsupported_inputs
 from trtspec.serving.triton.python_models.token_io import TokenReader
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -10,10 +10,10 @@ import pytest
 
 from tests.serving.triton.artifact import ENGINE, SERVING, emit_repository
 from tests.serving.triton.fakes import load_model, make_pb_utils
-from trtspec.backends.embedded.repository import MODELS
+from trtspec.backends.embedded.artifact import MODELS
 from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.config import load_config, render_config
-from trtspec.serving.triton.python_models.tensors import NEUTRAL
+from trtspec.serving.triton.python_models.tensors import NEUTRAL_FIELDS
 
 # Names in NVIDIA's inflight_batcher_llm repository that clients send and read.
 OLDER_NAMES = ["random_seed", "min_length", "return_kv_cache_reuse_stats"]
@@ -173,4 +173,4 @@ def test_every_neutral_input_is_declared(tmp_path: Path) -> None:
     """The length penalty is len_penalty in tensorrt_llm and length_penalty in text-level models."""
     configs = emitted(tmp_path)
     declared = {tensor.name for model in ("tensorrt_llm", "ensemble") for tensor in configs[model].input}
-    assert {*NEUTRAL} <= declared
+    assert {*NEUTRAL_FIELDS} <= declared

@@ -35,7 +35,7 @@ from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 pytestmark = pytest.mark.triton
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.core.doctor_check import DoctorCheck
 from trtspec.core.errors import DeployError
 from trtspec.core.hashing import file_sha256
+from trtspec.core.installation import DoctorCheck
+from trtspec.serving.triton import server
 from trtspec.serving.triton import server as server_module
-from trtspec.serving.triton import stub_patch
 from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server, probe_server, server_command
 
 
@@ -137,7 +137,7 @@ def test_numpy_2_gets_a_copy_of_a_known_stub(wheel: Path, numpy_2: None, tmp_pat
     """The copy differs in the bytes with the offset of an array's item size, and loads this interpreter's library."""
     stub = wheel / "python_backend_stubs" / server_module.PYTHON / server_module.STUB
     stub.write_bytes(bytes(range(64)))
-    monkeypatch.setattr(stub_patch, "LOADS", {file_sha256(stub): (32, 7)})
+    monkeypatch.setattr(server, "LOADS", {file_sha256(stub): (32, 7)})
     bundled = tmp_path / "site-packages" / "nvidia_pytriton.libs" / "libpython3-1.so"
     bundled.parent.mkdir()
     bundled.touch()

@@ -11,8 +11,8 @@ import pytest
 
 from tests.serving.triton.fakes import FINAL, Request, make_pb_utils
 from trtspec.core.processes import wait_until
-from trtspec.serving.triton.python_models.drain import DrainWatcher, ending_file
-from trtspec.serving.triton.python_models.errors import status_from_message
+from trtspec.serving.triton.python_models.grpc_client import status_from_message
+from trtspec.serving.triton.python_models.interruptions import DrainWatcher, ending_file
 from trtspec.serving.triton.python_models.responses import Responder
 from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
 

@@ -12,7 +12,7 @@ import pytest
 from tests._support.durability import die_at, finish, start, synced  # noqa: F401
 from tests._support.manifests import resolved
 from trtspec.core.file_records import FileRecord
-from trtspec.store.manifest import BackendRecord, Manifest, StepRecord
+from trtspec.store.artifact import BackendRecord, Manifest, StepRecord
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
 

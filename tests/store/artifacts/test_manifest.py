@@ -10,7 +10,7 @@ import pytest
 
 from tests._support.manifests import read_manifest, resolved, write_manifest
 from trtspec.core.errors import TrtspecError
-from trtspec.store.manifest import Manifest, load_manifest, verify_files
+from trtspec.store.artifact import Manifest, load_manifest, verify_files
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
 

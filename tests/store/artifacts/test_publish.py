@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests._support.manifests import resolved
-from trtspec.core import atomic_dir
+from trtspec.core import files
 from trtspec.core.errors import StepError, TrtspecError
+from trtspec.store import artifact as manifest_module
+from trtspec.store import artifact as publish
 from trtspec.store import entry as entry_module
-from trtspec.store import manifest as manifest_module
-from trtspec.store import publish_artifact as publish
+from trtspec.store.artifact import Manifest, StepRecord, load_manifest, publish_artifact, verify_files
 from trtspec.store.executor import Unobserved, execute
-from trtspec.store.manifest import Manifest, StepRecord, load_manifest, verify_files
 from trtspec.store.plan import StepPlan
-from trtspec.store.publish_artifact import publish_artifact
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 
@@ -38,7 +37,7 @@ def out(tmp_path: Path) -> Path:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Parametrize over both ways to replace one artifact with another."""
     if request.param == "renames":
-        monkeypatch.setattr(atomic_dir, "swap_directories", lambda one, other: False)
+        monkeypatch.setattr(files, "swap_directories", lambda one, other: False)
     return str(request.param)
 
 
@@ -222,7 +221,7 @@ def test_a_second_rename_that_fails_brings_the_old_artifact_back(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
         rename(source, target)
 
-    monkeypatch.setattr(atomic_dir, "swap_directories", lambda one, other: False)
+    monkeypatch.setattr(files, "swap_directories", lambda one, other: False)
     monkeypatch.setattr(os, "rename", fail_once)
     with pytest.raises(StepError, match="Input/output error"):
         publish_artifact(out, *make(NEW))
@@ -262,7 +261,7 @@ def test_what_a_kill_between_two_renames_hid_comes_back(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, die_at: Callable[..., int]
 ) -> None:
     publish_artifact(out, *make(OLD))
-    monkeypatch.setattr(atomic_dir, "swap_directories", lambda one, other: False)
+    monkeypatch.setattr(files, "swap_directories", lambda one, other: False)
     die_at("publish.between-renames", lambda: publish_artifact(out, *make(NEW)))
     assert publish_artifact(out, *make(OLD)) == "unchanged"
     assert contents(out) == OLD
@@ -286,7 +285,7 @@ def test_clean_up_touches_no_other_name(out: Path, make: Make) -> None:
 def test_a_reader_never_sees_a_part(out: Path, make: Make) -> None:
     for name in ("one", "other"):
         (out.parent / name).mkdir(parents=True)
-    if not atomic_dir.swap_directories(out.parent / "one", out.parent / "other"):
+    if not files.swap_directories(out.parent / "one", out.parent / "other"):
         pytest.skip("this system cannot swap two directories in one move")
     both = [make(OLD), make(NEW, step="b")]
     publish_artifact(out, *both[0])

@@ -12,9 +12,9 @@ import pytest
 
 from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import file_sha256
-from trtspec.store import verified_cache
-from trtspec.store.manifest import Manifest
-from trtspec.store.verified_cache import remember_published, verify_changed
+from trtspec.store import artifact_cache
+from trtspec.store.artifact import Manifest
+from trtspec.store.artifact_cache import remember_published, verify_changed
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def reads(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> list[str]:
         noted.append(str(path.relative_to(artifact)))
         return file_sha256(path)
 
-    monkeypatch.setattr(verified_cache, "file_sha256", note)
+    monkeypatch.setattr(artifact_cache, "file_sha256", note)
     return noted
 
 

@@ -7,16 +7,13 @@ import json
 from pathlib import Path
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.steps.calibrate import Calibrate
-from trtspec.backends.steps.convert import ConvertCheckpoint, HeadFiles, plan_model
-from trtspec.backends.steps.copy import CopyFiles
-from trtspec.backends.steps.map_vocabulary import ConvertOtherVocabulary
-from trtspec.backends.steps.plugin import CompilePlugins, plan_recipe_library
+from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
+from trtspec.backends.steps.files import CompilePlugins, CopyFiles, plan_recipe_library
 from trtspec.checkpoints.generation_config import CONFIG
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, requested_scheme
 from trtspec.core.paths import calibration_prompts
 from trtspec.methods.base import method_version
-from trtspec.methods.source_head import SourceHead
+from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.serving.triton.repository_writer import ServingSettings
 from trtspec.store.artifact_paths import PLUGINS, PROMPTS, TOKENIZER, checkpoint, from_model

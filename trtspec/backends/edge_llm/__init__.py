@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import Backend
-from trtspec.backends.common.sources import plan_source_memory
+from trtspec.backends.base import ArtifactPlan, Backend
+from trtspec.backends.common.memory import plan_source_memory
 from trtspec.backends.context import PlanContext
-from trtspec.backends.edge_llm.check import check
-from trtspec.backends.edge_llm.migrate import migrate
-from trtspec.backends.edge_llm.probes import probes
+from trtspec.backends.edge_llm.check import check, migrate
+from trtspec.backends.edge_llm.toolchain import probes
 from trtspec.backends.edge_llm.versions import releases
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 
 def _serving() -> ServingHooks:
-    from trtspec.backends.edge_llm.serve import SERVING
+    from trtspec.backends.edge_llm.repository import SERVING
 
     return SERVING
 

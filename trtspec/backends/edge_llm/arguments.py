@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of Edge-LLM's commands for a recipe. Values with a default are passed explicitly too.
+"""The arguments of Edge-LLM's commands and of its Python API for a recipe.
 
-Option names: NVIDIA/TensorRT-Edge-LLM:experimental/builder/cli.py and tensorrt_edgellm/scripts/{export,quantize}.py
-@0.11.0. Paths are relative to the artifact's root.
+Values with a default are passed explicitly too. Option names: NVIDIA/TensorRT-Edge-LLM:experimental/builder/cli.py and
+tensorrt_edgellm/scripts/{export,quantize}.py @0.11.0; every key of `llm` in model.json is an argument of LLM
+(experimental/server/runtime/engine.py@0.11.0). Paths of commands are relative to the artifact's root.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from trtspec.backends.context import PlanContext
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.recipe.schema import Quantization
-from trtspec.store.artifact_paths import checkpoint, engine
+from trtspec.store.artifact_paths import checkpoint, engine, from_model
 
 QUANTIZE, EXPORT, BUILD = "tensorrt-edgellm-quantize", "tensorrt-edgellm-export", "tensorrt-edgellm-build"
 # Calibration reads the dataset of this name; the variable holds its path (quantization/datasets/__init__.py).
@@ -119,3 +121,36 @@ def staged(role: str) -> str:
 def onnx(role: str) -> str:
     """Return the directory of the exported target or draft."""
     return f"onnx/{role}"
+
+
+PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
+
+
+def model_json(context: PlanContext) -> dict[str, Any]:
+    """Return the document; paths are relative to the served model's directory."""
+    sizes, drafting = context.recipe.engine, drafting_sizes(context)
+    llm: dict[str, Any] = {
+        "model": from_model(checkpoint("target")),
+        "max_input_len": resolve_max_input_len(sizes),
+        "max_batch_size": sizes.max_batch_size,
+        "max_kv_cache_capacity": sizes.max_seq_len,
+        # requests can join a running batch only without speculation
+        "enable_in_flight_batching": drafting is None,
+    }
+    return {"engines": from_model(engine("target")), "llm": llm | (_drafting(context, drafting) if drafting else {})}
+
+
+def _drafting(context: PlanContext, drafting: DraftingSizes) -> dict[str, Any]:
+    method = context.recipe.speculation.method
+    steps = {} if method in PASS_METHODS else {"draft_step": drafting.steps}
+    speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": drafting.tokens}
+    if "draft" in context.sources:
+        speculation["model"] = from_model(checkpoint("draft"))
+    return {
+        "draft_top_k": drafting.top_k,
+        **steps,
+        "verify_tree_size": drafting.verify_size,
+        "max_verify_tree_size": drafting.verify_size,
+        "max_draft_tree_size": drafting.draft_size,
+        "speculative_config": speculation,
+    }

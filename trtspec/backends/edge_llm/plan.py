@@ -14,19 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common.sources import recipe_models
+from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.common.memory import recipe_models
 from trtspec.backends.common.steps import companion_steps
 from trtspec.backends.context import PlanContext
-from trtspec.backends.edge_llm.arguments import build_command, export_arguments, onnx, quantize_arguments
-from trtspec.backends.edge_llm.build_tool import DescribeBuild, RunEdgeTool, encode_machine
-from trtspec.backends.edge_llm.model_json import model_json
-from trtspec.backends.edge_llm.prepare import StageCheckpoint, has_chat_template
+from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, onnx, quantize_arguments
+from trtspec.backends.edge_llm.build import (
+    DescribeBuild,
+    RunEdgeTool,
+    StageCheckpoint,
+    encode_machine,
+    has_chat_template,
+)
 from trtspec.backends.edge_llm.repository import MODELS, EmitEdgeRepository
 from trtspec.backends.edge_llm.toolchain import EdgeToolchain, probe_toolchain
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.backends.steps.repository import read_models
-from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.backends.steps.files import read_models
+from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.core.gpus import find_gpu
 from trtspec.core.paths import calibration_prompts

@@ -15,15 +15,13 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.edge_llm.engine_loader import load
-from trtspec.backends.edge_llm.requests import EdgeRequest, EdgeResponse, sampling_params
+from trtspec.backends.edge_llm.runtime import EdgeRequest, EdgeResponse, load, sampling_params
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
 from trtspec.engine.generation.validation import check_request
-from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.drain import DrainWatcher
-from trtspec.serving.triton.python_models.metrics import EngineMetrics
-from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
+from trtspec.serving.triton.python_models import metrics as known
+from trtspec.serving.triton.python_models.interruptions import DrainWatcher
+from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
 from trtspec.serving.triton.python_models.responses import Responder
 from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,

@@ -11,12 +11,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.backends.common.console_script import script_versions
+from trtspec.backends.common.build_tools import script_versions
 from trtspec.backends.edge_llm.arguments import BUILD, EXPORT
 from trtspec.backends.edge_llm.versions import releases
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import detect_gpus, find_gpu
+from trtspec.core.installation import DoctorCheck
 
 ENVIRONMENT = "TRTSPEC_EDGE_LLM"
 NAMES = {"edge_llm": ("tensorrt-edgellm",), "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
@@ -92,3 +93,15 @@ def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: s
     if tensorrt not in fitting:
         return f"TensorRT {tensorrt or '(none)'} is installed, but Edge-LLM {version} requires {' or '.join(fitting)}"
     return ""
+
+
+def probes() -> list[DoctorCheck]:
+    """Return the check of Edge-LLM's commands and of TensorRT."""
+    directory = command_directory()
+    if not directory:
+        return [DoctorCheck("tensorrt-edgellm", True, f"not on PATH, and not in an environment set by {ENVIRONMENT}")]
+    found = script_versions(Path(directory) / EXPORT, NAMES)
+    tensorrt = (
+        f"TensorRT {found['tensorrt']}" if found["tensorrt"] else "no TensorRT: it can export but not build engines"
+    )
+    return [DoctorCheck("tensorrt-edgellm", True, f"{found['edge_llm']} in {directory}, {tensorrt}")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trtspec.core.package_data import load_package_yaml
+from trtspec.core.paths import load_package_yaml
 
 DATA = Path(__file__).with_name("versions.yaml")
 

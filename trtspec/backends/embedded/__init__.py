@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import AutoSelection, Backend, BackendOffer
+from trtspec.backends.base import ArtifactPlan, AutoSelection, Backend, BackendOffer
 from trtspec.backends.context import PlanContext
-from trtspec.backends.embedded.check import check
-from trtspec.backends.embedded.memory import memory
-from trtspec.backends.embedded.probes import probes
+from trtspec.backends.embedded.check import check, memory
+from trtspec.core.installation import DoctorCheck, check_package
 from trtspec.core.registry import extension_names
 from trtspec.engine.settings import EXTENDED_ROPE_KINDS
 
@@ -20,13 +19,35 @@ if TYPE_CHECKING:
     from trtspec.store.files import FileReader
 
 
+PACKAGES = ("torch", "transformers", "tokenizers")
+
+
+def probes() -> list[DoctorCheck]:
+    """Return the checks of packages, GPU and kernels."""
+    return [*(check_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES), _gpu(), _kernels()]
+
+
+def _gpu() -> DoctorCheck:
+    """Count the GPUs of the driver without loading CUDA; a machine without a GPU passes."""
+    devices = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
+    return DoctorCheck("gpu", True, f"{len(devices)} NVIDIA GPUs" if devices else "none; the torch engine uses the CPU")
+
+
+def _kernels() -> DoctorCheck:
+    """Check whether compiled kernels verify drafts; a machine without them passes, because they only affect speed."""
+    from trtspec.kernels.build import find_libraries  # imports the compilers' flags, which only this command needs
+
+    found = next(iter(find_libraries()), None)
+    return DoctorCheck("kernels", True, str(found or "not compiled; torch verifies drafts (trtspec plugins build)"))
+
+
 def _methods() -> Mapping[str, str]:
     """Return the methods for which the torch engine has a drafter, without importing their modules and torch."""
     return {name: name for name in extension_names("trtspec.methods", "drafter")}
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    from trtspec.backends.embedded.plan import plan_artifact
+    from trtspec.backends.embedded.artifact import plan_artifact
 
     return plan_artifact(context, reader)
 

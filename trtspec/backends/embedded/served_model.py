@@ -17,31 +17,27 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import EngineFailed, TrtspecError
-from trtspec.engine.engine import Engine
+from trtspec.engine.engine import Engine, warm_up
 from trtspec.engine.generation.model_defaults import ModelDefaults, load_model_defaults
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Update
 from trtspec.engine.generation.request_state import RequestHandle
 from trtspec.engine.settings import EngineSettings
-from trtspec.engine.warmup import warm_up
 from trtspec.kernels.verifier import candidate_libraries
-from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
-from trtspec.serving.triton.python_models.drain import DrainWatcher
+from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
-from trtspec.serving.triton.python_models.metrics import EngineMetrics
-from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
-from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
+from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher
+from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
 from trtspec.serving.triton.python_models.responses import Responder
-from trtspec.serving.triton.python_models.score_tensors import read_edits, read_score_options
 from trtspec.serving.triton.python_models.tensors import (
-    NEUTRAL,
+    NEUTRAL_FIELDS,
     RequestTensors,
     Settings,
+    check_unsupported_inputs,
     read_sampling,
     require_neutral,
     wants_stream,
 )
-from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
+from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens, read_edits, read_score_options
 
 METRICS = known.FAMILIES
 LOOKAHEAD_SIZES = {
@@ -101,7 +97,7 @@ class TritonPythonModel:
                 return generation
             with inputs.naming(TOKEN_NAMES):
                 inputs.refuse_unknown(self.inputs, "the torch engine")
-                require_neutral(NEUTRAL, inputs, "the torch engine")
+                require_neutral(NEUTRAL_FIELDS, inputs, "the torch engine")
                 check_unsupported_inputs(inputs, self.inputs, "the torch engine")
                 refuse_lossy(inputs)
                 parsed = self.read(inputs)

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import AutoSelection, Backend, BackendOffer
-from trtspec.backends.common.sources import free_memory_limit, plan_source_memory
+from trtspec.backends.base import ArtifactPlan, AutoSelection, Backend, BackendOffer
+from trtspec.backends.common.memory import free_memory_limit, plan_source_memory
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
+from trtspec.backends.llmapi.arguments import KNOBS
 from trtspec.backends.llmapi.check import check
-from trtspec.backends.llmapi.lengths import KNOBS
 from trtspec.backends.llmapi.migrate import migrate
 from trtspec.core.processes import installed_version
 
@@ -37,16 +36,15 @@ def _methods() -> Mapping[str, str]:
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    from trtspec.backends.llmapi.plan import plan_artifact
+    from trtspec.backends.llmapi.artifact import plan_artifact
 
     return plan_artifact(context, reader)
 
 
 def _serving() -> ServingHooks:
-    from trtspec.backends.common.trtllm_versions.containers import container_images
+    from trtspec.backends.common.trtllm_versions import container_images
+    from trtspec.backends.llmapi.artifact import MODELS, alone
     from trtspec.backends.llmapi.installed import check_installed
-    from trtspec.backends.llmapi.repository import MODELS
-    from trtspec.backends.llmapi.standalone import alone
     from trtspec.backends.serving import ServingHooks
 
     return ServingHooks(check_machine=check_installed, models=MODELS, images=container_images, alone=alone)

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.sources import check_num_tokens, check_placement, recipe_models
+from trtspec.backends.common.memory import check_num_tokens, check_placement, recipe_models
 from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi.drafting import check_target_architecture
-from trtspec.backends.llmapi.lengths import check_draft_lengths
-from trtspec.backends.llmapi.speculative import (
+from trtspec.backends.llmapi.arguments import (
     DRAFTS_TREES,
+    check_draft_lengths,
+    check_target_architecture,
     is_greedy_only,
     minor_version,
     step_tokens,
     verifies_with_logits,
 )
-from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.gpus import GPUS
 from trtspec.methods.draft_target import DraftTargetOptions

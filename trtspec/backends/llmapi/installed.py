@@ -2,7 +2,9 @@
 """Validate a model.yaml with the classes of the installed TensorRT-LLM, if there is one.
 
 The arguments vary between versions, and trtspec's data may be wrong. Importing tensorrt_llm is slow and initialises
-CUDA and MPI, so a separate process does it (`probe`), with a timeout.
+CUDA and MPI, so this module runs in a separate process, with a timeout: it reads a document as JSON from stdin and
+prints the objections as a JSON list. Classes that open a model are not instantiated, because they look for GPUs and
+load a tokenizer. Their field names are compared, and their sections of plain values are instantiated.
 """
 
 from __future__ import annotations
@@ -12,17 +14,65 @@ import logging
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import DeployError, TrtspecError
-from trtspec.store.manifest import Manifest
+from trtspec.core.registry import did_you_mean
+from trtspec.store.artifact import Manifest
+
+OWN_KEYS = ("triton_config",)  # read by the served model, not by LLM
+
+
+def problems(document: dict[str, Any]) -> Iterator[str]:
+    """Yield one line per problem."""
+    from tensorrt_llm.llmapi import llm_args
+
+    arguments = llm_args.TorchLlmArgs
+    known = {name for field, info in arguments.model_fields.items() for name in (field, info.alias) if name}
+    for key in sorted(document.keys() - known - {*OWN_KEYS}):
+        hint = did_you_mean(key, sorted(known))
+        yield f"LLM does not support the argument {key}" + (f" ({hint})" if hint else "")
+    yield from _complaints("kv_cache_config", document, lambda values: llm_args.KvCacheConfig(**values))
+    yield from _complaints("speculative_config", document, lambda values: _make_speculative_config(llm_args, values))
+
+
+def _make_speculative_config(llm_args: Any, values: dict[str, Any]) -> None:
+    """Construct the config as the version does: by its own dispatch up to 1.2, then by pydantic's union."""
+    kind = values.get("decoding_type")  # `from_dict` removes it
+    if hasattr(llm_args.DecodingBaseConfig, "from_dict"):
+        config = llm_args.DecodingBaseConfig.from_dict(values)
+    else:
+        from pydantic import TypeAdapter
+
+        config = TypeAdapter(llm_args.SpeculativeConfig).validate_python(values)
+    if not config.supports_backend("pytorch"):
+        raise ValueError(f"decoding_type {kind} does not support the PyTorch backend")
+    if "validate" in vars(type(config)):  # the class's own method in 1.0 and 1.1, pydantic's in later versions
+        config.validate()
+
+
+def _complaints(section: str, document: dict[str, Any], make: Any) -> Iterator[str]:
+    """Yield the errors of constructing a section; older versions raise only the first, as assertion or ValueError."""
+    from pydantic import ValidationError
+
+    if section not in document:
+        return
+    try:
+        make(dict(document[section]))
+    except ValidationError as error:
+        for found in error.errors(include_url=False):
+            yield ".".join(map(str, (section, *found["loc"]))) + f": {found['msg']}"
+    except (ValueError, AssertionError, TypeError) as error:
+        yield f"{section}: {error}"
+
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 300.0
-PROBE = "trtspec.backends.llmapi.probe"
+PROBE = "trtspec.backends.llmapi.installed"
 
 
 def check_installed(artifact: Path, manifest: Manifest) -> None:
@@ -56,3 +106,7 @@ def validate_installed(document: dict[str, Any], timeout_s: float = TIMEOUT_S) -
         )
     problems: list[str] = json.loads(output[0])
     return problems
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(list(problems(json.load(sys.stdin)))) + "\n")

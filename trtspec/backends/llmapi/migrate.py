@@ -8,7 +8,7 @@ EAGLE-1/2, lookahead and ReDrafter (docs/source/legacy/tensorrt-backend-removal.
 
 from __future__ import annotations
 
-from trtspec.backends.common.migration import Migration
+from trtspec.backends.base import Migration
 from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec
 from trtspec.recipe.schema import Recipe
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import Backend
-from trtspec.backends.common.sources import plan_source_memory, static_memory_limit
+from trtspec.backends.base import ArtifactPlan, Backend
+from trtspec.backends.common.memory import plan_source_memory, static_memory_limit
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.check import check
 from trtspec.backends.sglang.versions import releases
@@ -25,16 +24,14 @@ def _methods() -> Mapping[str, str]:
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    from trtspec.backends.sglang.plan import plan_artifact
+    from trtspec.backends.sglang.artifact import plan_artifact
 
     return plan_artifact(context, reader)
 
 
 def _serving() -> ServingHooks:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.backends.sglang.installed import check_installed
-    from trtspec.backends.sglang.repository import MODELS
-    from trtspec.backends.sglang.standalone import alone
+    from trtspec.backends.sglang.artifact import MODELS, alone, check_installed
 
     return ServingHooks(
         check_machine=check_installed,

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.versions import ALGORITHMS
-from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.checkpoints.prequantized import source_format
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.sources import check_num_tokens, check_online, check_placement
+from trtspec.backends.common.memory import check_num_tokens, check_online, check_placement
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.arguments import tree_width
 from trtspec.backends.sglang.versions import ALGORITHMS, CHECKPOINT_METHODS, releases

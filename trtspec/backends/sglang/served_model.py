@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from trtspec.engine.generation.request import EngineRequest, Update
 from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
-from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.async_engine_model import (
     AsyncEngineModel,
     resolve_model_path,

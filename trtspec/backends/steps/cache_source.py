@@ -16,7 +16,7 @@ from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source, load_documents
 from trtspec.core.files import AbsentFile
 from trtspec.recipe.schema import ModelSource
-from trtspec.store.checksummed_json import dump_checksummed, load_checksummed
+from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 

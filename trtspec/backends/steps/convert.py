@@ -1,29 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that converts a Hugging Face checkpoint to a TensorRT-LLM checkpoint."""
+"""The steps that convert a Hugging Face checkpoint to a TensorRT-LLM checkpoint.
+
+`Calibrate` measures activations for FP8 scales, `ConvertCheckpoint` converts, and `ConvertOtherVocabulary` also maps
+the tokens of a draft model with another vocabulary than its target.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trtspec.backends.steps.calibrate import Calibrate
-from trtspec.checkpoints.quant.activations import ACTIVATIONS, Activations, load_activations
-from trtspec.checkpoints.quant.conversion import Conversion, plan_conversion
-from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.conversion import ACTIVATIONS, Activations, Conversion, load_activations, plan_conversion
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.rules import Matched
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source_model import SourceModel, load_model, with_vocab_size
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.translation import VocabMapping
 from trtspec.checkpoints.trtllm import TrtllmQuantization, render_config
+from trtspec.core.errors import CheckpointError
 from trtspec.core.files import files_fingerprint
+from trtspec.engine.prompts.load import load_prompts
+from trtspec.engine.prompts.prompt import Prompt
 from trtspec.methods.base import DraftHead
-from trtspec.methods.head_checks import mask_key
-from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.draft_head import SourceHead, load_head, mask_key
+from trtspec.store.digest import compute_digest
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
+
+
+@dataclass(frozen=True)
+class Calibrate(Step):
+    """Run prompts through the model layer by layer and write the largest magnitudes to `activations.json`.
+
+    `source` is config.json and the shards, `tokenizer` the tokenizer's files, and `prompts` one file. The first
+    `samples` prompts are used, cut to `max_len` tokens; messages are rendered by the tokenizer's template.
+    """
+
+    VERSION: ClassVar[int] = 2
+    RESUMABLE: ClassVar[bool] = True
+
+    role: str
+    source: Files
+    tokenizer: Files
+    prompts: Files
+    samples: int
+    max_len: int
+    nbytes: int = field(metadata={"key": False})
+
+    @property
+    def name(self) -> str:
+        """Return `calibrate-target` or `calibrate-draft`."""
+        return f"calibrate-{self.role}"
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes of the source's tensors, each of which is read once."""
+        return self.nbytes
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Calibrate. Raise CheckpointError if the source is inconsistent, TrtspecError for an invalid prompt."""
+        with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
+            prompts = load_prompts(self.prompts.paths[0], self.source.root)[: self.samples]
+            notes = notes_dir(out) / "states"
+            measured = calibrate_checkpoint(self.source.root, prompts, self.max_len, progress.advance, notes)
+            measured.save(out / ACTIVATIONS)
+
+
+def calibrate_checkpoint(
+    root: Path,
+    prompts: list[Prompt],
+    max_len: int,
+    on_bytes: Callable[[int], None] = lambda count: None,
+    notes: Path | None = None,
+) -> Activations:
+    """Measure the checkpoint at `root` on `prompts`, each cut to `max_len` tokens.
+
+    `on_bytes` gets the number of source bytes processed since the last call. `notes` of an interrupted calibration of
+    the same files resume it. Raise CheckpointError if the source, its tokenizer or the measurements are inconsistent.
+    """
+    from trtspec.engine.calibration import measure  # imports torch, which planning does not need
+
+    model = load_model(root, "auto")
+    config = model.config
+    texts = _tokenize(root, prompts, min(max_len, _most_positions(config)))
+    largest = max(map(max, texts))
+    if largest >= config.vocab_size:
+        message = f"the tokenizer produces the id {largest}, but the model has {config.vocab_size} entries"
+        raise CheckpointError(message, where=str(root), hint="use tokenizer and weights of the same model")
+    plus = {rule.name: rule.plus for rule in model.rules}
+    stamp = f"{files_fingerprint(model.source.files)} {compute_digest('trtspec.texts/1', texts)}"
+    return Activations(**measure(config, model.matched, texts, plus=plus, on_bytes=on_bytes, notes=notes, stamp=stamp))
+
+
+def _most_positions(config: ModelConfig) -> int:
+    """Return the length limit of measured texts: LongRoPE's factors for long texts do not apply to typical texts."""
+    scaling = config.rope_scaling
+    return scaling.original_max_position if scaling and scaling.kind == "longrope" else config.max_positions
+
+
+def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:
+    """Return the token ids of each non-empty prompt."""
+    tokenizer = Tokenizer(root)
+    texts = [tokenizer.encode(prompt.text)[:max_len] for prompt in prompts]
+    if not any(texts):
+        raise CheckpointError(
+            "the tokenizer produces no tokens for the prompts", where=str(root), hint="choose other calibration prompts"
+        )
+    return [text for text in texts if text]
+
 
 ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 
@@ -150,7 +240,7 @@ def convert_checkpoint(
     processed before the interruption. Set `keep_cached` if another reader uses the source at the same time, so that the
     page cache is kept. Raise CheckpointError if the source is inconsistent.
     """
-    from trtspec.checkpoints.quant.tasks import plan_tasks
+    from trtspec.checkpoints.conversion_tasks import plan_tasks
     from trtspec.checkpoints.stream import ConversionIssues, run_tasks  # imports numpy, which planning does not need
 
     model = load_model(root, dtype)
@@ -200,3 +290,36 @@ def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:
         rendered["quantization"]["exclude_modules"] += head.excluded
     models = {key: render_config(model, plan.mapping, TrtllmQuantization()) for key, model in head.models.items()}
     return rendered | models | head.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOtherVocabulary(ConvertCheckpoint):
+    """Convert a draft model and write the mapping of its tokens to the target's `target_size` vocabulary entries.
+
+    `tokenizers` are the target's and the draft's files.
+    """
+
+    VERSION: ClassVar[int] = ConvertCheckpoint.VERSION
+    RESUMABLE: ClassVar[bool] = True
+
+    tokenizers: tuple[Files, Files]
+    target_size: int
+
+    @classmethod
+    def of(cls, conversion: ConvertCheckpoint, tokenizers: tuple[Files, Files], target_size: int) -> ConvertCheckpoint:
+        """Return a copy of a conversion that also writes the mapping."""
+        same = {field.name: getattr(conversion, field.name) for field in fields(conversion)}
+        return cls(**same, tokenizers=tokenizers, target_size=target_size)
+
+    @property
+    def sources(self) -> tuple[Files, ...]:
+        """Return all files that are read."""
+        return (*super().sources, *self.tokenizers)
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
+        """Convert the model and write the mapping. Raise CheckpointError if the sources are inconsistent."""
+        digests = super().run(out, inputs, progress)
+        target, draft = (Tokenizer(files.root) for files in self.tokenizers)
+        draft_size = load_model(self.source.root, self.dtype).config.vocab_size
+        VocabMapping.between(target, draft, self.target_size, draft_size).write(out)
+        return digests

@@ -9,20 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import AutoSelection, Backend, BackendOffer
-from trtspec.backends.common.trtllm_versions import version_specs
+from trtspec.backends.base import ArtifactPlan, AutoSelection, Backend, BackendOffer, Migration
+from trtspec.backends.common.trtllm_versions import find_version_spec, minors_with, version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import memory
-from trtspec.backends.tensorrt_llm.migrate import migrate
-from trtspec.backends.tensorrt_llm.modes import MODES, build_arguments
-from trtspec.backends.tensorrt_llm.probes import probes
 from trtspec.backends.tensorrt_llm.rules import check
+from trtspec.backends.tensorrt_llm.specs import MODES, build_arguments
+from trtspec.backends.tensorrt_llm.toolchain import probes
 from trtspec.core.processes import installed_version
+from trtspec.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
     from trtspec.store.files import FileReader
+
+
+def migrate(migration: Migration, recipe: Recipe) -> None:
+    """Migrate a recipe to another version with trtllm-build."""
+    spec = find_version_spec(migration.version)
+    for option in recipe.engine.extra:
+        if option not in spec.options:
+            elsewhere = ", ".join(minors_with(option)) or "no supported one"
+            migration.drop(f"engine.extra.{option}", f"not in trtllm-build {spec.minor}; versions with it: {elsewhere}")
+    before = version_specs().get(".".join((recipe.engine.version or "").split(".")[:2]))
+    for option in sorted(spec.options.keys() - (before.options.keys() if before else spec.options.keys())):
+        migration.note("kept", f"engine.extra.{option}", f"new in {spec.minor}; its default is used")
+
 
 PACKAGE = "tensorrt_llm"
 
@@ -57,7 +69,7 @@ def _offer(method: str, gpu: str | None) -> BackendOffer:
 
 
 def _serving() -> ServingHooks:
-    from trtspec.backends.tensorrt_llm.serve import SERVING
+    from trtspec.backends.tensorrt_llm.repository import SERVING
 
     return SERVING
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm import modes
+from trtspec.backends.tensorrt_llm import specs
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, uses_draft_logits
 from trtspec.core.diagnostics import quote_value
 from trtspec.core.errors import TrtspecError
@@ -28,7 +28,7 @@ def build_arguments(role: Role, context: PlanContext) -> list[str]:
         del own["opt_num_tokens"]  # upstream rejects the combination
     words = {name: [f"--{name}", str(value)] for name, value in own.items()}
     if spec.mode:
-        words["speculation"] = modes.build_arguments(context.recipe.speculation.method, context.draft_shape)
+        words["speculation"] = specs.build_arguments(context.recipe.speculation.method, context.draft_shape)
     if uses_draft_logits(context):
         words["gather_generation_logits"] = ["--gather_generation_logits"]
     return [word for option in (words | extra).values() for word in option]

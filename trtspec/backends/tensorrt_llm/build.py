@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that build a TensorRT engine from a converted checkpoint and write a script to rebuild it."""
+"""The steps that build a TensorRT engine from a converted checkpoint and write a script to rebuild it.
+
+The messages of trtllm-build are from NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d, tensorrt_llm/_common.py and
+__init__.py.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import tempfile
@@ -12,11 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.backends.common.runner import Tool, run_tool
-from trtspec.backends.common.trtllm_versions import find_version_spec
-from trtspec.backends.common.trtllm_versions.containers import is_release
+from trtspec.backends.common.build_tools import Tool, run_tool
+from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
 from trtspec.backends.steps.convert import ConvertCheckpoint
-from trtspec.backends.tensorrt_llm.build_log import BuildPhases, parse_version
 from trtspec.backends.tensorrt_llm.engine_dir import ExpectedEngine, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
@@ -26,6 +29,36 @@ from trtspec.core.paths import cache_dir
 from trtspec.store import artifact_paths
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
+
+_VERSION = re.compile(r"TensorRT[- ]LLM version: (\S+)")
+_PHASES = (
+    (re.compile(r"Total time of constructing network"), "network constructed"),
+    (re.compile(r"Build TensorRT engine "), "TensorRT is building"),
+    (re.compile(r"Serializing engine to "), "writing the engine"),
+)
+
+
+class BuildPhases:
+    """Tracks the phases of a build of several ranks, line by line."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._begun = [0] * len(_PHASES)
+
+    def read(self, line: str) -> str | None:
+        """Return a description of the phase that starts with this line, or None."""
+        for number, (pattern, words) in enumerate(_PHASES):
+            if pattern.search(line):
+                self._begun[number] += 1
+                return f"rank {self._begun[number]} of {self._ranks}: {words}"
+        return None
+
+
+def parse_version(line: str) -> str | None:
+    """Return TensorRT-LLM's version if the line contains it; it is in the first line."""
+    found = _VERSION.search(line)
+    return found[1] if found else None
+
 
 TIMING_CACHE = "timing.cache"
 REPRODUCE = "reproduce.sh"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions.containers import is_release
+from trtspec.backends.common.trtllm_versions import is_release
 from trtspec.checkpoints.safe_json import repr_short
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.core.errors import CheckpointError, StepError

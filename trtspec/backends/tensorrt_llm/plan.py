@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.common.steps import companion_steps, conversion_steps, padding_notes, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.steps.convert import ConvertCheckpoint
-from trtspec.backends.steps.repository import read_models
+from trtspec.backends.steps.files import read_models
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.build import BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.placement import EnginePlacement, plan_placement
@@ -23,8 +23,7 @@ from trtspec.backends.tensorrt_llm.repository import (
     EngineServing,
     LookaheadSizes,
 )
-from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
-from trtspec.backends.tensorrt_llm.specs import engine_specs
+from trtspec.backends.tensorrt_llm.specs import engine_specs, is_greedy_only
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
 from trtspec.methods.lookahead import LookaheadOptions
 from trtspec.serving.triton.names import ENGINE_MODELS

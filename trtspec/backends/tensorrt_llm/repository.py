@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the Triton repository of TensorRT-LLM engines for the C++ backend of TensorRT-LLM 1.0 to 1.2.
+"""The Triton repository of TensorRT-LLM engines for the C++ backend of TensorRT-LLM 1.0 to 1.2, and its launch.
 
     ensemble, tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft if there is a draft model
     preprocessing, postprocessing: for clients that call tensorrt_llm directly
@@ -7,24 +7,60 @@
 Python models resolve paths relative to their own directory. The C++ backend resolves them relative to the server's
 working directory (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so
 `relocate` writes a copy with absolute paths.
+
+An engine requires the GPU, the driver and the versions that built it. Mismatches that would fail during loading, or
+silently use other kernels, are rejected before a server starts. There is one process, or one per rank.
 """
 
 from __future__ import annotations
 
 import json
 import posixpath
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trtspec.backends.steps.repository import EmitRepository
-from trtspec.backends.tensorrt_llm.warmup import samples
+from trtspec.backends.common.trtllm_versions import container_images, is_release
+from trtspec.backends.serving import Launch, ServingHooks
+from trtspec.backends.steps.files import EmitRepository
+from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER, installed_versions
+from trtspec.core.errors import DeployError
+from trtspec.core.files import read_bounded
+from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 from trtspec.core.paths import model_repository_dir
-from trtspec.serving.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.names import BLS, DRAFT, ENGINE_MODELS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 from trtspec.serving.triton.nvidia_compat import NVIDIA
-from trtspec.serving.triton.repository_writer import CONFIG, Parameters, ServingSettings, emit_model, write_model
-from trtspec.serving.triton.warmup import WarmupSample
+from trtspec.serving.triton.repository_writer import (
+    CONFIG,
+    Parameters,
+    ServingSettings,
+    WarmupSample,
+    emit_model,
+    write_model,
+)
+from trtspec.store.artifact import Manifest
 from trtspec.store.artifact_paths import TOKENIZER, engine, from_model
+
+PROMPT_LEN = 16
+PERIOD = 4  # a repetitive prompt, for which lookahead can draft
+STEPS = 2
+TOKEN = 1  # the first token id: 0 is often an end id
+
+
+def samples(max_batch_size: int, max_seq_len: int, draft_len: int, drafted_outside: int) -> tuple[WarmupSample, ...]:
+    """Return an engine's samples; lengths are in tokens, `drafted_outside` is the number of external draft tokens."""
+    prompt = [TOKEN + place % PERIOD for place in range(max(1, min(PROMPT_LEN, max_seq_len - STEPS * (draft_len + 1))))]
+    text = {"input_ids": prompt, "input_lengths": [len(prompt)], "request_output_len": [STEPS * (draft_len + 1)]}
+    kinds = {"texts": text}
+    if drafted_outside:
+        draft = [TOKEN + place % PERIOD for place in range(drafted_outside)]
+        kinds["drafts"] = text | {"draft_input_ids": draft, "request_output_len": [drafted_outside + 1]}
+    sizes = dict.fromkeys((1, max_batch_size))
+    return tuple(WarmupSample(f"{size}-{kind}", size, inputs) for kind, inputs in kinds.items() for size in sizes)
+
 
 MODELS = Path(__file__).with_name("models")
 PATHS = ("gpt_model_path", "tokenizer_dir")
@@ -193,3 +229,84 @@ def _joined(numbers: Iterable[int]) -> str:
 def _tree(choices: Choices) -> str:
     """Return the paths of a tree in the format of the C++ backend: {0},{0,1}."""
     return ",".join(f"{{{_joined(choice)}}}" for choice in choices)
+
+
+MAX_LAUNCH_BYTES = 1 << 20
+MOST_RANKS = 512
+
+
+def check_machine(artifact: Path, manifest: Manifest) -> None:
+    """Raise DeployError if this machine differs from the one that the artifact's engines were built for."""
+    built = {**manifest.tools, **manifest.gpu}
+    here = _machine(find_gpu(str(built.get("name"))))
+    odd = [
+        f"{key} {built.get(key)} when built, {value} here" for key, value in here.items() if _differs(key, built, value)
+    ]
+    if odd:
+        hint = "build the recipe on this machine; converted checkpoints are reused"
+        raise DeployError(
+            f"the engines were built for another machine: {'; '.join(odd)}", where=str(artifact), hint=hint
+        )
+
+
+def _differs(key: str, built: dict[str, Any], value: object) -> bool:
+    """Return whether a fact of this machine differs from the build's; candidates match the image's release."""
+    recorded = built.get(key)
+    return not is_release(value, str(recorded)) if key == "tensorrt_llm" else recorded != value
+
+
+def read_launch(artifact: Path) -> Launch:
+    """Return the launch configuration of an artifact."""
+    path = artifact / LAUNCH
+    try:
+        return _parse_launch(json.loads(read_bounded(path, MAX_LAUNCH_BYTES)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DeployError(f"cannot be read: {error}", where=str(path), hint="build it again") from None
+
+
+def _parse_launch(document: dict[str, Any]) -> Launch:
+    """Read only numbers and expected names from the document, since it is untrusted: nothing in it is executed."""
+    world_size, models = document["world_size"], [model["name"] for model in document["models"]]
+    if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
+        raise ValueError(f"world_size {world_size!r}")
+    if not models or not set(models) <= set(ENGINE_MODELS.values()):
+        raise ValueError(f"models {models!r}")
+    environment = {key: str(document["environment"][key]) for key in ENVIRONMENT if key in document["environment"]}
+    if any(value not in ("0", "1") for value in environment.values()):
+        raise ValueError(f"environment {environment!r}")
+    gpu_ids = [int(gpu_id) for model in document["models"] for gpu_id in model["gpu_device_ids"]]
+    if not all(0 <= gpu_id < MOST_RANKS for gpu_id in gpu_ids):
+        raise ValueError(f"gpu_device_ids {gpu_ids!r}")
+    spawns = environment.get(ENVIRONMENT[1]) == "1"
+    return Launch(world_size, tuple(models), environment, no_pools(gpu_ids) if spawns else ())
+
+
+def _machine(wanted: Gpu) -> dict[str, Any]:
+    """Return this machine's facts that decide whether an engine can be loaded, under the manifest's keys."""
+    builder = shutil.which(BUILDER)
+    if builder is None:
+        hint = "deploy in the container with the TensorRT-LLM version that built the engines"
+        raise DeployError(f"{BUILDER} is not on PATH, so TensorRT-LLM's version is unknown", hint=hint)
+    tensorrt_llm, tensorrt = installed_versions(Path(builder))
+    gpus = detect_gpus()
+    fitting = [gpu for gpu in gpus if gpu.is_a(wanted)]
+    gpu = next(iter([*fitting, *gpus]), None)
+    return {
+        "tensorrt_llm": tensorrt_llm,
+        "tensorrt": tensorrt,
+        "name": wanted.name if fitting else gpu.name if gpu else "no GPU",
+        "sm": gpu.sm if gpu else 0,
+        "driver": gpu.driver if gpu else "",
+    }
+
+
+SERVING = ServingHooks(
+    triton_backend="tensorrtllm",
+    check_machine=check_machine,
+    stage=relocate,
+    launch=read_launch,
+    models=MODELS,
+    images=container_images,
+    # triton-inference-server/tensorrtllm_backend:README.md@0b9d7d5a
+    kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
+)

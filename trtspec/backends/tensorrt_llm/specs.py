@@ -10,14 +10,60 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, speculation_mode
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.quant.quant_config import QuantFormat
+from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.gpus import GPUS, Gpu
+from trtspec.methods.base import DraftShape
 from trtspec.methods.draft_target import DraftTargetOptions
+from trtspec.methods.redrafter import RedrafterOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource
+
+# NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153.
+EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
+LOOKAHEAD, REDRAFTER = "lookahead_decoding", "explicit_draft_tokens"
+
+# By method; prompt lookup drafts outside the engine, like a draft model.
+MODES = {
+    "none": "",
+    "draft_target": EXTERNAL,
+    "ngram": EXTERNAL,
+    "medusa": MEDUSA,
+    "eagle": EAGLE,
+    "lookahead": LOOKAHEAD,
+    "redrafter": REDRAFTER,
+}
+
+
+def speculation_mode(context: PlanContext) -> str:
+    """Return the mode of a recipe's method, "" without a drafter and for unsupported methods."""
+    return MODES.get(context.recipe.speculation.method, "")
+
+
+def build_arguments(method: str, shape: DraftShape) -> list[str]:
+    """Return trtllm-build's arguments for the target's engine; empty for an unsupported method.
+
+    NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2: max_draft_len counts all draft tokens.
+    """
+    mode = MODES.get(method, "")
+    return ["--speculative_decoding_mode", mode, "--max_draft_len", str(shape.max_tokens)] if mode else []
+
+
+# Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
+# speculative-decoding.md@28af34e8, its limitations). Lookahead takes the argmax of the target's logits
+# (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE is greedy without a threshold for typical
+# acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
+# (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
+GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
+
+
+def is_greedy_only(context: PlanContext) -> bool:
+    """Return whether the target's engine always takes the most probable token."""
+    if isinstance(context.options, RedrafterOptions):
+        return context.options.greedy
+    return speculation_mode(context) in GREEDY_MODES
+
 
 Role = Literal["target", "draft"]
 

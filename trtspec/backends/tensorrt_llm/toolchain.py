@@ -13,12 +13,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from trtspec.backends.common.trtllm_versions import find_version_spec
-from trtspec.backends.common.trtllm_versions.containers import is_release
-from trtspec.backends.tensorrt_llm.installed import installed_versions
+from trtspec.backends.common.build_tools import script_versions
+from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
+from trtspec.core.installation import DoctorCheck
+from trtspec.core.processes import installed_version
+
+# The names of TensorRT's wheels may include CUDA's version.
+NAMES = {"tensorrt_llm": ("tensorrt_llm",), "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
+
+
+def installed_versions(builder: Path) -> tuple[str | None, str | None]:
+    """Return the versions of (TensorRT-LLM, TensorRT) in a console script's interpreter, None if not installed."""
+    found = script_versions(builder, NAMES)
+    return found["tensorrt_llm"], found["tensorrt"]
+
 
 BUILDER = "trtllm-build"
 RUNTIMES = ("docker", "podman")
@@ -132,3 +143,11 @@ def _on_gpus(toolchain: EngineToolchain, gpu: Gpu) -> EngineToolchain:
         missing = f"the recipe requires the GPU {gpu.name}, but the visible GPUs are: {here}"
         return replace(toolchain, kind="absent", missing=missing, hint="build on the target machine, or set engine.gpu")
     return replace(toolchain, driver=seen[0].driver, devices=tuple(devices))
+
+
+def probes() -> list[DoctorCheck]:
+    """Return the checks of TensorRT-LLM and trtllm-build."""
+    installed = installed_version("tensorrt-llm")
+    absent = "not installed; the torch engine runs the converted checkpoint"
+    builder = shutil.which(BUILDER) or "not on PATH; build engines on a machine that has it, or with engine.build.image"
+    return [DoctorCheck("tensorrt-llm", True, installed or absent), DoctorCheck(BUILDER, True, builder)]

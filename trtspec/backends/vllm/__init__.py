@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.base import Backend
-from trtspec.backends.common.sources import plan_source_memory, total_memory_limit
+from trtspec.backends.base import ArtifactPlan, Backend
+from trtspec.backends.common.memory import plan_source_memory, total_memory_limit
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.check import check
+from trtspec.backends.vllm.drafters import supports_heterogeneous_vocab
 from trtspec.backends.vllm.environment import probe_vllm
 from trtspec.backends.vllm.versions import releases
-from trtspec.backends.vllm.vocabulary import supports_heterogeneous_vocab
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
@@ -32,13 +31,13 @@ def _versions() -> list[str]:
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    from trtspec.backends.vllm.plan import plan_artifact
+    from trtspec.backends.vllm.artifact import plan_artifact
 
     return plan_artifact(context, reader)
 
 
 def _serving() -> ServingHooks:
-    from trtspec.backends.vllm.repository import SERVING
+    from trtspec.backends.vllm.artifact import SERVING
 
     return SERVING
 

@@ -11,8 +11,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from trtspec.core.doctor_check import DoctorCheck
 from trtspec.core.errors import DeployError
+from trtspec.core.installation import DoctorCheck
 
 WORKER = Path(__file__).with_name("worker.py")
 VARIABLE = "TRTSPEC_VLLM"

@@ -24,9 +24,8 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.backends.vllm.environment import WORKER, find_vllm
 from trtspec.engine.generation.request import Stats
-from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metrics import EngineMetrics
-from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
+from trtspec.serving.triton.python_models import metrics as known
+from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
 
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.package_data import load_package_yaml
+from trtspec.core.paths import load_package_yaml
 
 DATA = Path(__file__).with_name("versions.yaml")
 METHODS = {

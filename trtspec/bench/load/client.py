@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send streaming requests and record when each chunk arrives; responses are untrusted and limited in size.
 
-Connections use aiohttp with its parser in C, because the processor time per chunk limits the client.
+Connections use aiohttp with its parser in C, because the processor time per chunk limits the client. A stream consists
+of server-sent events: lines `data: ...`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +20,48 @@ import aiohttp
 
 from trtspec.bench.load.api import Api, BadAnswer, LoadSampling, ParsedResponse
 from trtspec.bench.load.sample import RequestSample
-from trtspec.bench.load.sse import MAX_EVENT_BYTES, Events, document
 from trtspec.engine.prompts.prompt import Prompt
+
+MAX_ANSWER_BYTES = 64 << 20
+MAX_EVENT_BYTES = 4 << 20
+DONE = b"[DONE]"
+
+
+class Events:
+    """Split a stream into events; `done` is set after the final `[DONE]`."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._rest = b""
+        self._received = 0
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Yield the events that are complete; raise BadAnswer for malformed or oversized data."""
+        self._received += len(data)
+        if self._received > MAX_ANSWER_BYTES:
+            raise BadAnswer(f"the response exceeds {MAX_ANSWER_BYTES:,} bytes")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise BadAnswer(f"an event exceeds {MAX_EVENT_BYTES:,} bytes")
+        for line in lines:
+            if line.startswith(b"data:"):
+                content = line[5:].strip()
+                if content == DONE:
+                    self.done = True
+                else:
+                    yield document(content)
+
+
+def document(content: bytes) -> dict[str, Any]:
+    """Return a JSON object; raise BadAnswer for anything else."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadAnswer(f"the server's response is not a JSON object: {content[:80]!r}")
+    return found
+
 
 MAX_WORDS = 300  # characters of a server's error message
 REFUSALS = (400, 413, 422)  # the request is rejected; other statuses are server errors

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the JSON document of a load benchmark; docs/interface.md describes its fields."""
+"""Build the JSON document of a load benchmark; docs/interface.md describes its fields.
+
+Summarizes the rounds of each arm (rates, percentiles, goodput and acceptance), computes the speed-up for each category
+of prompts, because it differs between e.g. code and chat, and warns about doubtful validity.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,194 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import zip_longest
 from typing import Any
 
-from trtspec.bench.load.arrival import THROUGHPUT
-from trtspec.bench.load.by_category import category_speedups
+from trtspec.bench.load.arrivals import THROUGHPUT
 from trtspec.bench.load.client import Endpoint
-from trtspec.bench.load.client_noise import summarize_noise
-from trtspec.bench.load.rounds import Round
-from trtspec.bench.load.slo import Slo
-from trtspec.bench.load.summary import summarize_arm
-from trtspec.bench.load.sweep import BASELINE, SERVED, Point, SweepResult
-from trtspec.bench.load.warnings import collect_warnings
+from trtspec.bench.load.discovery import Counters
+from trtspec.bench.load.intervals import ratio_of_rounds
+from trtspec.bench.load.rounds import Round, sent_late_ms
+from trtspec.bench.load.sample import RequestSample, Slo
+from trtspec.bench.load.sweep import BASELINE, NOISY, SERVED, Point, SweepResult, summarize_noise
 from trtspec.bench.load.workload import LoadWorkload
-from trtspec.core.version import __version__
+from trtspec.core.installation import __version__
+
+PERCENTILES = (50, 90, 95, 99)
+MOST_ERRORS = 5  # distinct errors to list
+
+
+def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
+    """Return an arm's JSON fields; percentiles cover all requests with a complete response."""
+    samples = [sample for each in rounds for sample in each.answered]
+    seconds = sum(each.seconds for each in rounds)
+    failed = [sample.error for each in rounds for sample in each.samples if not sample.ok]
+    kept = sum(map(slo.holds, samples)) if slo else None
+    return {
+        "requests": len(samples),
+        "failed": len(failed),
+        "errors": dict(Counter(failed).most_common(MOST_ERRORS)),
+        "seconds": round(seconds, 4),
+        "prompt_tokens": _total(sample.prompt_tokens for sample in samples),
+        "output_tokens": sum(sample.output_tokens for sample in samples),
+        "tokens_are_counted": all(sample.is_counted for sample in samples),
+        "requests_per_s": round(len(samples) / seconds, 4),
+        "output_tokens_per_s": round(
+            sum(each.steady_state_tokens for each in rounds) / sum(each.steady_state_s for each in rounds), 3
+        ),
+        "request_tokens_per_s": summarize_values([sample.tokens_per_s for sample in samples]),
+        "ttft_ms": summarize_values([sample.ttft_ms for sample in samples]),
+        "tpot_ms": summarize_values([sample.tpot_ms for sample in samples if sample.tpot_ms is not None]),
+        "itl_ms": summarize_values([gap for sample in samples for gap in sample.itl_ms]),
+        "e2e_ms": summarize_values([sample.e2e_ms for sample in samples]),
+        "e2e_growth": round(statistics.geometric_mean(each.e2e_growth for each in rounds), 3),
+        "sent_late_ms": summarize_values(sent_late_ms(rounds)),
+        "goodput_requests_per_s": None if kept is None else round(kept / seconds, 4),
+        "goodput_share": None if kept is None else round(kept / (len(samples) + len(failed)), 4),
+        **_drafts(samples, counters),
+        "by_kind": _by_kind(samples),
+        "finish_reasons": dict(Counter(sample.finish_reason or "unknown" for sample in samples)),
+        "client_cpu_share": _cpu_share(rounds, seconds),
+        "rounds": [each.as_dict(slo) for each in rounds],
+    }
+
+
+def summarize_values(values: Sequence[float]) -> dict[str, float] | None:
+    """Return mean, percentiles (linear interpolation, as in numpy), minimum and maximum, or None if empty."""
+    import numpy as np
+
+    if not values:
+        return None
+    found = {"mean": float(np.mean(values)), "min": min(values)}
+    for share, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True):
+        found[f"p{share}"] = float(value)
+    return {name: round(value, 4) for name, value in {**found, "max": max(values)}.items()}
+
+
+def _drafts(samples: Sequence[RequestSample], counters: Counters) -> dict[str, Any]:
+    """Return rates from per-response counts, else from counters; `drafts_told_by` is the source."""
+    told = [sample for sample in samples if sample.drafted is not None and sample.accepted is not None]
+    if not told:
+        by_counters = counters.as_dict()
+        told_by = "counters" if by_counters["acceptance_rate"] is not None else ""
+        return {**by_counters, "acceptance_histogram": [], "drafts_told_by": told_by}
+    steps = zip_longest(*(sample.histogram for sample in told), fillvalue=0)
+    histogram = [sum(here) for here in steps]
+    return {**_rates(told), "acceptance_histogram": histogram, "drafts_told_by": "answers"}
+
+
+def _rates(samples: Sequence[RequestSample]) -> dict[str, Any]:
+    """Return rates over all drafted tokens, so long responses have more weight."""
+    drafted, accepted = (sum(each or 0 for each in counts) for counts in
+                         ([sample.drafted for sample in samples], [sample.accepted for sample in samples]))  # fmt: skip
+    steps = sum(sample.steps or 0 for sample in samples)
+    return {
+        "acceptance_rate": round(accepted / drafted, 4) if drafted else None,
+        "mean_accepted_len": round(1 + accepted / steps, 4) if steps and drafted else None,
+    }
+
+
+def _by_kind(samples: Sequence[RequestSample]) -> dict[str, dict[str, Any]]:
+    """Return metrics per category of prompts; empty for a single category."""
+    kinds = defaultdict(list)
+    for sample in samples:
+        kinds[sample.kind].append(sample)
+    if len(kinds) < 2:
+        return {}
+    return {
+        kind or "-": {"requests": len(found), "tpot_ms": summarize_values(_tpots(found)), **_rates(found)}
+        for kind, found in sorted(kinds.items())
+    }
+
+
+def _tpots(samples: Iterable[RequestSample]) -> list[float]:
+    return [sample.tpot_ms for sample in samples if sample.tpot_ms is not None]
+
+
+def _cpu_share(rounds: Sequence[Round], seconds: float) -> float | None:
+    spent = [each.client_cpu_s for each in rounds if each.client_cpu_s is not None]
+    return round(sum(spent) / seconds, 4) if spent else None
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Return the sum, or None if a value is unknown."""
+    found = list(counts)
+    known = [count for count in found if count is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def category_speedups(served: Sequence[Round], alone: Sequence[Round]) -> dict[str, dict[str, Any]]:
+    """Return each category's ratio with its interval, "-" for prompts without one; empty for a single category.
+
+    A round's ratio is the geometric mean of baseline TPOT / served TPOT over the requests that both arms completed.
+    """
+    kinds = sorted({sample.kind for each in served for sample in each.samples})
+    if len(kinds) < 2:
+        return {}
+    ratios = {kind: [_ratio(kind, *pair) for pair in zip(served, alone, strict=True)] for kind in kinds}
+    known = {kind: [each for each in found if each is not None] for kind, found in ratios.items()}
+    return {kind or "-": ratio_of_rounds(found).as_dict() for kind, found in known.items() if found}
+
+
+def _ratio(kind: str, served: Round, alone: Round) -> float | None:
+    logs = [
+        math.log(theirs.tpot_ms / ours.tpot_ms)
+        for ours, theirs in zip(served.samples, alone.samples, strict=True)
+        if ours.kind == kind and ours.ok and theirs.ok and ours.tpot_ms and theirs.tpot_ms
+    ]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+BUSY = 0.8  # share of a processor; above it, the client may be the bottleneck
+LATE_MS = 10.0
+GROWING = 1.5  # later half of a round's latencies / earlier half
+
+
+def collect_warnings(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
+    """Return warnings about a document's points, one sentence each."""
+    found = [f"{_name(point)}: {remark}" for point in points for remark in _point_warnings(point)]
+    if noise["spread"] > NOISY:
+        found.append(
+            f"the machine is noisy: the quartiles of a fixed {noise['median_work_ms']:.0f} ms of work are "
+            f"{noise['spread']:.0%} apart"
+        )
+    return found
+
+
+def _name(point: Mapping[str, Any]) -> str:
+    load = point["load"]
+    return f"concurrency {load['concurrency']}" if "concurrency" in load else f"{load['requests_per_s']:g} requests/s"
+
+
+def _point_warnings(point: Mapping[str, Any]) -> Iterator[str]:
+    for name, arm in point["arms"].items():
+        yield from (f"{name}: {remark}" for remark in _arm_warnings(arm, point["load"]))
+    if point["outlier_rounds"]:
+        rounds = ", ".join(str(number) for number in point["outlier_rounds"])
+        yield f"the ratio of round {rounds} is an outlier; it is included"
+    if (same := point["identical_texts"]) and same["same"] < same["compared"]:
+        yield f"{same['compared'] - same['same']} of {same['compared']} texts differ between the arms"
+
+
+def _arm_warnings(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[str]:
+    if arm["failed"]:
+        first = next(iter(arm["errors"]))
+        yield f"{arm['failed']} of {arm['failed'] + arm['requests']} requests failed: {first}"
+    if not arm["tokens_are_counted"]:
+        yield "the server does not report token counts: chunks are counted, which may contain several tokens"
+    if arm["itl_ms"] is None and arm["output_tokens"] > arm["requests"]:
+        yield "each response came in one chunk: the server does not stream, and TTFT is the end-to-end time"
+    if (arm["client_cpu_share"] or 0) > BUSY:
+        yield f"the client used {arm['client_cpu_share']:.0%} of a processor and may be the bottleneck"
+    if arm["sent_late_ms"]["p99"] > LATE_MS:
+        yield f"1 in 100 requests was sent {arm['sent_late_ms']['p99']:.0f} ms or more late, which adds to latency"
+    if "requests_per_s" in load and arm["e2e_growth"] > GROWING:
+        growth = f"latencies grow {arm['e2e_growth']:.1f} times within a round"
+        yield f"{growth}: requests arrive faster than the server completes them"
+
 
 FORMAT_VERSION, KIND = 1, "load"
 OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)

@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from trtspec.bench.load.api import LoadSampling
-from trtspec.bench.load.arrival import ArrivalProcess
+from trtspec.bench.load.arrivals import ArrivalProcess
 from trtspec.bench.load.client import Endpoint, LoadClient, clock
-from trtspec.bench.load.sample import MS, RequestSample
-from trtspec.bench.load.slo import Slo
+from trtspec.bench.load.sample import MS, RequestSample, Slo
 from trtspec.bench.load.workload import LoadWorkload
 from trtspec.engine.prompts.prompt import Prompt
 

@@ -1,25 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a list of loads, alternating the arms until the comparison is precise enough.
+"""Run a load benchmark: measure a list of loads, alternating the arms until the comparison is precise enough.
 
 A round sends the same requests to each arm back to back. The order alternates, so that warm-up of the machine or of
-caches does not favour one arm.
+caches does not favour one arm. Between the rounds, fixed work is timed to measure the noise of the client's machine. If
+servers run on the same machine, the noise affects them too. Otherwise it shows whether the client had enough processor
+time. The raw samples can be written as JSON Lines, one line per request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
-from trtspec.bench.load.arrival import LARGER_IS_BETTER, THROUGHPUT, ArrivalProcess
-from trtspec.bench.load.client import Endpoint, LoadClient, clock
-from trtspec.bench.load.client_noise import work_ms
-from trtspec.bench.load.counters import Counters, read_counters
+from trtspec.bench.load.arrivals import LARGER_IS_BETTER, THROUGHPUT, ArrivalProcess
+from trtspec.bench.load.client import Endpoint, LoadClient, clock, load_client
+from trtspec.bench.load.discovery import (
+    AUTO,
+    KEY_VARIABLE,
+    Counters,
+    ensure_answers,
+    find_endpoint,
+    read_counters,
+    target_alone,
+)
 from trtspec.bench.load.intervals import RatioInterval, ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, AskRound, Round, run_round
-from trtspec.bench.load.sample_log import write_samples
 from trtspec.bench.load.workload import LoadWorkload
-from trtspec.core.errors import DeployError
+from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
+from trtspec.core.files import describe_read_error
+from trtspec.core.registry import find_extension
+
+NOISE_WORK = bytes(1 << 20)
+NOISE_REPEATS = 16
+NOISY = 0.1  # spread above which a warning is printed
+
+
+def work_ms() -> float:
+    """Return the milliseconds that the fixed work takes: about ten milliseconds of hashing."""
+    started = time.perf_counter()
+    digest = hashlib.sha256()
+    for _ in range(NOISE_REPEATS):
+        digest.update(NOISE_WORK)
+    digest.digest()
+    return 1000 * (time.perf_counter() - started)
+
+
+def summarize_noise(samples_ms: Sequence[float]) -> dict[str, Any]:
+    """Return the median of such times, and as `spread` their interquartile range divided by the median."""
+    median = statistics.median(samples_ms)
+    low, _, high = statistics.quantiles(samples_ms, n=4) if len(samples_ms) > 1 else (median,) * 3
+    return {
+        "work_ms": [round(each, 3) for each in samples_ms],
+        "median_work_ms": round(median, 3),
+        "spread": round((high - low) / median, 4),
+    }
+
+
+@contextmanager
+def samples_file(path: Path | None) -> Iterator[TextIO | None]:
+    """Open the file for the duration of the block; raise TrtspecError if that fails."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise TrtspecError(
+            describe_read_error(error), where=str(path), hint="choose another file for --samples-out"
+        ) from None
+    with file:
+        yield file
+
+
+def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, done: Round) -> None:
+    """Append a round."""
+    for place, sample in enumerate(done.samples):
+        where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}
+        file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII, because servers may send lone surrogates
+    file.flush()
+
 
 SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
 OnProgress = Callable[[str, int, int], None]
@@ -168,3 +234,75 @@ def _raise_for_silence(done: Round, endpoint: Endpoint) -> None:
     if not done.answered:
         raise DeployError(f"all {len(done.samples)} requests failed: {done.samples[0].error}",
                           where=endpoint.url)  # fmt: skip
+
+
+T = TypeVar("T")
+TIMEOUT_S = 600.0
+DRIVER = "trtspec"
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """A server's address and API; if `model` is empty, the first model that it lists is used."""
+
+    url: str
+    api: str = AUTO
+    model: str = ""
+    key_variable: str = KEY_VARIABLE
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """The benchmark plan; without a `baseline`, the server runs the target alone if it supports that."""
+
+    served: ServerAddress
+    baseline: ServerAddress | None
+    workload: LoadWorkload
+    loads: Sequence[ArrivalProcess]
+    effort: StopRule = field(default_factory=StopRule)
+    timeout_s: float = TIMEOUT_S
+    driver: str = DRIVER
+    tokenizer: Path | None = None  # used by some drivers
+    is_judged: bool = False  # a gate needs the speed-up, and therefore a baseline
+
+
+def measure(
+    plan: LoadPlan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
+) -> SweepResult:
+    """Run the plan and return the results of each load; raise DeployError if a server does not respond."""
+    return runner()(_measure_plan(plan, samples, on_progress))
+
+
+async def _measure_plan(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgress) -> SweepResult:
+    ask_round = find_extension("trtspec.bench.load.drivers", "DRIVER", plan.driver, "driver")(
+        plan.tokenizer, plan.timeout_s
+    )
+    async with load_client(plan.timeout_s) as client:
+        arms = await find_arms(client, plan.served, plan.baseline)
+        if plan.is_judged and BASELINE not in arms:
+            raise GateNotMet("--fail-below requires a baseline", hint="give one with --baseline")
+        sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
+        return await sweep.run(client)
+
+
+async def find_arms(client: LoadClient, served: ServerAddress, baseline: ServerAddress | None) -> dict[str, Endpoint]:
+    """Return the endpoints of the server and of the target alone, from `baseline` or the server itself."""
+    arms = {SERVED: await find_arm(client, served)}
+    alone = await find_arm(client, baseline) if baseline else await target_alone(client, arms[SERVED])
+    return arms | ({BASELINE: alone} if alone else {})
+
+
+async def find_arm(client: LoadClient, server: ServerAddress) -> Endpoint:
+    """Return the endpoint of a server; raise DeployError if a probe request fails."""
+    endpoint = await find_endpoint(client, server.url, server.api, server.model, server.key_variable)
+    await ensure_answers(client, endpoint)
+    return endpoint
+
+
+def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Return the function that runs the event loop; uvloop's, if installed, uses less processor time."""
+    try:
+        from uvloop import run
+    except ModuleNotFoundError:
+        from asyncio import run  # type: ignore[assignment]
+    return run

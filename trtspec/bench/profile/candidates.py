@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the candidates to try: the recipe's speculation, methods without a draft, and the given drafts."""
+"""List the candidates to try, and build their artifacts.
+
+Candidates are the recipe's speculation, methods without a draft, and the given drafts. A candidate's artifact is the
+recipe with the candidate's speculation, for the engine in this process.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from trtspec.backends.base import Backend
-from trtspec.backends.choose import in_process_backend
-from trtspec.bench.profile.options import ProfileRequest
+from trtspec.backends.base import Backend, in_process_backend
+from trtspec.bench.profile.options import ProfileCandidate, ProfileRequest, ProgressUI
 from trtspec.checkpoints.resolve import find_source
 from trtspec.core.diagnostics import RecipeError
 from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import cache_dir
 from trtspec.methods.base import Method, find_method, methods
-from trtspec.planning.init.inputs import open_checkpoint
-from trtspec.planning.init.methods import propose_methods
-from trtspec.recipe.load import LoadedRecipe
+from trtspec.planning.init.inputs import open_checkpoint, propose_methods
+from trtspec.planning.init.recipe_text import relative_model
+from trtspec.planning.pipeline import open_store, plan_build, prepare_sources, run_build
+from trtspec.recipe.load import LoadedRecipe, load_recipe
 from trtspec.recipe.schema import ModelSource
 
 
@@ -119,3 +130,42 @@ def _draft_candidate(loaded: LoadedRecipe, written: str) -> CandidateSpec:
 
 def _section(draft: ModelSource) -> dict[str, Any]:
     return draft.model_dump(exclude_defaults=True, mode="json")
+
+
+@contextmanager
+def temporary_workspace(command: str) -> Iterator[Path]:
+    """Create a temporary directory for artifacts next to the store, to which they hard-link."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{command}-", dir=cache_dir()) as folder:
+        yield Path(folder)
+
+
+def build(asked: ProfileRequest, wanted: CandidateSpec, engine: str, out: Path, screen: ProgressUI) -> ProfileCandidate:
+    """Build the candidate's artifact in `out` and return the candidate."""
+    section = wanted.section(asked.limits.max_draft_len)
+    overrides = [*asked.overrides, f"engine.backend={engine}", f"speculation={json.dumps(section)}"]
+    loaded = load_recipe(asked.recipe, overrides)
+    with screen.building() as bars:
+        prepare_sources(loaded, bars.preparing)
+        build = plan_build(loaded, on_read=bars.reading)
+        run_build(build, out, open_store(), bars)
+    return make_candidate(asked, wanted, out)
+
+
+def make_candidate(asked: ProfileRequest, wanted: CandidateSpec, root: Path) -> ProfileCandidate:
+    """Return the candidate for an artifact in `root`, with paths relative to the recipe."""
+    source = wanted.source and _written(wanted.source, asked.recipe.absolute().parent)
+    takes_draft_len = "draft_len" in wanted.section(asked.limits.max_draft_len)
+    return ProfileCandidate(wanted.method, source, wanted.options, takes_draft_len, root)
+
+
+def _written(section: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Return a recipe section with absolute paths rewritten relative to `base`."""
+    return {
+        key: _written(value, base)
+        if isinstance(value, dict)
+        else relative_model(value, base)
+        if isinstance(value, str) and os.path.isabs(value)
+        else value
+        for key, value in section.items()
+    }

@@ -1,17 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the document of `profile --json`."""
+"""The document of `profile --json`, and the metadata that it shares with `tune`: target, prompts, time and machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
+from trtspec.bench.artifact import artifact_prompts
+from trtspec.bench.documents import (
+    describe_machine,
+    describe_target,
+    planned_target_sha256,
+    prompts_sha256,
+    save_target_document,
+)
 from trtspec.bench.profile.acceptance import AcceptanceStats
 from trtspec.bench.profile.measured import CandidateMeasurements, Case
+from trtspec.bench.profile.options import ProfileRequest
 from trtspec.bench.profile.recommend import Recommendation, candidate_verdict
 from trtspec.bench.verdict import derive_verdict
 from trtspec.bench.verification_report import VerificationCheck
+from trtspec.core.errors import TrtspecError
+from trtspec.core.installation import __version__
+from trtspec.planning.pipeline import plan_build
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.store.artifact import Manifest, load_manifest
+
+
+def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
+    """Return the metadata fields; `root` is a measured artifact, or None if only a server address is known.
+
+    `prompt_set` describes the full set from which prompts were drawn. `target` is None if unknown.
+    """
+    manifest = load_manifest(root) if root else None
+    prompts = artifact_prompts(root, asked.prompts)
+    return {
+        "kind": kind,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "target": _target(loaded, manifest) if manifest else None,
+        "machine": describe_machine(),
+        "versions": {**(manifest.tools if manifest else {}), "trtspec": __version__},
+        "prompt_set": {"count": len(prompts), "sha256": prompts_sha256(prompt.text for prompt in prompts)},
+    }
+
+
+def save_profile(document: Mapping[str, Any], name: str) -> None:
+    """Save the document under its target, if known, for artifacts built from it later."""
+    if target := document["target"]:
+        save_target_document(target["sha256"], name, document)
+
+
+def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
+    """Return the target of the recipe's artifact, whose engine can differ from the measuring one."""
+    try:
+        build = plan_build(loaded)
+    except TrtspecError:  # the recipe's engine is not available here
+        return describe_target(measured)
+    if not build.is_read:
+        return describe_target(measured)
+    recipe = build.recipe.without_directories()
+    steps = ((step.name, step.key) for step in build.plan.steps)
+    return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
+
 
 FORMAT_VERSION = 1
 

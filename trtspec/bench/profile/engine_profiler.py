@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a candidate on the torch engine in this process: target responses, drafts and step times."""
+"""Profile a recipe on the torch engine in this process: build every candidate and measure it on the target's responses.
+
+Measures the responses, the drafts and the step times of each candidate.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,36 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtspec.backends.base import in_process_backend
 from trtspec.bench.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
+from trtspec.bench.parity import check_parity
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
-from trtspec.bench.profile.candidate import OnProgress, ProfileCandidate, SampleTexts
+from trtspec.bench.profile.candidates import build, find_candidates, recipe_candidate, skip_reason, temporary_workspace
+from trtspec.bench.profile.document import Profile, document_metadata
 from trtspec.bench.profile.measured import TIMED_LENS, CandidateMeasurements, Case, least_seconds
+from trtspec.bench.profile.options import (
+    OnProgress,
+    ProfileCandidate,
+    ProfileRequest,
+    ProgressUI,
+    SampleTexts,
+    choose_batches,
+    filter_fitting,
+    require_outputs,
+    sample_prompts,
+)
+from trtspec.bench.profile.recommend import recommend
+from trtspec.bench.sources import find_source as find_origin
+from trtspec.bench.verification_report import VerificationCheck
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineResult, Stats
 from trtspec.engine.prompts.prompt import Prompt
+from trtspec.recipe.load import LoadedRecipe, load_recipe
 
 if TYPE_CHECKING:
     from trtspec.engine.speculator import Speculator
+
 
 STEPS, LEAST_S, ROUNDS = 8, 0.15, 5
 PREFILLS, PREFILL_TOKENS = 16, 8192
@@ -44,8 +68,8 @@ def measure(
     candidate: ProfileCandidate, texts: SampleTexts, batches: Sequence[int], on_progress: OnProgress
 ) -> CandidateMeasurements:
     """Measure a candidate on the target's responses."""
+    from trtspec.engine.measurement import prefill_seconds
     from trtspec.engine.speculator import Speculator
-    from trtspec.engine.step_times import prefill_seconds
 
     root = candidate.root
     settings = replace(engine_settings(root, candidate.manifest.recipe), max_batch_size=max(batches))
@@ -68,7 +92,7 @@ def replayed(
     method: str, speculator: Speculator, texts: SampleTexts, lens: Sequence[int], on_progress: OnProgress
 ) -> dict[int, AcceptanceStats]:
     """Return the acceptance on the target's responses by draft length; only for drafters that support replay."""
-    from trtspec.engine.replay import replay
+    from trtspec.engine.measurement import replay
 
     pairs, rows = list(zip(texts.prompts, texts.said, strict=True)), speculator.settings.max_batch_size
     places = []
@@ -104,7 +128,7 @@ def _times(
     lens: Sequence[int],
     on_progress: OnProgress,
 ) -> dict[Case, float]:
-    from trtspec.engine.step_times import step_times
+    from trtspec.engine.measurement import step_times
 
     timed = sorted({0, max(lens), *(each for each in TIMED_LENS if each in lens)})
     return least_seconds(
@@ -120,3 +144,64 @@ def _times(
             on_round=lambda done: on_progress(f"{candidate.method}: step times", done + 1, ROUNDS + 1),
         )
     )
+
+
+def run(asked: ProfileRequest, screen: ProgressUI) -> Profile:
+    """Build and measure every candidate; raise TrtspecError if none can be measured."""
+    loaded = load_recipe(asked.recipe, asked.overrides)
+    name, engine = in_process_backend()
+    found, left_out = find_candidates(loaded, asked, engine)  # validated before long builds
+    with temporary_workspace("profile") as folder:
+        candidates, own, own_candidate = [], recipe_candidate(loaded), None
+        for number, each in enumerate(found):
+            try:
+                candidates.append(build(asked, each, name, folder / str(number), screen))
+                own_candidate = candidates[-1] if each == own else own_candidate
+            except TrtspecError as error:
+                left_out[each.name] = skip_reason(error)
+        _raise_for_none(candidates, left_out)
+        return _measure_all(loaded, asked, candidates, own_candidate, left_out, screen)
+
+
+def _measure_all(
+    loaded: LoadedRecipe,
+    asked: ProfileRequest,
+    candidates: Sequence[ProfileCandidate],
+    own: ProfileCandidate | None,
+    left_out: dict[str, str],
+    screen: ProgressUI,
+) -> Profile:
+    asked_for, limits = sample_prompts(asked, candidates[0].root), asked.limits
+    batches = choose_batches(loaded.recipe, limits)
+    with screen.counting() as on_progress:
+        with open_artifact(candidates[0].root) as artifact:
+            prompts = filter_fitting(artifact, asked_for, limits.max_tokens)
+            texts, results = generate_responses(artifact, prompts, limits.max_tokens, on_progress)
+            parity = _parity(artifact, prompts, results, on_progress)
+        require_outputs(texts)
+        measured = []
+        for each in candidates:
+            try:
+                measured.append(measure(each, texts, batches, on_progress))
+            except TrtspecError as error:
+                left_out[each.name] = skip_reason(error)
+    _raise_for_none(measured, left_out)
+    best, too_long = recommend(measured, limits.concurrency, own), len(asked_for) - len(prompts)
+    head, name = document_metadata("profile", asked, loaded, candidates[0].root), loaded.recipe.name
+    return Profile(head, name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
+
+
+def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:
+    """Raise TrtspecError with all reasons if no candidate is left."""
+    if not left:
+        raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "every method was excluded")
+
+
+def _parity(
+    artifact: OpenArtifact, prompts: Sequence[Prompt], results: Sequence[EngineResult], on_progress: OnProgress
+) -> VerificationCheck | None:
+    """Return the parity of a quantized target with its source, or None for other targets."""
+    if not load_checkpoint(artifact.root / TARGET).quantization.algo:
+        return None
+    source = find_origin(artifact.root, artifact.manifest, None)
+    return check_parity(artifact, source, prompts, results, on_progress)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of one candidate: acceptance, step times and the resulting speed-up."""
+"""Measurements of one candidate: acceptance, step times and the resulting speed-up, as JSON values and back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from trtspec.bench.profile.acceptance import AcceptanceStats, Estimate
-from trtspec.bench.profile.candidate import ProfileCandidate
+from trtspec.bench.profile.acceptance import AcceptanceStats, Estimate, StepCounts
+from trtspec.bench.profile.options import ProfileCandidate, SampleTexts
 
 TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # other lengths are interpolated
 # Share of the fastest speed-up; predictions are not more precise (schedule.PAYS). For n-grams, 8 tokens were predicted
@@ -119,3 +119,43 @@ def least_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
         )
         for rows, draft_len in samples
     }
+
+
+def dump_texts(texts: SampleTexts) -> dict[str, Any]:
+    """Return texts as JSON values."""
+    return {"prompts": texts.prompts, "said": texts.said, "kinds": texts.kinds}
+
+
+def read_texts(saved: dict[str, Any]) -> SampleTexts:
+    """Return texts from JSON values."""
+    prompts, said = (tuple(map(tuple, saved[key])) for key in ("prompts", "said"))
+    return SampleTexts(prompts, said, tuple(saved["kinds"]))
+
+
+def dump_measured(measured: CandidateMeasurements) -> dict[str, Any]:
+    """Return measurements without the candidate as JSON values."""
+    acceptance = {
+        str(length): {"texts": [astuple(text) for text in each.texts], "kinds": each.kinds}
+        for length, each in measured.acceptance.items()
+    }
+    return {
+        "acceptance": acceptance,
+        "seconds": [[*case, each] for case, each in measured.seconds.items()],
+        "prefills": [[batch, *pair] for batch, pair in measured.prefills.items()],
+        "answer_len": measured.answer_len,
+    }
+
+
+def read_measured(candidate: ProfileCandidate, saved: dict[str, Any]) -> CandidateMeasurements:
+    """Return a candidate's measurements from JSON values."""
+    acceptance = {
+        int(length): AcceptanceStats(tuple(_counts(*text) for text in each["texts"]), tuple(each["kinds"]))
+        for length, each in saved["acceptance"].items()
+    }
+    seconds = {(batch, length): each for batch, length, each in saved["seconds"]}
+    prefills = {batch: (alone, drafting) for batch, alone, drafting in saved["prefills"]}
+    return CandidateMeasurements(candidate, acceptance, seconds, prefills, saved["answer_len"])
+
+
+def _counts(steps: int, drafted: int, accepted: int, reached: list[int], drafted_at: list[int]) -> StepCounts:
+    return StepCounts(steps, drafted, accepted, tuple(reached), tuple(drafted_at))

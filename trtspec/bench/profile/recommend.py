@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recommend a method, a draft and draft lengths per concurrency from the measurements."""
+"""Recommend a method, a draft and draft lengths per concurrency from the measurements.
+
+Draft lengths are chosen per concurrency so that a server is never slower than its target alone. A recipe's schedule
+never drafts more at a higher concurrency. A length that pays at a high concurrency is therefore also used at lower
+ones, and if those become slower, the schedule is empty.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,128 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtspec.bench.profile.candidate import ProfileCandidate
 from trtspec.bench.profile.measured import CandidateMeasurements, ExpectedSpeedup
-from trtspec.bench.profile.schedule import PAYS, Schedule, choose_schedule, describe_concurrency
+from trtspec.bench.profile.options import ProfileCandidate
 from trtspec.bench.verdict import DraftOption, Proposal, RelativeSpeed
+
+PAYS = 1.02  # minimum speed-up; less is within the noise of two equal runs
+LOSES = 1.0  # minimum speed-up of loads that draft only for the benefit of other loads
+# Minimum speed-up above the lowest concurrency: predictions for one token at high concurrency were up to 9 % too high
+# (benchmarks/experiments/log.md), and useless drafts make a server slower than its target alone.
+GOES_ON = 1.05
+CHANGES = 1.04  # minimum gain to change the length; predictions err by up to 5 % (benchmarks/experiments/log.md)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Pairs (concurrency, draft_len); above the last one nothing is drafted. If empty, `why_not` is the reason.
+
+    `at` is the expected speed-up at the requested concurrency.
+    """
+
+    pairs: tuple[tuple[int, int], ...] = ()
+    at: ExpectedSpeedup | None = None
+    why_not: str = ""
+
+
+def choose_schedule(measured: CandidateMeasurements, batch: int) -> Schedule:
+    """Return a candidate's schedule, empty if it does not pay at concurrency `batch`."""
+    if not measured.candidate.takes_draft_len:
+        return _unchanging(measured, batch)
+    lens = [length for length in measured.acceptance if not _lost_below(measured, batch, length)]
+    if not lens:
+        lost = _lost_below(measured, batch, min(measured.acceptance))
+        return Schedule(why_not=f"lower concurrencies would need the same draft length, and {_slow(lost)}")
+    pairs = _pairs(measured, batch, lens)
+    length = next((length for most, length in pairs if batch <= most), None)
+    if length is None:
+        return Schedule(why_not=_unsure(measured, batch))
+    return Schedule(pairs, measured.speedup(batch, length))
+
+
+def describe_concurrency(batch: int) -> str:
+    """Return a readable label of a concurrency."""
+    return "one request at a time" if batch == 1 else f"{batch} concurrent requests"
+
+
+def _unchanging(measured: CandidateMeasurements, batch: int) -> Schedule:
+    """Return the schedule of a method whose options fix the draft length at every concurrency."""
+    length = max(measured.acceptance)
+    at, loads = measured.speedup(batch, length), [measured.speedup(load, length) for load in measured.batches]
+    if lost := _first_lost(loads):
+        return Schedule(why_not=f"it drafts at every concurrency, and {_slow(lost)}")
+    if at.expected.value < _clearly(measured, batch):
+        return Schedule(why_not=_unsure(measured, batch))
+    return Schedule(((loads[-1].batch, length),), at)
+
+
+def _lost_below(measured: CandidateMeasurements, batch: int, length: int) -> ExpectedSpeedup | None:
+    """Return the first concurrency below `batch` that is slower with draft lengths of `length` or more."""
+    as_long = [each for each in measured.acceptance if each >= length]
+    return _first_lost([_best_without_loss(measured, load, as_long) for load in _loads(measured) if load < batch])
+
+
+def _best_without_loss(measured: CandidateMeasurements, load: int, lens: Sequence[int]) -> ExpectedSpeedup:
+    """Return the best length at a concurrency, or the fastest one if the best is slower than the target alone."""
+    best = measured.best(load, lens)
+    if best.expected.value >= LOSES:
+        return best
+    return max((measured.speedup(load, length) for length in lens), key=lambda each: each.expected.value)
+
+
+def _pairs(measured: CandidateMeasurements, batch: int, lens: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return the best draft length up to each concurrency; `lens` are the options at `batch`.
+
+    The schedule ends where drafting is not clearly expected to pay; waiting until it is certain would lose most of the
+    benefit. The length changes only if another is expected to be clearly faster. Concurrencies below `batch` draft for
+    the benefit of `batch`, as long as they are not slower than the target alone.
+    """
+    pairs: list[tuple[int, int]] = []
+    wanted = measured.best(batch, lens).draft_len
+    as_long = [length for length in measured.acceptance if length >= wanted]
+    for load in _loads(measured):
+        if load < batch:
+            best, least = _best_without_loss(measured, load, as_long), LOSES
+        else:
+            best, least = measured.best(load, lens if load == batch else None), _clearly(measured, load)
+        length = best.draft_len
+        if best.expected.value < least:
+            break
+        if pairs:
+            before = pairs[-1][1]
+            good = least if length > before else max(least, best.expected.value / CHANGES)
+            if measured.speedup(load, before).expected.value >= good:
+                pairs.pop()
+                length = before
+            elif length > before:
+                break
+        pairs.append((load, length))
+    return tuple(pairs)
+
+
+def _clearly(measured: CandidateMeasurements, load: int) -> float:
+    """Return the minimum expected speed-up for drafting at a concurrency for its own benefit."""
+    return (PAYS if load == measured.batches[0] else GOES_ON) * measured.idle(load)
+
+
+def _loads(measured: CandidateMeasurements) -> list[int]:
+    """Return the measured concurrencies and the powers of two between them."""
+    fewest, most = measured.batches[0], measured.batches[-1]
+    between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
+    return sorted({*measured.batches, *(each for each in between if each < most)})
+
+
+def _first_lost(loads: Sequence[ExpectedSpeedup]) -> ExpectedSpeedup | None:
+    return next((each for each in loads if each.expected.value < LOSES), None)
+
+
+def _slow(lost: ExpectedSpeedup | None) -> str:
+    return f"with {describe_concurrency(lost.batch)} it is {lost.expected.value:.2f} times as fast" if lost else ""
+
+
+def _unsure(measured: CandidateMeasurements, batch: int) -> str:
+    return f"an expected speed-up below {_clearly(measured, batch):.2f} is uncertain"
+
 
 # Below these acceptance rates, a draft that does not pay is harmful, and one that pays is worth training.
 HARMFUL, TRAINABLE = 0.5, 0.6

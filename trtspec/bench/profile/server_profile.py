@@ -8,25 +8,284 @@ interpolated linearly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice
 from pathlib import Path
 
-from trtspec.bench.load.runner import runner
-from trtspec.bench.profile.acceptance import AcceptanceStats
-from trtspec.bench.profile.build import make_candidate
-from trtspec.bench.profile.candidate import ProfileCandidate
-from trtspec.bench.profile.candidates import CandidateSpec, recipe_candidate
-from trtspec.bench.profile.document import Profile, ServerProfile
-from trtspec.bench.profile.measured import CandidateMeasurements, least_seconds
-from trtspec.bench.profile.metadata import document_metadata
-from trtspec.bench.profile.options import ProfileRequest, ProgressUI, ServerSet
+from trtspec.bench.load.api import LoadSampling
+from trtspec.bench.load.arrivals.closed import Closed
+from trtspec.bench.load.client import Endpoint, LoadClient, load_client
+from trtspec.bench.load.intervals import ratio_of_rounds
+from trtspec.bench.load.rounds import MAX_FAILED, Round, ask_all
+from trtspec.bench.load.sample import MS, RequestSample
+from trtspec.bench.load.sweep import BASELINE, SERVED, TIMEOUT_S, ServerAddress, find_arm, find_arms, runner
+from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
+from trtspec.bench.profile.candidates import CandidateSpec, make_candidate, recipe_candidate
+from trtspec.bench.profile.document import Profile, ServerProfile, document_metadata
+from trtspec.bench.profile.measured import TIMED_LENS, CandidateMeasurements, Case, least_seconds
+from trtspec.bench.profile.options import (
+    OnProgress,
+    ProfileCandidate,
+    ProfileRequest,
+    ProgressUI,
+    SearchLimits,
+    ServerSet,
+    choose_batches,
+    sample_prompts,
+)
 from trtspec.bench.profile.recommend import recommend
-from trtspec.bench.profile.sampling import choose_batches, sample_prompts
-from trtspec.bench.profile.server_client import Answer, ServerMeasurements, ServerProfiler
-from trtspec.bench.profile.server_counts import counts_from_sample
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.engine.prompts.prompt import Prompt
 from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_recipe
+
+
+def counts_from_sample(sample: RequestSample, draft_len: int) -> StepCounts:
+    """Return a text's counts for a requested draft length.
+
+    A histogram covers the steps that verified a draft; every other step yields one token, and the prefill yields the
+    first.
+    """
+    drafted, accepted = sample.drafted or 0, sample.accepted or 0
+    drafting = sum(sample.histogram)
+    steps = max(1, drafting, sample.output_tokens - 1 - accepted)
+    if not sample.histogram:
+        return StepCounts(steps, drafted, accepted)
+    reached = tuple(sum(sample.histogram[place:]) for place in range(1, draft_len + 1))
+    missing = _missing(max(0, drafting * draft_len - drafted), [drafting - seen for seen in reached])
+    return StepCounts(steps, drafted, accepted, reached, tuple(drafting - few for few in missing))
+
+
+def _missing(tokens: int, rejected: Sequence[int]) -> list[int]:
+    """Estimate how many steps lacked each draft position, given the total number of missing tokens.
+
+    Drafts are shorter at the end of a text, where they are limited by its remaining length, so later positions are
+    missing more often. No position is missing in more steps than those that did not accept it.
+    """
+    found, places = list[int](), range(len(rejected))
+    for place in places:
+        share = round(tokens * place / max(1, sum(places[place:])))
+        found.append(min(rejected[place], max(share, tokens - sum(rejected[place + 1 :]))))
+        tokens -= found[-1]
+    return found
+
+
+@dataclass(frozen=True)
+class StreamTimes:
+    """At one concurrency: the mean seconds of a step and to the first token, and the tokens per second."""
+
+    step_s: float
+    first_s: float
+    tokens_per_s: float
+
+
+def stream_times(samples: Sequence[RequestSample], batch: int, draft_len: int) -> StreamTimes:
+    """Return the times of responses of two tokens or more that ran at concurrency `batch` throughout.
+
+    The step time is the time per token after the first, multiplied by the tokens per step.
+    """
+    counts = [counts_from_sample(sample, draft_len) for sample in samples]
+    streamed_s = sum(sample.e2e_ms - sample.ttft_ms for sample in samples) / MS
+    token_s = streamed_s / sum(sample.output_tokens - 1 for sample in samples)
+    step_tokens = 1 + sum(each.accepted for each in counts) / sum(each.steps for each in counts)
+    whole_s = sum(sample.e2e_ms for sample in samples) / MS
+    return StreamTimes(
+        token_s * step_tokens,
+        sum(sample.ttft_ms for sample in samples) / MS / len(samples),
+        batch * sum(sample.output_tokens for sample in samples) / whole_s,
+    )
+
+
+LEAST_ROUNDS, MOST_ROUNDS = 5, 10
+MAX_REL_CI = 0.05  # relative half-width of a speed-up's interval at which rounds end
+LEAST, REQUESTS_PER_SLOT = 16, 3  # minimum requests of a round, in total and per concurrent request
+DRAFTS_ALWAYS = "it cannot switch drafting off; give a server without speculation with --baseline"
+TELLS = "start vLLM with --per-request-spec-decode-metrics summary; trtspec servers always report drafts"
+STREAMS = "serving.streaming: true"
+FEWER = "check its log, or profile fewer concurrent requests with --set engine.max_batch_size=N"
+
+Answer = tuple[Prompt, RequestSample]
+
+
+@dataclass(frozen=True)
+class ServerMeasurements:
+    """Measurements of a server that drafts `own_len` tokens by default: responses by draft length, and stream times.
+
+    `is_chain` is whether it drafts at most one token per position. Times are by concurrency and draft length. `refused`
+    counts rejected prompts, and `failures` are the errors of other failed requests.
+    """
+
+    endpoint: Endpoint
+    own_len: int
+    is_chain: bool
+    answers: Mapping[int, Sequence[Answer]]
+    times: Mapping[Case, StreamTimes]
+    refused: int = 0
+    failures: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ServerProfiler:
+    """The measurement plan: prompts, limits and concurrencies.
+
+    `depth` is the recipe's draft depth, for servers that do not report it. `failures` collects errors during
+    measurement.
+    """
+
+    prompts: Sequence[Prompt]
+    limits: SearchLimits
+    batches: Sequence[int]
+    depth: int
+    on_progress: OnProgress
+    failures: list[str] = field(default_factory=list)
+
+    async def ask(self, servers: ServerSet) -> ServerMeasurements:
+        """Run all measurements; raise DeployError if the server cannot be profiled."""
+        async with load_client(TIMEOUT_S) as client:
+            arms = await find_arms(client, servers.served, servers.baseline)
+            served = arms[SERVED]
+            if BASELINE not in arms:
+                raise DeployError("no baseline to compare with", where=served.url, hint=DRAFTS_ALWAYS)
+            own, refused = await self._answers(client, served, self.prompts)
+            own_len, is_chain = _drafted(own, self.depth, served.url)
+            endpoints, answers = {0: arms[BASELINE], own_len: served}, {own_len: own}
+            prompts = [prompt for prompt, _ in own]
+            if is_chain and not servers.baseline:  # the server accepts a draft length
+                for length in self._lens(own_len):
+                    endpoints[length] = _with_draft_len(served, length)
+                    answers[length], _ = await self._answers(client, endpoints[length], prompts)
+            for other in servers.others:
+                length, endpoint, answers_of_it = await self._other(client, other, prompts)
+                if length in endpoints:
+                    raise DeployError(f"it drafts {length} tokens, the same as another server", where=endpoint.url)
+                endpoints[length], answers[length] = endpoint, answers_of_it
+            times = await self._times(client, endpoints, prompts)
+        return ServerMeasurements(served, own_len, is_chain, answers, times, refused, self.failures)
+
+    async def _other(
+        self, client: LoadClient, server: ServerAddress, prompts: Sequence[Prompt]
+    ) -> tuple[int, Endpoint, list[Answer]]:
+        """Return another server's draft length, endpoint and responses."""
+        endpoint = await find_arm(client, server)
+        answers, _ = await self._answers(client, endpoint, prompts)
+        length, _ = _drafted(answers, 0, endpoint.url)
+        return length, endpoint, answers
+
+    def _lens(self, own_len: int) -> list[int]:
+        return [length for length in TIMED_LENS if 0 < length < own_len and length <= self.limits.max_draft_len]
+
+    async def _send(
+        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
+    ) -> tuple[Round, list[str]]:
+        """Send prompts at a concurrency; also return the errors of failed requests, which are recorded."""
+        done = await ask_all(client, endpoint, Closed(batch), prompts, LoadSampling(self.limits.max_tokens))
+        failures = [sample.error for sample in done.samples if not sample.ok and not sample.is_refused]
+        self.failures.extend(failures)
+        return done, failures
+
+    async def _answers(
+        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt]
+    ) -> tuple[list[Answer], int]:
+        """Return the responses of two tokens or more, and the number of rejected prompts."""
+        self.on_progress("responses", 0, len(prompts))
+        done, _ = await self._send(client, endpoint, prompts, max(self.batches))
+        found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_usable(pair[1])]
+        if not found:
+            reason = done.samples[0].error or "all have fewer than two tokens"
+            raise DeployError(f"no usable response: {reason}", where=endpoint.url)
+        self.on_progress("responses", len(prompts), len(prompts))
+        return found, sum(sample.is_refused for sample in done.samples)
+
+    async def _times(
+        self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt]
+    ) -> dict[Case, StreamTimes]:
+        """Time the streams of each length, using all rounds because the fastest request is not representative."""
+        found: dict[Case, StreamTimes] = {}
+        for batch in self.batches:
+            for length, rounds in (await self._rounds(client, endpoints, prompts, batch)).items():
+                found[batch, length] = stream_times([*chain.from_iterable(rounds)], batch, length)
+        return found
+
+    async def _rounds(
+        self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt], batch: int
+    ) -> dict[int, list[list[RequestSample]]]:
+        """Return rounds of each length, until they compare precisely enough.
+
+        Every second round runs the lengths in reverse. A round sends the same prompts for each length and continues in
+        the prompt list after the previous round, because step times and acceptance depend on the text.
+        """
+        rounds: dict[int, list[list[RequestSample]]] = {length: [] for length in sorted(endpoints)}
+        for number in range(MOST_ROUNDS):
+            asked = _round_prompts(number, prompts, batch)
+            for length in sorted(endpoints, reverse=bool(number % 2)):
+                rounds[length].append(await self._round(client, endpoints[length], asked, batch))
+            self.on_progress(f"streams, {batch} concurrent", number + 1, MOST_ROUNDS)
+            if number + 1 >= LEAST_ROUNDS and all(_is_precise(rounds[0], timed) for timed in rounds.values()):
+                break
+        for length, endpoint in endpoints.items():
+            if not any(rounds[length]):
+                reason = f"requests failed in each round of {batch} concurrent requests: {self.failures[-1]}"
+                raise DeployError(reason, where=endpoint.url, hint=FEWER)
+        return rounds
+
+    async def _round(
+        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
+    ) -> list[RequestSample]:
+        """Return the complete responses of a closed loop, except the last ones, which end at a lower concurrency.
+
+        Empty if requests failed, because the concurrency was then too low.
+        """
+        done, failures = await self._send(client, endpoint, prompts, batch)
+        if len(failures) > MAX_FAILED * len(prompts):
+            return []
+        timed = [sample for sample in done.samples[: len(prompts) - batch] if _is_usable(sample)]
+        if not timed:
+            raise DeployError(f"all requests failed: {done.samples[0].error}", where=endpoint.url)
+        if not any(sample.itl_ms for sample in timed):
+            raise DeployError(
+                "its responses are not streamed, so they cannot be timed", where=endpoint.url, hint=STREAMS
+            )
+        return timed
+
+
+def _round_prompts(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt]:
+    """Return a round's prompts: the next ones that count, followed by `batch` that do not."""
+    asked = max(LEAST, REQUESTS_PER_SLOT * batch)
+    begin = number * (asked - batch) % len(prompts)
+    return list(islice(cycle(prompts), begin, begin + asked))
+
+
+def _is_precise(alone: Sequence[Sequence[RequestSample]], timed: Sequence[Sequence[RequestSample]]) -> bool:
+    """Return whether a length's speed-up is precise enough; true if no round is usable."""
+    ratios = [_token_ms(theirs) / _token_ms(ours) for theirs, ours in zip(alone, timed, strict=True) if theirs and ours]
+    return not ratios or ratio_of_rounds(ratios).half_width <= MAX_REL_CI
+
+
+def _token_ms(samples: Sequence[RequestSample]) -> float:
+    return sum(sample.e2e_ms for sample in samples) / sum(sample.output_tokens for sample in samples)
+
+
+def _is_usable(sample: RequestSample) -> bool:
+    return sample.ok and sample.output_tokens > 1
+
+
+def _with_draft_len(endpoint: Endpoint, draft_len: int) -> Endpoint:
+    """Return the same server with a requested draft length."""
+    return replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, draft_len))
+
+
+def _drafted(answers: Sequence[Answer], depth: int, url: str) -> tuple[int, bool]:
+    """Return a server's draft depth, and whether it drafts a chain."""
+    samples = [sample for _, sample in answers]
+    if not any(sample.drafted for sample in samples):
+        raise DeployError("its responses do not report drafts", where=url, hint=TELLS)
+    own_len = max(len(sample.histogram) - 1 for sample in samples)
+    own_len = own_len if own_len > 0 else depth
+    if not own_len:
+        raise DeployError("its responses do not report the draft length", where=url, hint=TELLS)
+    steps = sum(sum(sample.histogram) or sample.steps or 0 for sample in samples)
+    return own_len, sum(sample.drafted or 0 for sample in samples) <= steps * own_len
 
 
 def run(asked: ProfileRequest, servers: ServerSet, screen: ProgressUI) -> Profile:

@@ -1,33 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the fastest options and draft lengths of a recipe's method by successive halving."""
+"""Find the fastest options and draft lengths of a recipe's method by successive halving.
+
+All arms run on few texts, then the better half on twice as many, and the last ones on all (Jamieson and Talwalkar 2016,
+arXiv:1502.07943). The first arm is the user's current setting and is never dropped. Results of completed parts are
+cached by their inputs, so that an interrupted command resumes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from trtspec.backends.choose import in_process_backend
+from trtspec.backends.base import in_process_backend
 from trtspec.bench.artifact import open_artifact
-from trtspec.bench.profile.build import build, temporary_workspace
-from trtspec.bench.profile.candidate import OnProgress, ProfileCandidate, SampleTexts
-from trtspec.bench.profile.candidates import recipe_candidate
-from trtspec.bench.profile.checkpointing import ResultCache
+from trtspec.bench.profile.candidates import build, recipe_candidate, temporary_workspace
+from trtspec.bench.profile.document import document_metadata
 from trtspec.bench.profile.engine_profiler import generate_responses, measure
-from trtspec.bench.profile.measured import CandidateMeasurements
-from trtspec.bench.profile.metadata import document_metadata
-from trtspec.bench.profile.options import ProfileRequest, ProgressUI
-from trtspec.bench.profile.recommend import recommend
-from trtspec.bench.profile.sampling import choose_batches, filter_fitting, require_outputs, sample_prompts
-from trtspec.bench.profile.serialization import dump_measured, dump_texts, read_measured, read_texts
-from trtspec.bench.profile.successive_halving import halve, rung_sizes
-from trtspec.bench.profile.tuning import Tuning
+from trtspec.bench.profile.measured import (
+    CandidateMeasurements,
+    ExpectedSpeedup,
+    dump_measured,
+    dump_texts,
+    read_measured,
+    read_texts,
+)
+from trtspec.bench.profile.options import (
+    OnProgress,
+    ProfileCandidate,
+    ProfileRequest,
+    ProgressUI,
+    SampleTexts,
+    choose_batches,
+    filter_fitting,
+    require_outputs,
+    sample_prompts,
+)
+from trtspec.bench.profile.recommend import Recommendation, recommend
+from trtspec.bench.verdict import derive_verdict
 from trtspec.core.errors import TrtspecError
+from trtspec.core.files import replace_file
+from trtspec.core.installation import __version__
+from trtspec.core.paths import cache_dir
 from trtspec.methods.base import Method, find_method
 from trtspec.recipe.load import LoadedRecipe, load_recipe
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
+from trtspec.store.digest import dump_checksummed, load_checksummed
+
+SCHEMA = "trtspec.finished/1"
+
+
+class ResultCache:
+    """The completed parts of one command's work; `found` counts those from earlier runs."""
+
+    def __init__(self, command: str) -> None:
+        self._root = cache_dir() / command
+        self._used: list[Path] = []
+        self.found = 0
+
+    def get(self, depends_on: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return a cached part, or make and cache it; the key is the JSON values `depends_on` plus the machine."""
+        whole = [__version__, platform.processor(), platform.node(), os.cpu_count(), depends_on]
+        key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        path = self._root / f"{key}.json"
+        self._used.append(path)
+        if kept := load_checksummed(SCHEMA, path):
+            self.found += 1
+            part: dict[str, Any] = kept["part"]
+        else:
+            part = make()
+            self._root.mkdir(parents=True, exist_ok=True)
+            replace_file(path, dump_checksummed(SCHEMA, {"part": part}), mode=0o600)
+        return part
+
+    def forget(self) -> None:
+        """Remove the used parts after the work is complete."""
+        for path in self._used:
+            path.unlink(missing_ok=True)
+
+
+Arm = TypeVar("Arm")
+LEAST_TEXTS = 4
+
+
+@dataclass(frozen=True)
+class Rung(Generic[Arm]):
+    """One round: the number of texts, every arm with its score in descending order, and how many advanced."""
+
+    texts: int
+    scores: Sequence[tuple[Arm, float]]
+    kept: int
+
+
+def rung_sizes(texts: int, arms: int) -> list[int]:
+    """Return the number of texts of each round; the last round uses all."""
+    sizes = [texts]
+    while 2 ** len(sizes) < arms and sizes[0] // 2 >= LEAST_TEXTS:
+        sizes.insert(0, sizes[0] // 2)
+    return sizes
+
+
+def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int], float]) -> Iterator[Rung[Arm]]:
+    """Yield the rounds; `score` rates an arm on the first texts, and ties favour the earlier arm."""
+    own, left = arms[0], list(arms)
+    for place, size in enumerate(sizes):
+        scores = sorted(((arm, score(arm, size)) for arm in left), key=lambda pair: -pair[1])
+        kept = len(scores) if place == len(sizes) - 1 else ceil(len(scores) / 2)
+        better = [arm for arm, _ in scores[:kept]]
+        yield Rung(size, scores, kept)
+        left = better if own in better else [own, *better]
+
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation.
+
+    `about` is the document's metadata.
+    """
+
+    about: Mapping[str, Any]
+    name: str
+    method: str
+    texts: SampleTexts
+    rungs: Sequence[Rung[ProfileCandidate]]
+    measured: Mapping[tuple[str, int], CandidateMeasurements]
+    left_out: dict[str, str]
+    recommendation: Recommendation
+
+    @property
+    def drafts_with(self) -> str:
+        """Return the name of the recipe's own candidate."""
+        return self.rungs[0].scores[0][0].name if self.rungs and self.rungs[0].scores else self.method
+
+    def best_in_round(self, arm: ProfileCandidate, rung: Rung[ProfileCandidate]) -> ExpectedSpeedup | None:
+        """Return an arm's expected speed-up in a round, or None if it could not be measured."""
+        found = self.measured.get((arm.settings, rung.texts))
+        return found.best(self.recommendation.batch) if found else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        return {
+            "format_version": FORMAT_VERSION,
+            **derive_verdict(self.recommendation.proposal).as_dict(),
+            **self.about,
+            "name": self.name,
+            "method": self.method,
+            "prompts": len(self.texts.prompts),
+            "tokens": self.texts.tokens,
+            "rounds": [self._rung(rung) for rung in self.rungs],
+            "left_out": [{"settings": name, "why": why} for name, why in self.left_out.items()],
+            "recommendation": self.recommendation.as_dict(),
+        }
+
+    def _rung(self, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
+        arms = [self._arm(arm, rung) | {"kept": place < rung.kept} for place, (arm, _) in enumerate(rung.scores)]
+        return {"prompts": rung.texts, "tried": arms}
+
+    def _arm(self, arm: ProfileCandidate, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
+        best = self.best_in_round(arm, rung)
+        told = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
+        return {"options": arm.options, **told}
+
 
 TREE_DEPTHS = (
     1,

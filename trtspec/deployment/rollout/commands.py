@@ -21,7 +21,7 @@ from trtspec.bench.verification_report import undecided_policy
 from trtspec.core.errors import DeployError, RolledBack, TrtspecError
 from trtspec.core.hashing import file_sha256
 from trtspec.core.processes import tail
-from trtspec.deployment.health.probe import SMOKE_REQUEST
+from trtspec.deployment.health import SMOKE_REQUEST
 from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document
 from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
 from trtspec.deployment.ports import reserved_ports
@@ -40,8 +40,8 @@ from trtspec.deployment.rollout.state import (
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts
+from trtspec.store.artifact import load_manifest
 from trtspec.store.artifact_paths import MANIFEST
-from trtspec.store.manifest import load_manifest
 
 POLL_S = 0.1
 BEGUN_S = 30.0  # until the supervisor has begun; it checks every 0.25 s

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollout state machine, run in the supervisor next to the live server until promotion or rollback.
 
-The new server gets no client requests before its gates pass. On any failure, requests first return to the old revision,
-and then the new server ends. Unexpected exceptions also end the rollout and are logged; they never affect the
-deployment.
+The new server gets no client requests before its gates pass; then the OpenAI gateway splits the requests between the
+revisions. On any failure, requests first return to the old revision, and then the new server ends. Unexpected
+exceptions also end the rollout and are logged; they never affect the deployment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtspec.bench.artifact import artifact_prompts
@@ -22,12 +22,13 @@ from trtspec.bench.gates import active_gates
 from trtspec.bench.run_gates import deploy_load, ensure_served_gates
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError, describe_os_error_at
 from trtspec.core.processes import wait_until
-from trtspec.deployment.health.policy import is_draft_failure
+from trtspec.deployment.gateway import GATEWAY_CONFIG_FILE, ROUTES, returns_ok, revision_config
+from trtspec.deployment.health import is_draft_failure
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.process_group import read_process_specs
 from trtspec.deployment.revision import remove_old_revisions, revision_dir, server_url
-from trtspec.deployment.rollout import analysis
-from trtspec.deployment.rollout.analysis import CanaryStats, ProbePair
-from trtspec.deployment.rollout.mirroring import mirroring_summary
+from trtspec.deployment.rollout import canary
+from trtspec.deployment.rollout.canary import CanaryStats, PairedProbes, ProbePair, mirroring_summary
 from trtspec.deployment.rollout.state import (
     PROMOTE,
     ROLLBACK,
@@ -38,13 +39,72 @@ from trtspec.deployment.rollout.state import (
     with_state,
     write_rollout,
 )
-from trtspec.deployment.rollout.synthetic import PairedProbes
-from trtspec.deployment.rollout.traffic import TrafficSplit
 from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer
-from trtspec.serving.gateway.command import same_text
-from trtspec.serving.gateway.routing_state import MirrorStats
+from trtspec.serving.gateway.command import same_text, write_config
+from trtspec.serving.gateway.config import (
+    MirrorStats,
+    Route,
+    RouterStats,
+    Routes,
+    read_router_stats,
+    split_shares,
+    write_routes,
+)
+from trtspec.serving.gateway.router import router_stats_path
 from trtspec.serving.triton.client import Client
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
+
+TAKEN_UP_S = 5.0  # until the gateway has read new routes
+POLL_S = 0.1
+
+
+@dataclass
+class TrafficSplit:
+    """The split between an old and a new revision of one deployment; does nothing without a gateway."""
+
+    journal: DeploymentJournal
+    old: DeploymentRecord
+    new: DeploymentRecord
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def has_entry(self) -> bool:
+        return bool(self.old.openai)
+
+    def give(self, share: int, *, alone: bool = False, shadow: int = 0) -> None:
+        """Route `share` percent of the requests to the new revision and mirror `shadow` percent of the others to it.
+
+        With `alone`, a revision without a share is removed from the routes. Returns once the gateway uses the new
+        routes; raises DeployError if it does not.
+        """
+        if self.has_entry:
+            with self._lock:
+                self._give(share, alone, shadow)
+
+    def stats(self) -> RouterStats:
+        """Return the gateway's statistics since the shares last changed."""
+        return read_router_stats(router_stats_path(self.journal.root / ROUTES))
+
+    def drain(self, record: DeploymentRecord, within_s: float) -> None:
+        """Wait until a revision's open requests have ended."""
+        if self.has_entry:
+            wait_until(lambda: not self.stats().of(record.revision).open, within_s, POLL_S)
+
+    def finalize(self, record: DeploymentRecord) -> None:
+        """Make a restarted gateway route to this revision only."""
+        if self.has_entry:
+            write_config(revision_config(self.journal, record), self.journal.root / GATEWAY_CONFIG_FILE)
+
+    def _give(self, share: int, alone: bool, shadow: int) -> None:
+        old, new = (Route(record.revision, 0, revision_config(self.journal, record)) for record in (self.old, self.new))
+        new = replace(new, shadow=shadow)
+        routes = tuple(route for route in split_shares(old, new, share) if route.share or not alone)
+        generation = time.time_ns()
+        write_routes(self.journal.root / ROUTES, Routes(generation, routes))
+        (url,) = (child.url for child in read_process_specs(self.journal.children))
+        if not wait_until(lambda: self.stats().generation == generation or not returns_ok(url), TAKEN_UP_S):
+            raise DeployError("the OpenAI gateway did not apply the new shares")
+
 
 GATE_S = 10.0  # for one request of the gates, all of which are short
 NOTE_EVERY_S = 1.0
@@ -134,7 +194,7 @@ class RolloutController(threading.Thread):
         if limits.shares[-1] < 100 and self._wanted != PROMOTE:
             self._note("holding", f"{self._gets(limits.shares[-1])}, until it is promoted by command")
             while self._wanted != PROMOTE:  # unbounded: monitors the revision until a command arrives
-                self._check(analysis.rejection_reason(limits, self._look(time.monotonic(), [])))
+                self._check(canary.rejection_reason(limits, self._look(time.monotonic(), [])))
                 time.sleep(LOOK_EVERY_S)
         self._promote()
 
@@ -195,8 +255,8 @@ class RolloutController(threading.Thread):
             if len(pairs.found) < due:
                 self._beside(pairs.ask)
             seen = self._look(began, pairs.found)
-            self._check(analysis.rejection_reason(limits, seen))
-            if analysis.has_enough_samples(limits, seen):
+            self._check(canary.rejection_reason(limits, seen))
+            if canary.has_enough_samples(limits, seen):
                 return
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
 

@@ -60,7 +60,7 @@ class RolloutRecord:
     """One rollout; `record` is the deployment's record after promotion.
 
     `share` is the current percentage of requests, `shadow` the results of mirrored requests
-    (`trtspec.deployment.rollout.mirroring`), empty without mirroring. `undecided` is the policy for undecided gates.
+    (`trtspec.deployment.rollout.canary`), empty without mirroring. `undecided` is the policy for undecided gates.
     """
 
     record: DeploymentRecord

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker target: serve an artifact in a container on this machine with a rendered file for `docker compose`."""
+"""Docker target: serve an artifact in a container on this machine with a rendered file for `docker compose`.
+
+https://github.com/compose-spec/compose-spec/blob/main/spec.md
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,128 @@ from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.deployment import container_errors
 from trtspec.deployment.base import DeployTarget
-from trtspec.deployment.compose import FILE, SERVICE, VARIABLE, render_compose
 from trtspec.deployment.container_errors import ToolFailed, tool_failure
 from trtspec.deployment.containers import (
+    ALIVE_S,
+    ARTIFACT,
     CLEANUP_S,
+    ENVIRONMENT,
     MAX_GRACE_S,
     PORTS,
+    STATE,
+    STATE_BYTES,
+    TMP,
+    USER,
     ContainerWorkload,
+    RenderedFiles,
+    as_yaml,
     check_image,
     dockerfile,
     make_workload,
+    parse_settings,
+    write_rendered,
 )
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document
-from trtspec.deployment.network import exposure_warning
-from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.options import DeployOptions, exposure_warning
 from trtspec.deployment.ports import former_ports, reserved_ports
-from trtspec.deployment.rendering import RenderedFiles, parse_settings, write_rendered
+from trtspec.store.artifact import load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import REPOSITORY
-from trtspec.store.manifest import load_manifest, manifest_sha256
+
+COMPOSE_FILE = "compose.yaml"
+ARTIFACT_VARIABLE = "TRTSPEC_ARTIFACT"
+SERVICE = "server"
+
+HEAD = """\
+Serves {name} with docker compose; {variable} is the directory of the artifact:
+
+  {variable}=DIR docker compose -f {file} up --detach --wait
+
+Ports at {host}: http {http}, gRPC {grpc} and Prometheus metrics {metrics} without authentication, and the OpenAI API
+{openai} with optional keys. Any client that can reach {host} can send requests and read the metrics. Triton's control
+APIs require a token that is created in the container and never leaves it. To serve other machines, put a proxy with
+TLS and authentication in front. The keys of the OpenAI gateway come from {env_file} (optional, not rendered).
+The container runs as an unprivileged user without capabilities on a read-only file system; it writes only to memory."""
+
+
+def render_compose(workload: ContainerWorkload, image: str, host: str, ports: Mapping[str, int]) -> RenderedFiles:
+    """Return the files; `ports` are the host's ports by name, bound to the address `host`."""
+    env_file = f"{workload.name}.env"
+    head = HEAD.format(
+        name=workload.name, variable=ARTIFACT_VARIABLE, file=COMPOSE_FILE, host=host, env_file=env_file, **ports
+    )
+    document = {"name": workload.name, "services": {SERVICE: _service(workload, image, host, ports, env_file)}}
+    return {COMPOSE_FILE: as_yaml(document, head=head), "Dockerfile": dockerfile(workload)}
+
+
+def _service(
+    workload: ContainerWorkload, image: str, host: str, ports: Mapping[str, int], env_file: str
+) -> dict[str, Any]:
+    return {
+        "image": image,
+        "command": workload.command,
+        "user": f"{USER}:{USER}",
+        "environment": dict(ENVIRONMENT),
+        "env_file": [{"path": env_file, "required": False}],
+        "ports": [f"{host}:{port}:{PORTS[name]}" for name, port in ports.items()],
+        "volumes": [_artifact_volume()],
+        **_confined(),
+        **_sized(workload),
+        "healthcheck": _healthcheck(workload),
+        "init": True,
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{workload.grace_s}s",
+        "logging": {"driver": "json-file", "options": {"max-size": "100m", "max-file": "3"}},
+    }
+
+
+def _artifact_volume() -> dict[str, Any]:
+    source = f"${{{ARTIFACT_VARIABLE}:?the directory of the artifact}}"
+    return {
+        "type": "bind",
+        "source": source,
+        "target": ARTIFACT,
+        "read_only": True,
+        "bind": {"create_host_path": False},
+    }
+
+
+def _confined() -> dict[str, Any]:
+    """Return the settings that restrict the container; it writes only to memory."""
+    owned = f"uid={USER},gid={USER},mode=0700,nosuid,nodev"
+    return {
+        "read_only": True,
+        "tmpfs": [f"{STATE}:{owned},size={STATE_BYTES}", f"{TMP}:{owned},size={STATE_BYTES}"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "ipc": "private",
+        "pids_limit": 4096,
+    }
+
+
+def _sized(workload: ContainerWorkload) -> dict[str, Any]:
+    """Return memory limits and GPU ids; engines pin memory and need large stacks."""
+    sized: dict[str, Any] = {
+        "shm_size": workload.shm_bytes,
+        "mem_limit": workload.memory_bytes + 2 * STATE_BYTES,
+        "ulimits": {"memlock": -1, "stack": 67108864},
+    }
+    if workload.gpu_ids:
+        device = {"driver": "nvidia", "device_ids": [str(each) for each in workload.gpu_ids], "capabilities": ["gpu"]}
+        sized["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return sized
+
+
+def _healthcheck(workload: ContainerWorkload) -> dict[str, Any]:
+    """Return a check that requests a text, because Triton can report ready while unable to serve."""
+    return {
+        "test": ["CMD", *workload.probe(ALIVE_S)],
+        "interval": "30s",
+        "timeout": f"{ALIVE_S + 5}s",
+        "retries": 3,
+        "start_period": f"{workload.startup_s}s",
+        "start_interval": "5s",
+    }
+
 
 DOCKER = "docker"
 ASK_S, POLL_S = 20.0, 2.0
@@ -84,7 +191,7 @@ def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
         write_rendered(_folder(journal), rendered)
         record = _record(journal, artifact, ports, host, options.detach)
         journal.write(record)
-        options.on_event("staged", f"the compose file is {_folder(journal) / FILE}")
+        options.on_event("staged", f"the compose file is {_folder(journal) / COMPOSE_FILE}")
         with _removed_on_failure(journal, record, former):
             wait = ("--wait", f"--wait-timeout={int(options.timeout_s)}")
             _compose(journal, "up", "--detach", *wait, timeout_s=options.timeout_s + 30)
@@ -235,8 +342,8 @@ def _folder(journal: DeploymentJournal) -> Path:
 def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes:
     """Run docker compose on a deployment's file and return its output; raise DeployError or StepTimeout."""
     record = journal.read()
-    command = [DOCKER, "compose", "--file", str(_folder(journal) / FILE), *words]
-    environment = {**os.environ, VARIABLE: record.artifact if record else ""}
+    command = [DOCKER, "compose", "--file", str(_folder(journal) / COMPOSE_FILE), *words]
+    environment = {**os.environ, ARTIFACT_VARIABLE: record.artifact if record else ""}
     try:
         done = subprocess.run(command, capture_output=True, env=environment, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

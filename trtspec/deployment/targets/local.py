@@ -35,33 +35,31 @@ from trtspec.core.processes import (
     wait_until,
 )
 from trtspec.deployment.base import DeployTarget, RunningDeployment
-from trtspec.deployment.exit_cause import cause_of_death
-from trtspec.deployment.gateway import gateway_process, returns_ok
-from trtspec.deployment.health.probe import SMOKE_REQUEST
+from trtspec.deployment.gateway import gateway_process, returns_ok, wait_for_first_response
+from trtspec.deployment.health import SMOKE_REQUEST
 from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document, status_document
-from trtspec.deployment.log import rotate
+from trtspec.deployment.log import cause_of_death, rotate
 from trtspec.deployment.options import PORTS, DeployOptions
 from trtspec.deployment.ports import PortInUse, foreign_port, former_ports, reserved_ports
-from trtspec.deployment.process_specs import read_process_specs, write_process_specs
+from trtspec.deployment.process_group import read_process_specs, write_process_specs
 from trtspec.deployment.revision import (
     front_url,
     make_record,
+    new_token,
     next_revision,
     prepare_revision,
+    read_token,
     remove_old_revisions,
     revision_dir,
     server_url,
 )
 from trtspec.deployment.rollout.commands import promote, rollback, start_rollout
 from trtspec.deployment.rollout.state import read_rollout
-from trtspec.deployment.sidecar import responds
-from trtspec.deployment.token import new_token, read_token
-from trtspec.deployment.warmup import wait_for_first_response
+from trtspec.deployment.server_process import responds
 from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.env_filter import without_secrets
-from trtspec.serving.triton.hardening import GUESSABLE_TOKEN, accepts_placeholder_token
+from trtspec.serving.triton.hardening import GUESSABLE_TOKEN, accepts_placeholder_token, without_secrets
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts, close_shared_memory, remove_shared_memory
-from trtspec.store.manifest import load_manifest
+from trtspec.store.artifact import load_manifest
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from trtspec.engine.model.decoder import Decoder
+from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams, pick
 from trtspec.kernels.tree import Tree
-from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.drafting.vocabulary import SAME, Vocabulary
-from trtspec.engine.model.attention_masks import Window
+from trtspec.engine.model.positions import Window
 
 
 @dataclass(frozen=True)

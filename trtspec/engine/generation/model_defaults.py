@@ -16,7 +16,7 @@ from typing import Any
 from trtspec.checkpoints.generation_config import GenerationConfig, find_end_ids, read_generation_config
 from trtspec.checkpoints.safe_json import repr_short
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.generation.logit_edits import LARGEST, NO_EDITS, LogitEdits
+from trtspec.engine.generation.request import LARGEST, NO_EDITS, LogitEdits
 
 MODEL = "model"  # the value of serving.defaults
 MAX_WORDS = 4096

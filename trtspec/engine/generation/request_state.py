@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.request import EngineRequest, Stats, Update, add_accepted
 from trtspec.engine.generation.scores import Scores
-from trtspec.engine.generation.stopping import StopConditions
+from trtspec.engine.generation.text import StopConditions
 
 
 @dataclass(frozen=True)

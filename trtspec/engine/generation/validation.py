@@ -8,8 +8,7 @@ import math
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.logit_edits import find_edit_errors
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, find_edit_errors
 
 MOST_LOG_PROBS = 20  # OpenAI's limit
 

@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoints.trtllm import TrtllmCheckpoint, load_checkpoint
-from trtspec.engine.calibration.layer_pass import embedding_scale
-from trtspec.engine.model.attention import attend
-from trtspec.engine.model.attention_masks import Window, Windows
-from trtspec.engine.model.cache import KVCache
-from trtspec.engine.model.layers import DecoderLayer
-from trtspec.engine.model.norm import Norm
+from trtspec.engine.model.attention import KVCache, attend
+from trtspec.engine.model.layer_pass import embedding_scale
+from trtspec.engine.model.layers import DecoderLayer, Norm
+from trtspec.engine.model.positions import Window, Windows
 from trtspec.engine.model.weights import WeightLoader
 
 # The auxiliary layer number of the hidden state after the final norm, which is the input of the LM head.

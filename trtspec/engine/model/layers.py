@@ -1,17 +1,185 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of a layer: weights, and their forward pass for a few rows of hidden states."""
+"""The modules of a layer: weights, and their forward pass for a few rows of hidden states.
+
+Weights have the fastest layout for products with a few rows: packed for oneDNN on a CPU, otherwise plain. MKL, which
+torch.mm calls, takes three times as long for the six rows of a verify step as for one row, and rounds them differently.
+oneDNN takes hardly longer, and the bits of a row do not depend on the number of other rows (except for single rows of
+small matrices). The operators are those that torch's compiler emits for frozen weights; the torch version is pinned.
+
+FP8 is simulated: values are rounded to float8_e4m3 as in TensorRT-LLM and then multiplied by a GEMM of the compute
+dtype. A model's output therefore equals the output of its FP8 engine up to the rounding of sums.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
 
-from trtspec.engine.model.matrix import WeightMatrix
-from trtspec.engine.model.moe import mix_experts
+E4M3_MAX = 448.0
+# TensorRT-LLM's defaults for per-row scales (tensorrt_llm/models/modeling_utils.py QuantConfig.clamp_val,
+# tensorrt_llm/quantization/functional.py quantize_fp8_per_token): larger values are clamped, smaller scales are raised
+CLAMP = 1200.0
+LEAST_SCALE = 1.0 / (E4M3_MAX * 512.0)
+
+
+def round_to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
+    """Return float8_e4m3(values / scale) * scale; `scale` is float32, and values beyond 448 * scale are clamped."""
+    scaled = (values.float() / scale).clamp_(-E4M3_MAX, E4M3_MAX)
+    return dequantize(scaled.to(torch.float8_e4m3fn), scale, values.dtype)
+
+
+def round_rows_to_e4m3(values: Tensor) -> Tensor:
+    """Return values [tokens, columns] rounded to float8_e4m3, with a scale per token from its largest value."""
+    clamped = values.clamp(-CLAMP, CLAMP)
+    largest = clamped.float().abs().amax(-1, keepdim=True)
+    # divide by a tensor: for a Python number, a GPU multiplies by its reciprocal, which changes the scale's last bit
+    most = largest.new_full((), E4M3_MAX)
+    return round_to_e4m3(clamped, (largest / most).clamp_min_(LEAST_SCALE))
+
+
+def dequantize(quantized: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the FP8 values times `scale` (float32, broadcast) in `dtype`."""
+    return quantized.float().mul_(scale).to(dtype)
+
+
+class Norm:
+    """Normalizes rows of `width` numbers; for float32 the weights include the root of the width (see `norm_weight`)."""
+
+    def __init__(self, width: int, epsilon: float, device: torch.device) -> None:
+        self._epsilon = epsilon
+        # x / rms(x) is x / hypot(|x|, this) times the root of the width
+        self._offset = torch.tensor((width * epsilon) ** 0.5, device=device)
+
+    def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Normalize hidden [n, width] with a weight [width] that was loaded by `Weights`."""
+        if hidden.dtype != torch.float32:
+            return F.rms_norm(hidden, weight.shape, weight, self._epsilon)
+        # a third of the operations; at batch 1 the overhead of an operation exceeds its arithmetic
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+        return hidden / torch.hypot(length, self._offset) * weight
+
+
+def mix_experts(hidden: Tensor, router: Tensor, top_k: int, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """Return the weighted sum [tokens, hidden] of the outputs of each token's `top_k` experts.
+
+    Args:
+        hidden: [tokens, hidden].
+        router: [experts, hidden]; the logits are computed in its dtype, which is float32 in TensorRT-LLM.
+        top_k: the number of experts per token; their weights add up to one.
+        expert: maps (number, rows [n, hidden]) to rows of the same shape; called in order for experts in use.
+    """
+    logits = F.linear(hidden.to(router.dtype), router)
+    weights, picked = logits.float().softmax(-1).topk(top_k, -1)
+    weights /= weights.sum(-1, keepdim=True)
+    mixed = torch.zeros_like(hidden)
+    for number in sorted(set(picked.flatten().tolist())):
+        ranks, tokens = torch.where(picked.t() == number)
+        rows = expert(number, hidden[tokens]) * weights[tokens, ranks, None]
+        mixed.index_add_(0, tokens, rows.to(hidden.dtype))
+    return mixed
+
+
+# Row counts used with oneDNN, which generates and caches code for each count and weight shape: 0.6 MB, 0.3 ms.
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+_PADDED = [0, *(next(count for count in COUNTS if count >= rows) for rows in range(1, COUNTS[-1]))]
+PACKED_FROM = 1 << 17  # weights; the overhead of some 10 us per oneDNN call does not pay off for smaller matrices
+
+
+class WeightMatrix(Protocol):
+    """A weight that maps rows [n, in] to [n, out]."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the weight [out, in], which may be a copy."""
+
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Map rows [n, in] to [n, out]."""
+
+    def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return residual [n, out] plus the product for rows [n, in]."""
+
+    def taken(self, count: int) -> int:
+        """Return the number of rows that a product of `count` rows computes; passing as many rows avoids a copy."""
+
+
+@dataclass(frozen=True)
+class PlainMatrix(WeightMatrix):
+    """A plain `matrix` [in, out]."""
+
+    matrix: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        return self.matrix.t()
+
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.mm(rows, self.matrix) if bias is None else torch.addmm(bias, rows, self.matrix)
+
+    def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        total = torch.addmm(residual, rows, self.matrix)
+        return total if bias is None else total.add_(bias)
+
+    def taken(self, count: int) -> int:
+        return count
+
+
+@dataclass(frozen=True)
+class PackedMatrix(WeightMatrix):
+    """A weight in oneDNN's layout, multiplied only by COUNTS rows: other numbers of rows are padded or split."""
+
+    packed: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        return self.packed.to_dense()
+
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        count = len(rows)
+        if count in COUNTS:
+            return self._product(rows, bias)
+        found = rows.new_empty((count, self.packed.shape[0]))
+        for start in range(0, count, COUNTS[-1]):
+            part = rows[start : start + COUNTS[-1]]
+            padding = self.taken(len(part)) - len(part)
+            found[start : start + len(part)] = self._product(pad(part, (0, 0, 0, padding)), bias)[: len(part)]
+        return found
+
+    def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        if len(rows) not in COUNTS:
+            return self.product(rows, bias).add_(residual)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self.packed, bias, "add")
+        return found
+
+    def taken(self, count: int) -> int:
+        whole, rest = divmod(count, COUNTS[-1])
+        return whole * COUNTS[-1] + _PADDED[rest]
+
+    def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.packed, bias, "none", [], "")
+        return found
+
+
+def make_matrix(weight: Tensor, *, is_shared: bool = False) -> WeightMatrix:
+    """Return a weight [out, in] in the fastest layout on its device; without a copy on other devices if `is_shared`."""
+    if weight.device.type == "cpu" and weight.numel() >= PACKED_FROM and weight.dtype in _packable():
+        return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+    return PlainMatrix(weight.t() if is_shared else weight.t().contiguous())
+
+
+def _packable() -> tuple[torch.dtype, ...]:
+    onednn = torch.backends.mkldnn
+    if not (onednn.enabled and onednn.is_available()):  # type: ignore[no-untyped-call]
+        return ()
+    in_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if in_bfloat16 else (torch.float32,)
+
 
 # Activations of an MLP's gate by TensorRT-LLM's names; its gelu is the tanh approximation.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -1,35 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a converted checkpoint into the layers of the forward pass: in the compute dtype, FP8 dequantized, fused.
+"""Loads a converted checkpoint into the layers of the forward pass: shards joined, FP8 dequantized, matrices fused.
 
-One tensor is read at a time, so that peak memory is the weights plus one tensor.
+One tensor is read at a time, so that peak memory is the weights plus one tensor. The tensors of a draft head are read
+from the target's checkpoint by the rules with which they were stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.quant_scheme import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
 from trtspec.checkpoints.rules import Rule, Stage
-from trtspec.checkpoints.scales import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
-from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, TrtllmCheckpoint
-from trtspec.engine.model.fp8 import dequantize, round_rows_to_e4m3, round_to_e4m3
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.sharding import ShardedTarget, ShardRegion, distinct_regions, shard
+from trtspec.checkpoints.trtllm import AGAIN, EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, TrtllmCheckpoint
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.device import TORCH_DTYPES, map_tensor
 from trtspec.engine.model.layers import (
     ACTIVATIONS,
+    Block,
     CappedHead,
     DecoderLayer,
     GatedMlp,
     Linear,
     MixtureOfExperts,
+    Norm,
     NormalizedModule,
+    dequantize,
+    make_matrix,
+    round_rows_to_e4m3,
+    round_to_e4m3,
 )
-from trtspec.engine.model.matrix import make_matrix
-from trtspec.engine.model.merge_shards import find_shard, join_shards
-from trtspec.engine.model.norm import Norm
-from trtspec.engine.model.stored_rules import At, stored_rules
+from trtspec.families.decoder import decoder_rules
+
+
+def find_shard(checkpoint: TrtllmCheckpoint, rule: Rule) -> TensorInfo | None:
+    """Return a rule's target on the first rank that should hold it, or None if it is missing."""
+    sharded = _shard(checkpoint, rule)
+    return checkpoint.ranks[sharded.ranks[0]].get(sharded.name)
+
+
+def join_shards(checkpoint: TrtllmCheckpoint, rule: Rule) -> Tensor:
+    """Return a rule's target as a whole tensor on the CPU in its stored dtype; without a copy if one rank holds it.
+
+    Raise CheckpointError with tensor and file if a rank's shard is missing or has the wrong shape or dtype.
+    """
+    sharded = _shard(checkpoint, rule)
+    shares = {rank: _share(checkpoint, sharded, rank) for rank in sharded.ranks}
+    first = shares[sharded.ranks[0]]
+    if len(shares) == 1:
+        return first
+    heights = [source.shape[0] for source in rule.sources]
+    whole = torch.empty((sum(heights), prod(rule.sources[0].shape[1:])), dtype=first.dtype)
+    parts = torch.split_with_sizes(whole, heights)
+    for number, place in distinct_regions(sharded):
+        _copy(shares[place.rank], place, parts[number])
+    leading = (rule.experts, -1) if rule.experts else (len(whole),)
+    return whole.view(*leading, *rule.sources[0].shape[1:])
+
+
+def _shard(checkpoint: TrtllmCheckpoint, rule: Rule) -> ShardedTarget:
+    return shard(rule, checkpoint.mapping, checkpoint.config.num_layers)
+
+
+def _copy(share: Tensor, place: ShardRegion, source: Tensor) -> None:
+    """Copy a rank's rectangle to its position in a source tensor [rows, columns]."""
+    rows, columns = place.rows, place.columns
+    held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
+    source[rows.start : rows.stop, columns.start : columns.stop] = held
+
+
+def _share(checkpoint: TrtllmCheckpoint, sharded: ShardedTarget, rank: int) -> Tensor:
+    tensor = checkpoint.ranks[rank].get(sharded.name)
+    file = str(checkpoint.root / f"rank{rank}.safetensors")
+    if tensor is None:
+        raise CheckpointError(f"the tensor {sharded.name!r} is missing", where=file, hint=AGAIN)
+    if tensor.shape != sharded.shape:
+        expected = f"config.json requires {list(sharded.shape)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, {expected}", where=file, hint=AGAIN)
+    if tensor.dtype not in TORCH_DTYPES:
+        supported = f"the torch engine supports {', '.join(TORCH_DTYPES)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is {tensor.dtype}; {supported}", where=file, hint=AGAIN)
+    return map_tensor(tensor)
+
+
+# A layer's number in the whole model, or the stage of a tensor outside the layers.
+At: TypeAlias = int | Stage
+
+
+def stored_rules(config: ModelConfig) -> dict[tuple[At, str], Rule]:
+    """Return the rules of all tensors except scales, by position and target."""
+    return {(rule.at, rule.target): rule for rule in decoder_rules(config)}
 
 
 class WeightLoader:
@@ -186,3 +254,53 @@ def _paired(heads: Tensor, config: ModelConfig) -> Tensor:
     order = torch.arange(config.head_size, device=heads.device)
     order[:size] = order[:size].view(2, -1).t().flatten()
     return heads.view(-1, config.head_size, *heads.shape[1:])[:, order].reshape(heads.shape)
+
+
+class HeadWeights:
+    """A draft head's tensors on a device, by full name; only tensors of the rules are available.
+
+    Every call reads from the checkpoint and raises CheckpointError if a tensor is missing.
+    """
+
+    def __init__(
+        self, checkpoint: TrtllmCheckpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
+        self._rules = {rule.target: rule for rule in rules}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rules
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor in the compute dtype, or in `dtype`."""
+        return join_shards(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
+
+    def target_ids(self, name: str) -> Tensor:
+        """Return the target's ids of a draft's tokens, which are stored as offsets from the draft's ids."""
+        offsets = self.tensor(name, torch.int64)
+        return offsets + torch.arange(len(offsets), device=self._device)
+
+    def norm(self, module: str) -> Tensor:
+        """Return a norm's weight in the form that `Norm` expects."""
+        return norm_weight(self.tensor(f"{module}.weight"))
+
+    def linear(self, *modules: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> Linear:
+        """Return modules with the same input fused into one; `order` permutes the concatenated outputs."""
+
+        def stacked(kind: str) -> Tensor:
+            return order(stack([self.tensor(f"{module}.{kind}") for module in modules]))
+
+        return Linear(make_matrix(stacked("weight")), stacked("bias") if f"{modules[0]}.bias" in self else None)
+
+    def block(self, prefix: str, config: ModelConfig) -> Block:
+        """Return a layer whose tensors have TensorRT-LLM's names after `prefix`."""
+        attention = f"{prefix}.attention"
+        q_norm, k_norm = (f"{attention}.{kind}_layernorm.weight" for kind in "qk")
+        return Block(
+            qkv=self.linear(f"{attention}.qkv", order=partial(paired_qkv, config=config)),
+            qk_norm=qk_norm(self.tensor(q_norm), self.tensor(k_norm), config) if q_norm in self else None,
+            kv_scale=None,
+            dense=self.linear(f"{attention}.dense"),
+            post_norm=self.norm(f"{prefix}.post_layernorm"),
+            mlp=GatedMlp(self.linear(f"{prefix}.mlp.fc", f"{prefix}.mlp.gate"), self.linear(f"{prefix}.mlp.proj")),
+        )

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoints.rendered_text import RenderedText
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
+from trtspec.checkpoints.tokenizer import RenderedText
 from trtspec.checkpoints.tokenizer_classes import special_tokens
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.core.files import describe_read_error, read_bounded
 from trtspec.core.sandbox import SandboxError, SandboxLimits, SandboxPool
-from trtspec.engine.prompts.messages import ChatError, read_messages
+from trtspec.engine.prompts.prompt import ChatError, read_messages
 
 MAX_TEMPLATE_BYTES = 1 << 20
 JINJA_HINT = "pip install 'trtspec[prompts]'"

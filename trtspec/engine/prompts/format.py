@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of prompt formats, and detection of a file's format."""
+"""The interface of prompt formats, detection of a file's format, and what formats share.
+
+MT-bench, Spec-Bench and SPEED-Bench have one record format: a question with an id, a category and turns.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trtspec.core.registry import discover, discover_all
-from trtspec.engine.prompts.messages import ChatError, plain_text, read_messages
-from trtspec.engine.prompts.prompt import CHAT, MULTI_TURN, Prompt, PromptRecord
+from trtspec.engine.prompts.prompt import (
+    CHAT,
+    MULTI_TURN,
+    ChatError,
+    Prompt,
+    PromptRecord,
+    kind_for_category,
+    plain_text,
+    read_messages,
+)
 from trtspec.engine.prompts.records import HINT
 
 PACKAGE, ATTRIBUTE = "trtspec.engine.prompts.formats", "FORMAT"
@@ -63,3 +74,27 @@ def chat(record: PromptRecord, messages: object, kind: str, name: str, further_t
         raise record.refuse("all messages are answers; expected a user message")
     kind = kind or (MULTI_TURN if any(message["role"] == "assistant" for message in read) else CHAT)
     return Prompt(plain_text(read), name, kind, tuple(read), further_turns, answer)
+
+
+SPEC_BENCH_CATEGORIES = {"translation", "summarization", "qa", "math_reasoning", "rag"}
+
+
+def has_turns(records: Sequence[PromptRecord]) -> bool:
+    """Return whether a file has this record format."""
+    return records[0].has("question_id", "category", "turns")
+
+
+def is_speed_bench(records: Sequence[PromptRecord]) -> bool:
+    """Return whether a file is from SPEED-Bench, whose records name the source of their text."""
+    return any(records[0].has(key) for key in ("src_id", "sub_category", "multiturn"))
+
+
+def is_spec_bench(records: Sequence[PromptRecord]) -> bool:
+    """Return whether a file is Spec-Bench or a part of it, by categories that MT-bench does not have."""
+    return any(str(record.get("category")) in SPEC_BENCH_CATEGORIES for record in records)
+
+
+def read_turns(record: PromptRecord) -> Prompt:
+    """Return the first turn of a question."""
+    turns = record.texts("turns")
+    return first_turn_prompt(record, turns, kind_for_category(record.get("category")), record.name("question_id"))

@@ -7,11 +7,9 @@ positions for readability.
 """
 
 from trtspec.kernels.bit_exact.batch import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
-from trtspec.kernels.bit_exact.block import verify_block
-from trtspec.kernels.bit_exact.cache import compact_kv, kv_moves
-from trtspec.kernels.bit_exact.chain import verify_chain
+from trtspec.kernels.bit_exact.chain import verify_block, verify_chain
 from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, uniform_bits
-from trtspec.kernels.bit_exact.tree import verify_tree
+from trtspec.kernels.bit_exact.tree import compact_kv, kv_moves, verify_tree
 
 __all__ = [
     "BAD_DRAFT",

@@ -1,12 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of chains: test each token against its row, and sample a replacement for the first rejected one."""
+"""Verification of chains, token by token or as a whole.
+
+Token by token, each token is tested against its row, and a replacement is sampled for the first rejected one. As a
+whole, every prefix is tested, and the token after the longest accepted one is sampled; the rule equals
+`reference.verify_block`, with the remaining mass in integers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from trtspec.kernels.bit_exact.batch import BatchRequest, ChainBatch, DraftRow, ExactChainResult, unfilled
-from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, WeightRow, Weights, draw, fix, to_unit
+from trtspec.kernels.bit_exact.fixed_point import (
+    BAD_DRAFT,
+    DRAFT_NONFINITE,
+    FIXED_ONE,
+    Floats,
+    WeightRow,
+    Weights,
+    draw,
+    fix,
+    to_unit,
+)
 
 
 def verify_chain(batch: ChainBatch) -> ExactChainResult:
@@ -54,3 +72,78 @@ def _test(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple[We
         return row.weights, DRAFT_NONFINITE
     rest = fix(row.probs - draft.probs)
     return (rest if rest.any() else row.weights), 0
+
+
+def verify_block(batch: ChainBatch) -> ExactChainResult:
+    """Return the part of each request's chain that is accepted as a whole, and its next token."""
+    return verify_each(batch, _walk_block)
+
+
+@dataclass(frozen=True)
+class _Position:
+    """The position after `length` tokens; the target covers the share `kept` of their draft mass.
+
+    `proposal` [vocab] is the distribution of the next drafted token, or None at the end of the chain.
+    """
+
+    length: int
+    kept: float
+    row: WeightRow
+    proposal: Floats | None
+    status: int
+
+    @property
+    def surplus(self) -> Floats:
+        """The target's mass in excess of the draft's [vocab]."""
+        return self.kept * self.row.probs - self.proposal if self.proposal is not None else self.row.probs
+
+    def stays(self, uniform: int) -> bool:
+        """Whether the prefix is accepted unless a longer one is."""
+        if self.proposal is None or self.kept == 1.0:
+            return to_unit(uniform) < self.kept
+        surplus = float(int(fix(self.surplus).sum())) / FIXED_ONE
+        return to_unit(uniform) * (surplus + (1.0 - self.kept)) < surplus
+
+    def next(self, uniform: int) -> int:
+        """Return the token after the prefix; sampled from the target's own weights if no surplus is left."""
+        if self.row.status:
+            return self.row.argmax
+        left = None if self.proposal is None else fix(self.surplus)
+        return draw(self.row.weights if left is None or not left.any() else left, uniform)
+
+
+def _walk_block(request: BatchRequest, length: int) -> tuple[int, int, int]:
+    """Return how many tokens are accepted, the next token, and the status."""
+    if request.sampling.greedy:
+        return walk(request, length)
+    position = best = _read_position(request, length, 0, 1.0)
+    status = position.status
+    while position.proposal is not None:
+        token = request.tokens[position.length]
+        covered, drafted = position.kept * position.row.probs[token], position.proposal[token]
+        kept = float(covered / drafted) if covered < drafted else 1.0
+        if kept == 0.0:
+            break
+        position = _read_position(request, length, position.length + 1, kept)
+        status |= position.status
+        if position.stays(request.uniforms[position.length - 1]):
+            best = position
+    return best.length, best.next(request.uniforms[-1]), status
+
+
+def _read_position(request: BatchRequest, length: int, here: int, kept: float) -> _Position:
+    """Read the rows of a position; the chain ends if one of them, or the token, is invalid."""
+    row = request.row(here)
+    if row.status or here == length:
+        return _Position(here, kept, row, None, row.status)
+    token, draft = request.tokens[here], request.draft_row(here)
+    if not 0 <= token < request.vocab:
+        return _Position(here, kept, row, None, BAD_DRAFT)
+    if not draft.usable:
+        return _Position(here, kept, row, None, DRAFT_NONFINITE)
+    return _Position(here, kept, row, _proposal(draft, token), 0)
+
+
+def _proposal(draft: DraftRow, token: int) -> Floats:
+    """Return the distribution [vocab] of a token; one-hot if its row gives it probability 0."""
+    return draft.probs if draft.probs[token] != 0.0 else np.eye(1, len(draft.probs), token)[0]

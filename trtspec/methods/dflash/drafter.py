@@ -1,13 +1,161 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash: drafts the block net's prediction at each mask token, all in one pass (arXiv:2602.06036)."""
+"""DFlash: drafts the block net's prediction at each mask token, all in one pass (arXiv:2602.06036).
+
+The net's cache holds keys and values that its layers compute from the target's hidden states, at the positions of the
+text. They do not depend on earlier layers of the net, so they are written as the hidden states arrive. The block is
+stored after them and is overwritten later.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
-from trtspec.methods.dflash.block_drafter import BlockDrafter
+from trtspec.engine.drafting.vocabulary import SAME, SmallerVocabulary, Vocabulary
+from trtspec.engine.model.attention import KVCache, attend, cache_context
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.layers import Linear, Norm, make_matrix
+from trtspec.engine.model.positions import Window, Windows
+from trtspec.engine.model.weights import HeadWeights
+from trtspec.methods.dflash.net import net_rules, stored_net
+
+
+class BlockNetwork:
+    """The net of a `kind` in a target's checkpoint; missing embeddings and LM heads are replaced by the target's.
+
+    `aux_layers` are the target's auxiliary hidden-state layers that it reads; `weights` gives access to its tensors.
+    """
+
+    def __init__(self, target: Decoder, room: BatchShape, kind: str) -> None:
+        checkpoint = target.checkpoint
+        names = checkpoint.ranks[-1].keys()
+        net = stored_net(checkpoint.document, names, target.config, kind)
+        if net is None:
+            hint = f"convert it with method: {kind} and the net as speculation.draft"
+            raise CheckpointError(f"does not contain a {kind} net", where=str(checkpoint.root), hint=hint)
+        self.net, self.config = net, net.layer
+        self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
+        stored = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]
+        self.weights = weights = HeadWeights(checkpoint, net_rules(net, kind, stored), room.device, room.dtype)
+        self._embedding = (
+            weights.tensor(f"{kind}.embed_tokens.weight") if "embed_tokens.weight" in stored else target.embedding
+        )
+        self.lm_head = weights.linear(f"{kind}.lm_head") if "lm_head.weight" in stored else target.lm_head
+        self._fc = weights.linear(f"{kind}.fc")
+        self._context_norm, self._last_norm = (weights.norm(f"{kind}.{name}") for name in ("hidden_norm", "norm"))
+        self._norm = Norm(self.config.hidden_size, self.config.norm_epsilon, room.device)
+        layers = [f"{kind}.layers.{number}" for number in range(self.config.num_layers)]
+        self._input_norms = [weights.norm(f"{layer}.input_layernorm") for layer in layers]
+        self._blocks = [weights.block(layer, self.config) for layer in layers]
+        self._kv = _keys_and_values([block.qkv for block in self._blocks], self.config)
+        norms = [block.qk_norm[self.config.num_heads :] for block in self._blocks if block.qk_norm is not None]
+        self._key_norm = torch.cat(norms) if norms else None
+        self.vocabulary: Vocabulary = SAME
+        if "d2t" in stored:
+            self.vocabulary = SmallerVocabulary(weights.target_ids(f"{kind}.d2t"), target.config.vocab_size)
+        self.windows = Windows(self.config, room.max_len, room.device, room.dtype)
+        self.cache = KVCache(self.config, room.rows, room.max_len, room.device, room.dtype)
+
+    def take_in(self, states: Tensor, window: Window) -> None:
+        """Write keys and values for the target's hidden states [rows * width, aux_layers * hidden] at a window."""
+        context = self._norm(self._fc(states), self._context_norm)
+        cache_context(self._kv(context), self._key_norm, window, self.cache, self.config)
+
+    def forward(self, tokens: Tensor, window: Window) -> Tensor:
+        """Return the final hidden states [rows * width, hidden] of blocks of tokens [rows, width]."""
+        hidden = F.embedding(tokens.flatten(), self._embedding)
+        for number, (norm, block) in enumerate(zip(self._input_norms, self._blocks, strict=True)):
+            mixed = attend(block.qkv(self._norm(hidden, norm)), block, number, window, self.cache, self.config)
+            hidden = block.dense.add_to(hidden, mixed)
+            hidden = block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+        return self._norm(hidden, self._last_norm)
+
+
+def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
+    """Fuse the key and value projections of all layers, which share their input: all keys, then all values."""
+    queries = config.num_heads * config.head_size
+
+    def joined(of_layers: list[Tensor]) -> Tensor:
+        by_layer = torch.stack([each[queries:] for each in of_layers])
+        return by_layer.view(len(layers), 2, -1, *by_layer.shape[2:]).transpose(0, 1).flatten(0, 2)
+
+    biases = [qkv.bias for qkv in layers if qkv.bias is not None]
+    return Linear(make_matrix(joined([qkv.matrix.weight for qkv in layers])), joined(biases) if biases else None)
+
+
+class BlockDrafter(Drafter):
+    """Runs the net on a block after the text, and keeps the net's cache in sync with the text.
+
+    Accepted hidden states wait until the next draft, so that steps without a draft cost nothing here.
+    """
+
+    def __init__(self, setup: DrafterConfig, kind: str) -> None:
+        self.network = BlockNetwork(setup.target, setup.room, kind)
+        self.aux_layers = self.network.aux_layers
+        self._most, self._device = setup.draft_shape.max_depth, setup.room.device
+        self._known = [0] * setup.room.rows  # number of tokens of each row's text in the net's cache
+        self._waiting: dict[int, list[Tensor]] = {}  # by row: states [n, aux_layers * hidden] of the tokens after them
+        self._first_row = 0
+
+    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
+        """Store the lengths of the prompts."""
+        self._first_row = first_row
+        self._known[first_row : first_row + len(prompts)] = map(len, prompts)
+        self._waiting |= {first_row + row: [] for row in range(len(prompts))}
+
+    def read(self, features: Tensor, start: int) -> None:
+        """Process a chunk of the prompts; entries beyond the end of a prompt are overwritten later."""
+        rows, width, _ = features.shape
+        window = self.network.windows.unmasked([start] * rows, width, self._first_row)
+        self.network.take_in(features.flatten(0, 1), window)
+
+    def observe(self, outcome: VerifyOutcome) -> None:
+        """Keep the hidden states of each accepted path."""
+        for row, accepted in enumerate(outcome.accepted_features()):
+            self._waiting[row].append(accepted)
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row's cache and its waiting states."""
+        self.network.cache.move_row(source, target, length)
+        self._known[target], self._waiting[target] = self._known[source], self._waiting[source]
+
+    def _take_in(self, rows: int) -> None:
+        """Write the waiting states into the net's cache; the padding of shorter rows is overwritten later."""
+        found = [states for row in range(rows) for states in self._waiting[row]]
+        if not found:
+            return
+        waiting = [torch.cat([found[0][:0], *self._waiting[row]]) for row in range(rows)]
+        states = pad_sequence(waiting, batch_first=True)
+        window = self.network.windows.unmasked(self._known[:rows], states.shape[1])
+        self.network.take_in(states.flatten(0, 1), window)
+        for row, taken in enumerate(waiting):
+            self._known[row] += len(taken)
+            self._waiting[row] = []
+
+    def _fill(self, texts: Sequence[Sequence[int]], depth: int) -> Tensor:
+        """Return the hidden states [rows, depth, hidden] from which the drafted tokens are predicted.
+
+        The block always has its full width: its positions attend to each other, and a row's draft must not depend on
+        `depth`, which depends on the other rows.
+        """
+        self._take_in(len(texts))
+        network, skipped = self.network, int(not self.network.net.drafts_at_anchor)
+        width = self._most + skipped
+        starts = [len(text) - 1 for text in texts]
+        masks = [network.net.mask_token] * (width - 1)
+        tokens = torch.tensor([[text[-1], *masks] for text in texts], device=self._device)
+        windows = network.windows
+        window = windows.chain(starts, width) if network.net.is_causal else windows.block(starts, width)
+        found = network.forward(tokens, window).view(len(texts), width, -1)
+        return found[:, skipped : skipped + depth]
 
 
 class DFlashDrafter(BlockDrafter):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the description of a block net from a checkpoint in any of several dialects.
+"""The description of a block net, read from a checkpoint in any of several dialects or from its target's checkpoint.
 
 A block net fills a block of mask tokens after the text in one pass. Its layers are Qwen3's; `fc` combines hidden states
 of several target layers, to which its attention attends before the block. It uses the target's embedding and LM head
@@ -12,19 +12,26 @@ unless it has its own. The dialects and their sources:
                       (NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0)
     speculators       speculators_model_type; aux_hidden_state_layer_ids count from 1
                       (vllm-project/speculators:src/speculators/models/dflash/config.py@v0.9.0)
+
+TensorRT engines do not support such nets, so their format inside a target's checkpoint is specific to trtspec. In
+config.json the section "dflash" or "dspark" has the keys of the net, and "dflash_net_config" or "dspark_net_config"
+describes the layers like TensorRT-LLM. Tensor names begin with the method's name; layers have TensorRT-LLM's module
+names, other tensors the names that most dialects share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
-from trtspec.checkpoints.trtllm import MOST_LAYERS
+from trtspec.checkpoints.trtllm import MOST_LAYERS, read_config
 from trtspec.core.diagnostics import quote_value
-from trtspec.families.decoder import read_decoder
-from trtspec.methods.head_checks import NOT_THIS_KIND, count_layers, resolve_num_layers
+from trtspec.families.decoder import attention, mlp, read_decoder
+from trtspec.methods.draft_head import NOT_THIS_KIND, count_layers, resolve_num_layers
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
 # Defaults of transformers' Qwen3Config, 5.23.
@@ -187,3 +194,84 @@ def _read_target_layers(keys: Keys) -> tuple[int, ...]:
 def _drafts_at_anchor(keys: Keys) -> bool:
     """Return whether a token is drafted at the anchor too; without the key, by the trainer's default."""
     return keys.get("sample_from_anchor", bool, keys.sequential())
+
+
+MARKOV, CONFIDENCE = "markov_head.", "confidence_head.proj."
+# ModelOpt stores the tensors of both heads at the top level.
+_SHARED = {"markov_w1.": f"{MARKOV}markov_w1.", "markov_w2.": f"{MARKOV}markov_w2.", "confidence_proj.": CONFIDENCE}
+_NUMBERS = ("block_size", "drafts", "mask_token", "draft_vocab_size", "markov_rank", "confidence_width")
+
+
+def layer_config(kind: str) -> str:
+    """Return the key of config.json that describes a net's layers."""
+    return f"{kind}_net_config"
+
+
+def render(net: BlockNet) -> dict[str, Any]:
+    """Return a net's section of config.json, without the section of the layers."""
+    numbers = {key: getattr(net, key) for key in _NUMBERS}
+    return {**numbers, "target_layers": list(net.target_layers), "is_causal": net.is_causal}
+
+
+def stored_net(document: ConfigReader, names: Collection[str], target: ModelConfig, kind: str) -> BlockNet | None:
+    """Return the net described by a target's config.json, or None; `names` are the checkpoint's tensor names."""
+    section, layer = document.section(kind), document.section(layer_config(kind))
+    if section is None or layer is None:
+        return None
+    layers = tuple(section.get("target_layers", list))
+    if not layers or not all(type(each) is int and 0 <= each < target.num_layers for each in layers):
+        raise section.refuse_value(
+            f"target_layers are {list(layers)}, expected numbers from 0 to {target.num_layers - 1}"
+        )
+    numbers: dict[str, Any] = {key: section.get(key, int) for key in _NUMBERS}
+    return BlockNet(
+        dialect="",
+        layer=read_config(layer, names, f"{kind}.layers.0."),
+        target_layers=layers,
+        num_target_layers=target.num_layers,
+        target_hidden_size=target.hidden_size,
+        is_causal=section.get("is_causal", bool),
+        **numbers,
+    )
+
+
+def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
+    """Return the rules of a net's tensors: the required tensors, and the optional tensors among `names`."""
+    hidden, vocab, drafted, rank = (
+        net.layer.hidden_size, net.layer.vocab_size, net.draft_vocab_size, net.markov_rank
+    )  # fmt: skip
+    sources = {_shared(name): name for name in names}
+    shapes = {
+        "fc.weight": (hidden, len(net.target_layers) * net.target_hidden_size),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    optional = {
+        "embed_tokens.weight": (vocab, hidden),
+        "lm_head.weight": (drafted, hidden),
+        "d2t": (drafted,),
+    }
+    if net.confidence_width:
+        optional |= {f"{CONFIDENCE}weight": (1, net.confidence_width), f"{CONFIDENCE}bias": (1,)}
+    if rank:
+        shapes |= {f"{MARKOV}markov_w1.weight": (vocab, rank), f"{MARKOV}markov_w2.weight": (drafted, rank)}
+    shapes |= {name: shape for name, shape in optional.items() if name in sources}
+    found = [_rule(kind, name, sources.get(name, name), shape) for name, shape in shapes.items()]
+    for number in range(net.layer.num_layers):
+        found += [_in_net(kind, number, rule) for rule in attention(net.layer, number) + mlp(net.layer, number)]
+    return found
+
+
+def _shared(name: str) -> str:
+    start = next((start for start in _SHARED if name.startswith(start)), "")
+    return f"{_SHARED.get(start, '')}{name.removeprefix(start)}"
+
+
+def _rule(kind: str, name: str, source: str, shape: tuple[int, ...]) -> Rule:
+    rule = Rule(f"{kind}.{name}", (SourceTensor(source, shape),), Stage.LAST, Split.WHOLE)
+    return replace(rule, dtype="I64") if name == "d2t" else rule
+
+
+def _in_net(kind: str, number: int, rule: Rule) -> Rule:
+    sources = tuple(replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in rule.sources)
+    return Rule(f"{kind}.layers.{number}.{rule.target}", sources, Stage.LAST, rule.split)

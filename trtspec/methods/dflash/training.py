@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a DFlash net (arXiv:2602.06036) on a block at every position of the answers.
+"""Initial weights and training of a DFlash net (arXiv:2602.06036), on a block at every position of the answers.
+
+The initial net is in z-lab's dialect, with the target's embedding and LM head and a copy of its final norm.
 
 The block consists of the token at the position (the anchor) and masks. The output at each position is the distribution
 of the token there, or of the next token if the anchor drafts too. The layers attend to the target's hidden states
@@ -8,20 +10,76 @@ before the anchor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoints.source import load_source
 from trtspec.methods.base import HeadTarget
-from trtspec.methods.dflash.head import describe
-from trtspec.methods.dflash.net import read_block_net
+from trtspec.methods.dflash import describe
+from trtspec.methods.dflash.net import BlockNet, net_rules, read_block_net
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.block_attention import BlockAttention
-from trtspec.training.layers import TrainableLayer, View
-from trtspec.training.shared_weights import SharedWeights
+from trtspec.training.layers import BlockAttention, SharedWeights, TrainableLayer, View
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
+from trtspec.training.trainable import (
+    LEAST_READ,
+    DraftInitializer,
+    DraftSource,
+    DraftTrainer,
+    InitialDraft,
+    Initializer,
+    TrainableDraft,
+    plain_layer,
+)
+
+
+def initial_net(origin: DraftInitializer, block_size: int, **further: Any) -> BlockNet:
+    """Return the description of a net with this block size for the requested draft length."""
+    config = origin.config
+    return BlockNet(
+        dialect="",
+        layer=replace(plain_layer(config), num_layers=origin.num_layers, qk_norm=True),
+        block_size=block_size,
+        drafts=origin.draft_len,
+        mask_token=origin.unused_token,
+        target_layers=origin.outputs_read(max(LEAST_READ, origin.num_layers)),
+        num_target_layers=config.num_layers,
+        target_hidden_size=config.hidden_size,
+        draft_vocab_size=config.vocab_size,
+        **further,
+    )
+
+
+def initial_draft(
+    origin: DraftInitializer,
+    net: BlockNet,
+    kind: str,
+    architecture: str,
+    inner: dict[str, Any],
+    given: Mapping[str, Tensor],
+) -> InitialDraft:
+    """Return the initial net of a kind; `inner` are additional keys of dflash_config, `given` non-random tensors."""
+    named = {"mask_token_id": net.mask_token, "target_layer_ids": list(net.target_layers)}
+    config = origin.layer_config(net.layer, architecture, net.layer.num_layers) | {
+        "model_type": "qwen3",
+        "block_size": net.block_size,
+        "num_target_layers": net.num_target_layers,
+        "dflash_config": named | inner,
+    }
+    tensors = origin.fill(net_rules(net, kind, given.keys()), {"norm.weight": origin.last_norm, **given})
+    return InitialDraft(config, tensors)
+
+
+def make(origin: DraftInitializer) -> InitialDraft:
+    """Return a net whose block is the anchor and one mask per drafted token."""
+    return initial_draft(origin, initial_net(origin, origin.draft_len + 1), "dflash", "DFlashDraftModel", {}, {})
+
+
+MAKER = Initializer(make, ("layers",))
 
 
 class TrainableDFlash(TrainableDraft):

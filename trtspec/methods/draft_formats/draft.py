@@ -1,31 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a draft from a source, independent of the dialect in which it is written."""
+"""Reads a draft from a source, whichever format it is written in: its kind, facts, tensors and faults."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.rules import match
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rules import find_parts, match
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
+from trtspec.checkpoints.trtllm import EMBEDDING as TARGET_EMBEDDING
+from trtspec.checkpoints.trtllm import LM_HEAD as TARGET_LM_HEAD
 from trtspec.checkpoints.trtllm import MOST_LAYERS
+from trtspec.checkpoints.writer import chunks
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import HeadTarget, find_method, methods
-from trtspec.methods.draft_formats.dialect import OF_THE_TARGET, schemas_for
-from trtspec.methods.draft_formats.facts import READERS, SOFT, Facts
-from trtspec.methods.draft_formats.heads import KIND as MEDUSA
-from trtspec.methods.draft_formats.heads import check_heads, described_target
-from trtspec.methods.draft_formats.keys import LEFT_OUT, Carried, carried_keys, check_keys, layer_keys
-from trtspec.methods.draft_formats.names import shared_names
-from trtspec.methods.head_checks import count_layers
-from trtspec.methods.medusa import OF_THE_BASE, SHARED
+from trtspec.methods.draft_formats.base import EMBEDDING, LM_HEAD, OF_THE_TARGET, DraftSchema, schemas_for
+from trtspec.methods.draft_formats.facts import (
+    LEFT_OUT,
+    READERS,
+    SOFT,
+    Carried,
+    Facts,
+    carried_keys,
+    check_keys,
+    layer_keys,
+)
+from trtspec.methods.draft_head import count_layers
+from trtspec.methods.eagle3 import find_names
+from trtspec.methods.medusa import LISTED, OF_THE_BASE, SHARED, Heads, find_heads
+
+EAGLE = ("eagle3", "p_eagle")
+# Tensors that are only needed for training, or are computed.
+_LEFT_OUT = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq")
+# ModelOpt stores a Markov head's tensors at the top level.
+_BARE = re.compile(r"(markov_w[12]|gate_proj|joint_proj)\..*")
+
+
+def shared_names(source: Source, kind: str, form: DraftSchema) -> dict[str, TensorInfo]:
+    """Return a draft's tensors by the names that most dialects share; for Medusa heads, by TensorRT-LLM's names."""
+    return dict(_head_tensors(source) if form.names else _renamed(source, kind, form))
+
+
+def dialect_names(facts: Facts, form: DraftSchema) -> Callable[[str], str]:
+    """Return the function that maps a common tensor name to the dialect's name."""
+    if form.names is None:
+        return lambda name: _replace_start(name, form.renames)
+    heads = Heads(facts["num_heads"], facts["num_layers"], facts["hidden_size"], facts["vocab_size"], form.names)
+    named = {rule.name: rule.sources[0].name for rule in heads.rules()}
+    return lambda name: named.get(name, name)
+
+
+def _head_tensors(source: Source) -> Iterator[tuple[str, TensorInfo]]:
+    heads = find_heads(source)
+    for rule in heads.rules():
+        if stored := rule.sources[0].name:
+            yield LM_HEAD if stored == heads.shared else rule.name, source.tensors[stored]
+
+
+def _renamed(source: Source, kind: str, form: DraftSchema) -> Iterator[tuple[str, TensorInfo]]:
+    eagle = find_names(source) if kind in EAGLE else None
+    prefix = eagle.prefix if eagle else ""
+    back = {renamed: shared for shared, renamed in form.renames.items() if renamed}
+    if eagle:
+        back = {f"{eagle.layer}.": "layers.0."}
+    for stored, tensor in source.tensors.items():
+        name = stored.removeprefix(prefix)
+        if _LEFT_OUT.fullmatch(name):
+            continue
+        if not eagle and _BARE.fullmatch(name):
+            name = f"markov_head.{name}"
+        yield _replace_start(name, back), tensor
+
+
+def _replace_start(name: str, starts: Mapping[str, str]) -> str:
+    start = next((start for start in starts if name.startswith(start)), None)
+    return name if start is None else f"{starts[start]}{name.removeprefix(start)}"
+
+
+RULES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
+
+
+def target_tensor(name: str, target: SourceModel) -> TensorInfo:
+    """Return the target's embedding or LM head."""
+    rules = [rule for rule in target.rules if rule.target == RULES[name]]
+    ((tensor,),) = find_parts(rules, target.source).values()
+    return tensor
+
+
+def have_equal_bits(one: TensorInfo, other: TensorInfo) -> bool:
+    """Return whether two tensors are bit-identical."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return all(left == right for left, right in zip(chunks(one), chunks(other), strict=True))
+
+
+KIND = "medusa"
+# Placeholder values that the reader of a decoder's config requires; the heads do not describe the target's layers.
+_NO_LAYERS = {
+    "architectures": ["LlamaForCausalLM"], "num_attention_heads": 1, "head_dim": 2, "num_hidden_layers": 1,
+    "intermediate_size": 1, "max_position_embeddings": 1, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_VLLMS_HEADS = 5  # vLLM's default
+
+
+def described_target(source: Source) -> ModelConfig:
+    """Return a target of the heads' sizes; raise CheckpointError if the vocabulary size is unknown."""
+    heads = find_heads(source)
+    if not heads.vocab_size:
+        raise source.reader.refuse("vocab_size and the heads' vocabulary matrices are missing", "give --target")
+    sizes = {"hidden_size": heads.hidden_size, "vocab_size": heads.vocab_size}
+    return read_decoder(ConfigReader(_NO_LAYERS | sizes, source.reader.where), "bfloat16")
+
+
+def check_heads(source: Source, target: SourceModel | None) -> Iterator[Diagnostic]:
+    """Yield warnings for heads that predict nothing new or that some readers ignore.
+
+    Raise CheckpointError if config.json has more heads than there are tensors for.
+    """
+    heads = find_heads(source)
+    configured = _configured_heads(source, heads)
+    if configured > heads.num_heads:
+        raise source.reader.refuse_value(f"has {configured} heads, but there are tensors for {heads.num_heads}")
+    if configured < heads.num_heads:
+        message = f"config.json has {configured} heads, but there are tensors for {heads.num_heads}"
+        yield Diagnostic("model", "heads", message, f"all {heads.num_heads} are written", "warning")
+    untrained = [head for head in range(heads.num_heads) if _adds_nothing(source, heads, head)]
+    if idle := [head for head in untrained if _has_target_lm_head(source, heads, head, target)]:
+        message = f"head {', '.join(map(str, idle))} equals the target's LM head: the blocks are zero"
+        hint = "head 0 must predict the token after the next; remove copies of the target's LM head, or train them"
+        yield Diagnostic("model", "idle-heads", message, hint, "warning")
+
+
+def _configured_heads(source: Source, heads: Heads) -> int:
+    reader, section = source.reader, source.reader.section("medusa")
+    found = section.get("num_medusa_heads", int, heads.num_heads) if section else heads.num_heads
+    found = reader.get("num_heads", int, _VLLMS_HEADS) if heads.names is LISTED else found
+    return reader.get("medusa_num_heads", int, found)
+
+
+def _adds_nothing(source: Source, heads: Heads, head: int) -> bool:
+    """Return whether all blocks of a head are zero."""
+    rules = [rule(head, layer) for layer in range(heads.num_layers) for rule in (heads.weight, heads.bias)]
+    blocks = [source.tensors[rule.sources[0].name] for rule in rules if rule.sources[0].name]
+    return all(chunk.count(0) == len(chunk) for tensor in blocks for chunk in chunks(tensor))
+
+
+def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceModel | None) -> bool:
+    """Return whether a head's matrix is known to be the target's LM head."""
+    matrix = source.tensors.get(heads.lm_head(head).sources[0].name)
+    return heads.shared == "" or bool(target and matrix and have_equal_bits(matrix, target_tensor(LM_HEAD, target)))
+
 
 # Tensors that the methods' rules skip and leave to engines.
 _OPTIONAL = re.compile(
@@ -75,9 +206,9 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
         raise source.reader.refuse(
             "its weights are quantized; conversion requires unquantized weights", "use the draft before quantization"
         )
-    config = target.config if target else described_target(source) if kind == MEDUSA else _claimed(source)
+    config = target.config if target else described_target(source) if kind == KIND else _claimed(source)
     found, skipped = _check(source, kind, config, target)
-    warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
+    warnings = (*found, *(check_heads(source, target) if kind == KIND else ()))
     name = _detect_dialect(source, kind)
     form = schemas_for(kind)[name]
     check_keys(source, kind, form, drop)

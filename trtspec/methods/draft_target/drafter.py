@@ -17,11 +17,10 @@ from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
-from trtspec.engine.drafting.vocab_adapter import load_vocab_adapter
-from trtspec.engine.model.attention_masks import Window
+from trtspec.engine.drafting.vocabulary import load_vocab_adapter
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.prefill import prefill
-from trtspec.engine.prefix_cache import PrefixCache
+from trtspec.engine.model.positions import Window
+from trtspec.engine.prefill import PrefixCache, prefill
 
 
 class DraftModelDrafter(Drafter):

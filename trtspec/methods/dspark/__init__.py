@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trtspec.checkpoints.source import Source
 from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
-from trtspec.methods.dflash.head import describe, suggest
+from trtspec.methods.dflash import describe, suggest
 
 
 def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:

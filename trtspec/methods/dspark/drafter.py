@@ -14,9 +14,9 @@ from torch import Tensor
 
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.chain import NO_FLOOR, ConfidenceFloor, SampledChain, max_probability
-from trtspec.engine.model.head_weights import HeadWeights
-from trtspec.methods.dflash.block_drafter import BlockDrafter
-from trtspec.methods.dflash.stored import CONFIDENCE, MARKOV
+from trtspec.engine.model.weights import HeadWeights
+from trtspec.methods.dflash.drafter import BlockDrafter
+from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
 
 NAME = "dspark"
 

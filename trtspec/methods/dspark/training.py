@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a DSpark net: DFlash's net with a Markov head and a head that estimates acceptance.
+"""Initial weights and training of a DSpark net: DFlash's net with a Markov head and a head that estimates acceptance.
+
+The initial net is in SpecForge's dialect, with a zero Markov head and a confidence of 0.5. Its rank is from published
+nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), smaller for narrow targets.
 
 The previous token is taken from the text, because a chain that is still accepted has drafted it. The confidence at a
 position is trained on the probability that a token sampled there is accepted
@@ -12,11 +15,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.methods.dflash.stored import CONFIDENCE, MARKOV
-from trtspec.methods.dflash.training import TrainableDFlash
+from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
+from trtspec.methods.dflash.training import TrainableDFlash, initial_draft, initial_net
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
-from trtspec.training.trainable import DraftTrainer
+from trtspec.training.trainable import DraftInitializer, DraftTrainer, InitialDraft, Initializer
+
+RANK, LEAST_WIDTH = 256, 4  # the rank is at most a quarter of the target's width
+
+
+def make(origin: DraftInitializer) -> InitialDraft:
+    """Return a net that also drafts at the anchor."""
+    hidden, vocab = origin.config.hidden_size, origin.config.vocab_size
+    rank = max(1, min(RANK, hidden // LEAST_WIDTH))
+    net = initial_net(origin, origin.draft_len, markov_rank=rank, confidence_width=hidden + rank)
+    zeros = {
+        f"{MARKOV}markov_w2.weight": torch.zeros(vocab, rank),
+        f"{CONFIDENCE}weight": torch.zeros(1, hidden + rank),
+        f"{CONFIDENCE}bias": torch.zeros(1),
+    }
+    inner = {
+        "projector_type": "dspark",
+        "attention_mode": "gqa",
+        "markov_rank": rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    return initial_draft(origin, net, "dspark", "DSparkDraftModel", inner, zeros)
+
+
+MAKER = Initializer(make, ("layers",))
 
 
 class TrainableDSpark(TrainableDFlash):

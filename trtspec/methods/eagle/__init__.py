@@ -22,7 +22,7 @@ from trtspec.checkpoints.trtllm import EMBEDDING, LM_HEAD
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.families.decoder import HEAD_DEFAULTS, attention, mlp, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.head_checks import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers
+from trtspec.methods.draft_head import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers
 from trtspec.methods.tree_choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices, smaller_trees
 from trtspec.recipe.schema import refuse
 

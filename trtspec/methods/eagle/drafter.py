@@ -12,16 +12,13 @@ from torch import Tensor
 from trtspec.checkpoints.trtllm import read_config
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import BatchShape, DrafterConfig
-from trtspec.engine.drafting.dynamic_tree import DynamicTree
-from trtspec.engine.drafting.feature_drafter import FeatureDrafter
-from trtspec.engine.drafting.head import FeatureHead
-from trtspec.engine.drafting.static_tree import StaticTree
-from trtspec.engine.drafting.tree_builder import TreeBuilder
+from trtspec.engine.drafting.feature_drafters import FeatureDrafter, FeatureHead, TreeBuilder
+from trtspec.engine.drafting.trees import DynamicTree, StaticTree
 from trtspec.engine.model.attention import attend
-from trtspec.engine.model.attention_masks import Window
 from trtspec.engine.model.decoder import FINAL, Decoder
-from trtspec.engine.model.head_weights import HeadWeights
-from trtspec.engine.model.norm import Norm
+from trtspec.engine.model.layers import Norm
+from trtspec.engine.model.positions import Window
+from trtspec.engine.model.weights import HeadWeights
 from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
 
 # an engine has an identical head for each level of the tree; the first one is used

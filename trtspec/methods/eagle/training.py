@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of the head of EAGLE and EAGLE-2 over the steps of a draft, like EAGLE-3's heads.
+"""Initial weights and training of the head of EAGLE and EAGLE-2, over the steps of a draft, like EAGLE-3's heads.
+
+The initial head is in SafeAILab's format: one layer of the target's shape, with its embedding and LM head.
 
 The paper (arXiv:2401.15077, section 4.2) trains only the first step, with losses on hidden states and distributions.
 Here each step is trained only on the distributions, which determine acceptance.
@@ -13,13 +15,33 @@ from torch import Tensor
 
 from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
-from trtspec.methods.eagle import NETS, head_rules, read_head_config
+from trtspec.methods.eagle import NETS, OPTIONAL, head_rules, read_head_config
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.layers import TrainableLayer, View
-from trtspec.training.shared_weights import SharedWeights
+from trtspec.training.layers import MOST_PASSES, RolloutAttention, SharedWeights, TrainableLayer, View
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
-from trtspec.training.ttt_attention import MOST_PASSES, RolloutAttention
+from trtspec.training.trainable import (
+    DraftInitializer,
+    DraftSource,
+    DraftTrainer,
+    InitialDraft,
+    Initializer,
+    TrainableDraft,
+    plain_layer,
+)
+
+
+def make(origin: DraftInitializer) -> InitialDraft:
+    """Return a head without a bias, which some engines do not support."""
+    layer = plain_layer(origin.config)
+    rules = [rule for rule in head_rules(layer, NETS) if rule.sources[0].name not in OPTIONAL]
+    fused = origin.random(layer.hidden_size, 2 * layer.hidden_size)
+    fused[:, : layer.hidden_size] /= origin.embedding_size
+    config = origin.layer_config(layer, "LlamaForCausalLM", 1) | {"bias": False}
+    return InitialDraft(config, origin.fill(rules, {"fc.weight": fused}))
+
+
+MAKER = Initializer(make)
+
 
 NET = f"{NETS}.0.drafter"
 EMBEDDING = f"{NET}.vocab_embedding.weight"

@@ -23,8 +23,8 @@ from trtspec.checkpoints.trtllm import MOST_LAYERS
 from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
+from trtspec.methods.draft_head import NOT_THIS_KIND, check_ids, check_layer, check_layers, check_sizes, count_layers
 from trtspec.methods.eagle3.head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Eagle3Names, head_rules
-from trtspec.methods.head_checks import NOT_THIS_KIND, check_ids, check_layer, check_layers, check_sizes, count_layers
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"

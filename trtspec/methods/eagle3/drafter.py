@@ -13,17 +13,14 @@ from torch import Tensor
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import BatchShape, DrafterConfig
 from trtspec.engine.drafting.chain import ConfidenceFloor
-from trtspec.engine.drafting.dynamic_tree import DynamicTree
-from trtspec.engine.drafting.feature_drafter import FeatureDrafter
-from trtspec.engine.drafting.head import FeatureHead
-from trtspec.engine.drafting.tree_builder import Chain, TreeBuilder
+from trtspec.engine.drafting.feature_drafters import Chain, FeatureDrafter, FeatureHead, TreeBuilder
+from trtspec.engine.drafting.trees import DynamicTree
 from trtspec.engine.drafting.vocabulary import SmallerVocabulary
 from trtspec.engine.model.attention import attend
-from trtspec.engine.model.attention_masks import Window
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.head_weights import HeadWeights
-from trtspec.engine.model.layers import Block
-from trtspec.engine.model.norm import Norm
+from trtspec.engine.model.layers import Block, Norm
+from trtspec.engine.model.positions import Window
+from trtspec.engine.model.weights import HeadWeights
 from trtspec.methods.eagle3.head import LAYER, NAME, head_rules, stored_head
 
 

@@ -7,19 +7,189 @@ ranks is static and is chosen once per model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import Field, field_validator
 
-from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.rules import Skip
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rules import Rule, Skip, SourceTensor, Split, Stage
+from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.head_checks import check_sizes
-from trtspec.methods.medusa.heads import Heads, find_heads, has_heads
+from trtspec.methods.draft_head import NOT_THIS_KIND, check_sizes
 from trtspec.methods.tree_choices import MEDUSA_CHOICES, Choice, check_ranks, find_choices, smaller_trees
+
+LM_HEAD = "lm_head.weight"
+_FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind": "(?P<kind>weight|bias)"}
+
+
+@dataclass(frozen=True)
+class MedusaNames:
+    """A naming scheme: patterns of a block's tensors, and of a head's vocabulary matrix, which is its last `layer`.
+
+    With a `prefix` the heads are stored in a whole model.
+    """
+
+    block: str
+    matrix: str
+    prefix: str = ""
+
+    def blocks(self, source: Source) -> list[dict[str, str]]:
+        """Return head, layer and kind of each block tensor."""
+        return self._found(self.block, source)
+
+    def matrices(self, source: Source) -> list[dict[str, str]]:
+        """Return the head of each vocabulary matrix."""
+        return self._found(self.matrix, source)
+
+    def _found(self, form: str, source: Source) -> list[dict[str, str]]:
+        pattern = re.compile(re.escape(self.prefix) + form.replace(".", r"\.").format(**_FIELDS))
+        return [found.groupdict() for found in map(pattern.fullmatch, source.tensors) if found]
+
+
+# FasterDecoding/Medusa:medusa/model/medusa_model.py@e2a5d20; 1.0 saves a whole model, like ModelOpt.
+SEQUENTIAL = MedusaNames("{head}.{layer}.linear.{kind}", "{head}.{layer}.weight")
+IN_A_MODEL = replace(SEQUENTIAL, prefix="medusa_heads.")
+# vllm-project/vllm:vllm/model_executor/models/medusa.py@v0.32.0
+LISTED = MedusaNames("blocks.{head}.layers.{layer}.{kind}", "lm_heads.{head}.weight")
+KNOWN = (SEQUENTIAL, replace(SEQUENTIAL, prefix="medusa_head."), IN_A_MODEL, LISTED)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Medusa heads of `num_layers` blocks each; `vocab_size` is 0 if unknown.
+
+    `shared` is the name of a vocabulary matrix common to all heads, "" if that is the target's and not among their
+    tensors, or None if each head has a matrix. Blocks without a bias are converted with zero biases.
+    """
+
+    num_heads: int
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    names: MedusaNames = SEQUENTIAL
+    has_bias: bool = True
+    shared: str | None = None
+
+    def weight(self, head: int, layer: int) -> Rule:
+        """Return the rule of a block's matrix [hidden, hidden]."""
+        return self._block(head, layer, "weight", self.hidden_size, self.hidden_size)
+
+    def bias(self, head: int, layer: int) -> Rule:
+        """Return the rule of a block's bias [hidden]."""
+        return self._block(head, layer, "bias", self.hidden_size)
+
+    def lm_head(self, head: int) -> Rule:
+        """Return the rule of a head's vocabulary matrix [vocab, hidden]."""
+        name = self.shared or self.names.prefix + self.names.matrix.format(head=head, layer=self.num_layers)
+        source = SourceTensor(name, (self.vocab_size, self.hidden_size))
+        target = f"medusa_heads.{head}.lm_head.weight"
+        return Rule(target, (source,), Stage.LAST, Split.VOCABULARY, copy=self.shared is not None)
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield the rules of all heads, without vocabulary matrices if the heads use the target's."""
+        for head in range(self.num_heads):
+            for layer in range(self.num_layers):
+                yield from (self.weight(head, layer), self.bias(head, layer))
+            if self.shared != "":
+                yield self.lm_head(head)
+
+    def _block(self, head: int, layer: int, kind: str, *shape: int) -> Rule:
+        name = self.names.prefix + self.names.block.format(head=head, layer=layer, kind=kind)
+        source = SourceTensor(name if kind == "weight" or self.has_bias else "", shape)
+        return Rule(f"medusa_heads.{head}.medusa_layers.{layer}.linear.{kind}", (source,), Stage.LAST, Split.ROWS)
+
+
+def has_heads(source: Source) -> bool:
+    """Return whether a source has a tensor with the name of a Medusa head's tensor."""
+    return any(names.blocks(source) or names.matrices(source) for names in KNOWN)
+
+
+def find_heads(source: Source) -> Heads:
+    """Count the heads and their blocks by tensor names, because published configs have wrong numbers.
+
+    Raise CheckpointError if heads are missing, or if their number of layers contradicts config.json.
+    """
+    names = _find_names(source)
+    blocks, matrices = names.blocks(source), names.matrices(source)
+    num_layers = 1 + max((int(each["layer"]) for each in blocks), default=-1)
+    configured = _configured_layers(source.reader, names, num_layers)
+    if configured != num_layers:
+        raise source.reader.refuse_value(f"has {configured} layers per head, but the tensors have {num_layers}")
+    num_heads = 1 + max(int(each["head"]) for each in (*blocks, *matrices))
+    has_bias = any(each["kind"] == "bias" for each in blocks)
+    heads = Heads(num_heads, num_layers, 0, 0, names, has_bias, _shared(source, names, bool(matrices)))
+    if names is LISTED:
+        _check_listed(source, heads)
+    return _sized(source, heads)
+
+
+def _find_names(source: Source) -> MedusaNames:
+    found = [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
+    if len(found) != 1:
+        message = "does not contain Medusa heads: tensors like 0.0.linear.weight are missing"
+        raise source.reader.refuse(message if not found else "has Medusa heads under two prefixes", NOT_THIS_KIND)
+    return found[0]
+
+
+def _configured_layers(reader: ConfigReader, names: MedusaNames, found: int) -> int:
+    section = reader.section("medusa")
+    layers = section.get("num_medusa_layers", int, found) if section else found
+    layers = reader.get("num_hidden_layers", int, 1) if names is LISTED else layers  # 1 is vLLM's default
+    return reader.get("medusa_num_layers", int, layers)
+
+
+def _shared(source: Source, names: MedusaNames, have_matrices: bool) -> str | None:
+    """Return `Heads.shared`; the first vLLM releases with a shared matrix store it as the first head's matrix."""
+    if names is LISTED and source.reader.get("original_lm_head", bool, False):
+        first = names.matrix.format(head=0)
+        return first if first in source.tensors and LM_HEAD not in source.tensors else LM_HEAD
+    return None if have_matrices or names is LISTED or names.prefix else ""
+
+
+def _check_listed(source: Source, heads: Heads) -> None:
+    """Raise CheckpointError for biases that vLLM would ignore or not initialize, and for a reduced vocabulary."""
+    has_bias = source.reader.get("medusa_fc_bias", bool, False)
+    if heads.num_layers and has_bias != heads.has_bias:
+        what = "ignores the biases" if heads.has_bias else "does not initialize the biases"
+        raise source.reader.refuse_value(f"vLLM {what} because medusa_fc_bias is {str(has_bias).lower()}")
+    vocab, drafted = (source.reader.values.get(key) for key in ("vocab_size", "truncated_vocab_size"))
+    if vocab is not None and drafted not in (None, vocab):  # otherwise vLLM uses the target's sizes
+        mapped = "with a token_map" if "token_map" in source.tensors else "without a token_map, which vLLM requires"
+        raise source.reader.refuse(
+            f"drafts {drafted} of {vocab} tokens {mapped}; only heads with all tokens are supported",
+            "export the heads with all tokens",
+        )
+
+
+def _sized(source: Source, heads: Heads) -> Heads:
+    """Return the heads with the sizes in config.json, or the sizes of the first tensors."""
+    matrix = _matrix(source, heads)
+    block = source.tensors.get(heads.weight(0, 0).sources[0].name)
+    hidden = block.shape[0] if block and block.shape else matrix.shape[1] if matrix else 0
+    # the other dimension of the matrix; a transposed matrix is reported later, when its rule is matched
+    other = next((size for size in matrix.shape if size != hidden), hidden) if matrix else 0
+    reader = source.reader
+    vocab = reader.positive("vocab_size") if reader.values.get("vocab_size") is not None else other
+    return replace(heads, hidden_size=reader.positive("hidden_size", hidden), vocab_size=vocab)
+
+
+def _matrix(source: Source, heads: Heads) -> TensorInfo | None:
+    """Return the first head's matrix, or None if the heads use the target's."""
+    if heads.shared == "":
+        return None
+    name = heads.lm_head(0).sources[0].name
+    matrix = source.tensors.get(name)
+    if matrix is None or len(matrix.shape) != 2:
+        raise source.reader.refuse(
+            f"{name}, the first head's vocabulary matrix, is missing", "export the heads with their matrices"
+        )
+    return matrix
+
 
 SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
 OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")

@@ -15,11 +15,11 @@ from torch import Tensor
 from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.trtllm import AGAIN
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.drafting.hidden_state_drafter import HiddenStateDrafter
+from trtspec.engine.drafting.feature_drafters import HiddenStateDrafter
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.merge_shards import join_shards
+from trtspec.engine.model.weights import join_shards
 from trtspec.kernels.tree import Tree, in_node_order
-from trtspec.methods.medusa.heads import Heads
+from trtspec.methods.medusa import Heads
 from trtspec.methods.tree_choices import Choice, most_ranks
 
 

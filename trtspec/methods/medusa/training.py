@@ -1,18 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of Medusa heads (arXiv:2401.10774), each for the token at its distance; the target is frozen."""
+"""Initial weights and training of Medusa heads (arXiv:2401.10774), each for the token at its distance.
+
+The initial heads, one for each drafted token, start with the output of the target's LM head. The target is frozen.
+"""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
-from trtspec.methods.medusa.heads import find_heads
+from trtspec.methods.medusa import Heads, find_heads
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
+from trtspec.training.trainable import (
+    DraftInitializer,
+    DraftSource,
+    DraftTrainer,
+    InitialDraft,
+    Initializer,
+    TrainableDraft,
+)
+
+LAYERS = 1
+
+
+def make(origin: DraftInitializer) -> InitialDraft:
+    """Return heads of one block each, initialized to the identity."""
+    config, count = origin.config, origin.draft_len
+    heads = Heads(count, LAYERS, config.hidden_size, config.vocab_size)
+    given = {heads.lm_head(head).sources[0].name: origin.lm_head for head in range(count)}
+    for head in range(count):
+        given[heads.weight(head, 0).sources[0].name] = torch.zeros(config.hidden_size, config.hidden_size)
+    keys = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "medusa_num_heads": count,
+        "medusa_num_layers": LAYERS,
+        "medusa_fc_bias": True,  # without this key vLLM ignores the biases
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "torch_dtype": config.dtype,
+    }
+    return InitialDraft(keys, origin.fill(heads.rules(), given), "medusa_lm_head.safetensors")
+
+
+MAKER = Initializer(make)
 
 
 class TrainableMedusa(TrainableDraft):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.generation.suffix_index import SuffixIndex
+from trtspec.engine.generation.suffixes import SuffixIndex
 
 
 class NgramDrafter(Drafter):

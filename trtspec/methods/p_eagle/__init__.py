@@ -19,6 +19,16 @@ from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.draft_head import (
+    check_ids,
+    check_layer,
+    check_layers,
+    check_mask,
+    check_sizes,
+    count_layers,
+    mask_token,
+    resolve_num_layers,
+)
 from trtspec.methods.eagle3 import (
     check_aux_layers,
     check_count,
@@ -29,16 +39,6 @@ from trtspec.methods.eagle3 import (
 )
 from trtspec.methods.eagle3.head import LAYER_CONFIG, Eagle3HeadConfig, Eagle3Names, head_rules
 from trtspec.methods.eagle3.head import NAME as EAGLE3
-from trtspec.methods.head_checks import (
-    check_ids,
-    check_layer,
-    check_layers,
-    check_mask,
-    check_sizes,
-    count_layers,
-    mask_token,
-    resolve_num_layers,
-)
 
 NAME, MOST_LAYERS = "p_eagle", 64
 

@@ -14,9 +14,9 @@ import torch
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import BatchShape, DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
-from trtspec.engine.drafting.feature_drafter import FeaturePairDrafter
+from trtspec.engine.drafting.feature_drafters import FeaturePairDrafter
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.head_weights import HeadWeights
+from trtspec.engine.model.weights import HeadWeights
 from trtspec.methods.eagle3.drafter import Eagle3Head
 from trtspec.methods.eagle3.head import Eagle3Names, stored_head
 from trtspec.methods.p_eagle import NAME, further_rules

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a P-EAGLE net (arXiv:2602.01469) on the mask tokens after every position of the answers.
+"""Initial weights and training of a P-EAGLE net (arXiv:2602.01469), on the mask tokens after every answer position.
+
+The initial net is in SpecForge's dialect: an EAGLE-3 head of several layers with a hidden state for mask tokens.
 
 The first token is drafted by the pair before the position, like EAGLE-3's, and each further token by a mask. A mask is
 the mask token with a learned hidden state; it attends to the text's pairs and to earlier masks.
@@ -16,17 +18,28 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.source import Source
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.calibration.layer_pass import attend_heads
+from trtspec.engine.model.layer_pass import attend_heads
 from trtspec.methods.base import HeadTarget, Options
+from trtspec.methods.draft_head import mask_token
 from trtspec.methods.eagle3 import decoder_reader
-from trtspec.methods.eagle3.head import LAYER, Eagle3Names
-from trtspec.methods.eagle3.training import TrainableEagle3
-from trtspec.methods.head_checks import mask_token
-from trtspec.methods.p_eagle import NAME, read_head
+from trtspec.methods.eagle3.head import LAYER, Eagle3Names, head_rules
+from trtspec.methods.eagle3.training import TrainableEagle3, initial_config, initial_head, initial_tensors
+from trtspec.methods.p_eagle import NAME, further_rules, read_head
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.block_attention import BlockAttention
-from trtspec.training.layers import TrainableLayer, View
-from trtspec.training.trainable import DraftSource, DraftTrainer
+from trtspec.training.layers import BlockAttention, TrainableLayer, View
+from trtspec.training.trainable import DraftInitializer, DraftSource, DraftTrainer, InitialDraft, Initializer
+
+
+def make(origin: DraftInitializer) -> InitialDraft:
+    """Return a net of `origin.num_layers` layers."""
+    head, tensors = initial_head(origin, origin.num_layers), initial_tensors(origin)
+    state = (1, 1, len(head.aux_layers) * head.target_hidden_size)
+    rules = [*head_rules(head), *further_rules(head, state, Eagle3Names())]
+    config = initial_config(origin, "PEagleDraftModel", origin.num_layers) | {"mask_token_id": origin.unused_token}
+    return InitialDraft(config, origin.fill(rules, tensors) | {"t2d": tensors["t2d"]})
+
+
+MAKER = Initializer(make, ("layers", "draft_vocab"))
 
 
 class TrainablePEagle(TrainableEagle3):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Suggestion
-from trtspec.methods.head_checks import check_mask, mask_token
+from trtspec.methods.draft_head import check_mask, mask_token
 
 
 def _check_model(source: Source) -> Iterator[Diagnostic]:

@@ -14,8 +14,7 @@ from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.prefill import prefill
-from trtspec.engine.prefix_cache import PrefixCache
+from trtspec.engine.prefill import PrefixCache, prefill
 
 
 class ParallelModelDrafter(Drafter):

@@ -18,7 +18,7 @@ from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
-from trtspec.methods.head_checks import NOT_THIS_KIND, check_sizes
+from trtspec.methods.draft_head import NOT_THIS_KIND, check_sizes
 
 # Tokens ranked after each beam, as in the reference implementation; also the maximum number of beams.
 CANDIDATES = 50

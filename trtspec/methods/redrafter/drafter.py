@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.drafting.hidden_state_drafter import HiddenStateDrafter
+from trtspec.engine.drafting.feature_drafters import HiddenStateDrafter
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.head_weights import HeadWeights
+from trtspec.engine.model.weights import HeadWeights
 from trtspec.kernels.tree import Tree
 from trtspec.methods.redrafter import CANDIDATES, stored_head
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a recurrent drafter (arXiv:2403.09919) over the steps of a draft."""
+"""Initial weights and training of a recurrent drafter (arXiv:2403.09919) over the steps of a draft.
+
+The initial drafter is in apple/ml-recurrent-drafter's format and starts with the output of the target's LM head. Its
+width is the target's, not twice as in the reference, because each drafted token loads its LM head.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,46 @@ from torch import Tensor
 
 from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
-from trtspec.methods.redrafter import find_head
+from trtspec.methods.redrafter import PROJECTIONS, STACKS, RedrafterHeadConfig, find_head
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.layers import View
-from trtspec.training.shared_weights import SharedWeights
+from trtspec.training.layers import SharedWeights, View
 from trtspec.training.tensors import SourceTensors
-from trtspec.training.trainable import DraftSource, DraftTrainer, TrainableDraft
+from trtspec.training.trainable import (
+    DraftInitializer,
+    DraftSource,
+    DraftTrainer,
+    InitialDraft,
+    Initializer,
+    TrainableDraft,
+)
+
+LAYERS = 1
+
+
+def make(origin: DraftInitializer) -> InitialDraft:
+    """Return a drafter whose blocks are the identity and whose projection selects the target's hidden state."""
+    config, layers = origin.config, origin.sizes.layers or LAYERS
+    hidden, vocab = config.hidden_size, config.vocab_size
+    head = RedrafterHeadConfig(hidden, vocab, hidden, layers, is_rnn=True)
+    given = {f"{STACKS[0]}.{layer}.linear.weight": torch.zeros(hidden, hidden) for layer in range(layers)} | {
+        f"{PROJECTIONS[0]}.weight": torch.eye(hidden, 2 * hidden),
+        f"{STACKS[0]}.{layers}.weight": origin.lm_head,
+        "rnn_w.weight": origin.random(hidden, hidden) / origin.embedding_size,
+    }
+    keys = {
+        "model_type": "recurrent_drafting_drafter",
+        "hidden_size": hidden,
+        "exit_dim": hidden,
+        "num_draft_layers": layers,
+        "rnn": True,
+        "vocab_size": vocab,
+        "torch_dtype": config.dtype,
+    }
+    return InitialDraft(keys, origin.fill(head.rules(), given))
+
+
+MAKER = Initializer(make, ("layers",))
+
 
 NAME = "drafter"
 

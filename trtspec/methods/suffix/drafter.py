@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.generation.suffix_tree import SuffixHistory, SuffixPrediction, SuffixTree
+from trtspec.engine.generation.suffixes import SuffixHistory, SuffixPrediction, SuffixTree
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pydantic import Field
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Options
-from trtspec.methods.layer_skips import KINDS, Skip
+from trtspec.methods.layer_pruning import KINDS, Skip
 
 SEARCH = "find a set with trtspec swift RECIPE"
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
-from trtspec.engine.model.attention_masks import Window
 from trtspec.engine.model.decoder import Sublayers
+from trtspec.engine.model.positions import Window
 
 
 class SwiftDrafter(Drafter):

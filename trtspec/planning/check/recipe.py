@@ -17,19 +17,15 @@ from trtspec.core.diagnostics import Diagnostic, sort_position
 from trtspec.core.gpus import find_gpu
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.methods.base import Options
-from trtspec.planning.check.collector import Findings
-from trtspec.planning.check.compatibility import check_draft
-from trtspec.planning.check.memory import CODE as MEMORY
-from trtspec.planning.check.memory import check_memory
-from trtspec.planning.check.method import check_method
-from trtspec.planning.check.models import check_target, max_text_tokens, vocabulary_rows
-from trtspec.planning.check.selection import Selection, resolve_selection
-from trtspec.planning.check.sources import TARGET, CheckedModel, read_checkpoint
-from trtspec.planning.check.tokenizers import check_defaults, check_end_ids
-from trtspec.planning.prediction.warnings import warn_if_slower
+from trtspec.planning.check.drafting import check_draft, check_method
+from trtspec.planning.check.inputs import TARGET, CheckedModel, Findings, Selection, read_checkpoint, resolve_selection
+from trtspec.planning.check.models import check_defaults, check_end_ids, check_target, max_text_tokens, vocabulary_rows
+from trtspec.planning.memory import CODE as MEMORY
+from trtspec.planning.memory import check_memory
+from trtspec.planning.prediction.predict import warn_if_slower
 from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.resolve import find_unsafe_overrides
 from trtspec.recipe.schema import Recipe
-from trtspec.recipe.unsafe_overrides import find_unsafe_overrides
 
 
 @dataclass(frozen=True)
@@ -83,9 +79,9 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
     if gpu and not any(each.path == "engine.gpu" for each in findings.diagnostics):
         findings.attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
     if recipe.plugins:
-        from trtspec.backends.steps.plugin import (
-            plan_recipe_library,
-        )  # steps that build, which few recipes need to be checked with
+        from trtspec.backends.steps.files import (
+            plan_recipe_library,  # steps that build, which few recipes need to be checked with
+        )
 
         findings.attempt("plugins", "plugin", lambda: plan_recipe_library(recipe.plugins, gpu or ""))
     if prompts:

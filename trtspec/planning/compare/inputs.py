@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read an input of a comparison into sections of a common form.
 
-Distinguishes recipes, plans, artifacts and reports. Reads documents and headers only; the caller provides the function
-that plans a recipe.
+Inputs are recipes, artifacts, and the `--json` output of `plan`, `verify` and `bench`. Only documents and headers are
+read, under size limits; the caller provides the function that plans a recipe.
 """
 
 from __future__ import annotations
@@ -10,15 +10,168 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from trtspec.checkpoints.safe_json import MAX_DEPTH, inside, is_shallow
+from pydantic import BaseModel, Field, ValidationError
+
+from trtspec.checkpoints.safe_json import MAX_DEPTH, inside, is_shallow, parse_object, repr_short
+from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import describe_read_error, open_regular
-from trtspec.planning.compare.documents import SUPPORTED, PlanInput, StepPart, extract_metrics, load_document
-from trtspec.recipe.files import find_recipe
+from trtspec.core.file_records import Sha256
+from trtspec.core.files import describe_read_error, open_regular, read_bounded
+from trtspec.recipe.load import find_recipe
+from trtspec.store.artifact import load_manifest
 from trtspec.store.artifact_paths import MANIFEST, REPORTS
-from trtspec.store.manifest import load_manifest
+
+MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
+SUPPORTED = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
+SAMPLES = 3  # lists of at least this many numbers are samples, shorter ones intervals
+
+
+class StepPart(BaseModel):
+    """A step; `key_parts` are digests of the parts of its key, empty if not recorded."""
+
+    name: str
+    key: Sha256
+    key_parts: dict[str, str] = {}
+    read_bytes: Annotated[int, Field(ge=0)] | None = None
+    write_bytes: Annotated[int, Field(ge=0)] | None = None
+
+
+class GpuPart(BaseModel):
+    """Serving memory of one device."""
+
+    id: str
+    total_bytes: int
+
+
+class MemoryPart(BaseModel):
+    """Serving memory of all devices."""
+
+    gpus: list[GpuPart]
+
+
+class PlanInput(BaseModel):
+    """The document of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
+
+    format_version: Literal[1]
+    name: str
+    recipe: dict[str, Any] | None = None
+    keys_are_final: bool = True
+    steps: list[StepPart]
+    memory: MemoryPart
+
+
+class CheckPart(BaseModel):
+    """A check of `verify`."""
+
+    name: str
+    ok: bool
+    value: Any = None
+    limit: Any = None
+
+
+class SkippedCheckPart(BaseModel):
+    """A skipped check."""
+
+    name: str
+    reason: str
+
+
+class ReportDocument(BaseModel):
+    """The common part of reports: checks, and command-specific metrics, which are kept unchanged."""
+
+    COMMAND: ClassVar[str]
+
+    format_version: Literal[1]
+    acceptance: str
+    checks: list[CheckPart] = []
+    left_out: list[SkippedCheckPart] = []
+
+
+class VerifyInput(ReportDocument):
+    """The document of `verify --json`, which is also the report in an artifact."""
+
+    COMMAND: ClassVar[str] = "verify"
+
+    checks: list[CheckPart]
+
+
+class BenchInput(ReportDocument):
+    """The document of `bench --json`."""
+
+    COMMAND: ClassVar[str] = "bench"
+
+    baseline: dict[str, Any]
+    speculative: dict[str, Any]
+
+
+KnownDocument = PlanInput | VerifyInput | BenchInput
+# The key that identifies each kind; documents of `bench` may have checks too.
+KINDS: dict[str, type[KnownDocument]] = {"steps": PlanInput, "speculative": BenchInput, "checks": VerifyInput}
+# Keys of a report that are not metrics; the checks are added by name.
+NO_METRICS = ("format_version", "checks", "left_out", "manifest")
+
+
+def load_document(path: Path) -> tuple[KnownDocument, dict[str, Any]]:
+    """Return a document and its plain values; TrtspecError if the file is not a supported document."""
+    try:
+        values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
+    except OSError as error:
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=SUPPORTED) from None
+    except ValueError as error:
+        raise TrtspecError(str(error), where=str(path), hint=SUPPORTED) from None
+    return _checked(values, path), values
+
+
+def _checked(values: dict[str, Any], path: Path) -> KnownDocument:
+    if "recipes" in values and "steps" not in values:
+        raise TrtspecError("the file has the plans of several recipes", where=str(path), hint="save one of them")
+    if values.get("kind") == "load":
+        raise TrtspecError("a benchmark under load", where=str(path), hint="trtspec bench --compare A.json B.json")
+    kind = next((kind for key, kind in KINDS.items() if key in values), None)
+    if kind is None:
+        raise TrtspecError("not a document that can be compared", where=str(path), hint=SUPPORTED)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"{repr_short('.'.join(map(str, first['loc'])))}: {simplify_pydantic_message(first['msg'])}"
+        raise TrtspecError(message, where=str(path), hint=SUPPORTED) from None
+
+
+def extract_metrics(document: ReportDocument, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers and verdicts of a report, without samples."""
+    checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
+    left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}
+    metrics = {key: value for key, value in _without_samples(values).items() if key not in NO_METRICS}
+    return {**metrics, **checks, **left_out}
+
+
+def headlines(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that both kinds of reports may have, under common names."""
+    places = {
+        "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
+        "speedup": ("speedup", "min_speedup.value"),
+    }
+    found = {name: [_at(metrics, place) for place in each] for name, each in places.items()}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: values[0] for name, values in known.items() if values}
+
+
+def _at(values: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _without_samples(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_samples(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if not (isinstance(value, list) and len(value) >= SAMPLES)
+    }
+
 
 RECIPE, PLAN, ARTIFACT, REPORT = "recipe", "plan", "artifact", "report"
 MOST_REPORTS = 16

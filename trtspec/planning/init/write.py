@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoints.metadata_cache import with_model_ids
+from trtspec.checkpoints.previews import with_model_ids
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.completion import editor_schema
-from trtspec.planning.init.hardware import machine_for
-from trtspec.planning.init.inputs import open_checkpoint
-from trtspec.planning.init.methods import propose_methods
+from trtspec.planning.init.inputs import machine_for, open_checkpoint, propose_methods
 from trtspec.planning.init.propose import propose
 from trtspec.planning.init.recipe_text import SCHEMA_FILE, RecipeChoice, build_document, relative_to, render, write_file
 from trtspec.recipe.load import load_recipe

@@ -15,7 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 from trtspec.checkpoints.memory_profile import LayerCache, read_memory_profile
-from trtspec.checkpoints.quant.quant_config import QuantFormat, source_format
+from trtspec.checkpoints.prequantized import QuantFormat, source_format
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source
 from trtspec.core.errors import CheckpointError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a recipe into a prediction, or give the reason why it cannot be predicted."""
+"""Turn a recipe into a prediction, or give the reason why it cannot be predicted; warn if drafting cannot pay."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtspec.backends.base import find_backend
-from trtspec.backends.common.sources import stored_format
+from trtspec.backends.common.memory import stored_format
 from trtspec.backends.context import PlanContext
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.core.gpus import GPUS, Gpu
 from trtspec.planning.prediction.flops import Work, further_work, head_work, model_work
-from trtspec.planning.prediction.roofline import GpuGroup
-from trtspec.planning.prediction.speedup import DrafterCost, TargetDraftPair, reading_cost
+from trtspec.planning.prediction.speedup import DrafterCost, GpuGroup, TargetDraftPair, reading_cost
+from trtspec.recipe.schema import Speculation
 
 LEAST_WEIGHTS = 10**9  # steps of smaller targets are mostly overhead, which was fitted to 7 billion weights and more
 
@@ -105,3 +106,39 @@ def draft_work(context: PlanContext, target: Work) -> Work | None:
     if work is None:
         raise Unpredictable("the headers do not show which part of the target drafts; measure it")
     return work
+
+
+HIGH_RATE = 0.9  # acceptance rates are rarely higher
+
+
+def warn_if_slower(context: PlanContext) -> list[Diagnostic]:
+    """Return a warning if drafting cannot pay at the recipe's max_batch_size at any realistic acceptance rate."""
+    texts = context.recipe.engine.max_batch_size
+    try:
+        found = predict(context)
+    except Unpredictable:
+        return []
+    depth = scheduled_depth(context.recipe.speculation, found.depth, texts)
+    if not depth or (speedup := found.pair.speedup(HIGH_RATE, depth, texts)) >= 1:
+        return []
+    message = (
+        f"with {texts} concurrent requests, drafting {depth} consecutive tokens is slower than the target alone at any "
+        f"acceptance rate up to {HIGH_RATE} (predicted: {speedup:.2f}x at that rate on {found.pair.machine.gpu.name})"
+    )
+    return [Diagnostic("engine.max_batch_size", "never-pays", message, _hint(context, found, depth), "warning")]
+
+
+def scheduled_depth(speculation: Speculation, depth: int, texts: int) -> int:
+    """Return the number of consecutive tokens drafted for a number of requests."""
+    if not speculation.schedule:
+        return depth
+    return next((entry.draft_len for entry in speculation.schedule if texts <= entry.max_batch), 0)
+
+
+def _hint(context: PlanContext, found: Prediction, depth: int) -> str:
+    most = (found.pair.break_even(HIGH_RATE, depth) or 1) - 1
+    if not most:
+        return "speculation.method: none is faster"
+    knobs = find_backend(context.choice.name).knobs
+    schedule = ", or set speculation.schedule as proposed by plan" if "schedule" in knobs and found.depths else ""
+    return f"it can pay up to {most} requests: lower max_batch_size{schedule}"

@@ -1,21 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed-up of drafting, from the tokens and the seconds of a step relative to the target alone.
+"""Time of a pass on GPUs, and the speed-up of drafting over the target alone. Independent of recipes.
+
+A pass takes the time for reading plus that for computing, and the overhead of layers and all-reduces. A roofline
+(doi:10.1145/1498765.1498785) takes the maximum of the two; published batches are slower than that, and the sum fits
+them (docs/planning.md). `published.yaml` has the efficiency of real engines, fitted to published measurements.
 
 The expected tokens of a chain follow Leviathan et al. 2023 (arXiv:2211.17192). For a tree, the acceptance rate of a
-depth is the probability that a child of an accepted node is accepted (Sequoia, arXiv:2402.12374). Independent of
-recipes.
+depth is the probability that a child of an accepted node is accepted (Sequoia, arXiv:2402.12374).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from math import prod
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
+from trtspec.core.gpus import Gpu
+from trtspec.core.paths import load_package_yaml
 from trtspec.methods.speedup import expected_tokens
-from trtspec.planning.prediction.flops import Work
-from trtspec.planning.prediction.roofline import GpuGroup, pass_seconds
+from trtspec.planning.prediction.flops import ITEM_BYTES, Work
+
+HOPPER_SM = 90
+
+
+@dataclass(frozen=True)
+class EfficiencyData:
+    """The shares of a GPU's bandwidth and arithmetic that a pass reaches, and additional seconds.
+
+    `layer_s` is a layer's time other than reading and computing (launches, norms, waiting for other GPUs), `draft_s` is
+    added per draft pass, and `step_s` per step that drafts: preparation, acceptance, sampling. `fitted_to` lists the
+    rows that these values were fitted to.
+    """
+
+    bandwidth: float
+    compute: float
+    layer_s: float
+    draft_s: float
+    step_s: float
+    fitted_to: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PublishedAcceptance:
+    """Published acceptance of a method's drafts: the rate at each depth, and the source."""
+
+    rates: tuple[float, ...]
+    source: str
+
+    def of_depth(self, depth: int) -> list[float]:
+        """Return the rates of the first `depth` tokens; the last published rate is repeated if necessary."""
+        return [self.rates[min(number, len(self.rates) - 1)] for number in range(depth)]
+
+
+@cache
+def _published() -> dict[str, Any]:
+    document: dict[str, Any] = load_package_yaml(Path(__file__).with_name("published.yaml"))
+    return document
+
+
+@cache
+def load_efficiency(generation: str) -> EfficiencyData:
+    """Return the efficiency of a GPU generation that has published rows."""
+    found = _published()["reached"][generation]
+    return EfficiencyData(**found | {"fitted_to": tuple(found["fitted_to"])})
+
+
+def efficiency_for(gpu: Gpu) -> EfficiencyData:
+    """Return the efficiency of a GPU: Blackwell counts as Hopper, older GPUs as Ampere."""
+    return load_efficiency("hopper" if gpu.sm >= HOPPER_SM else "ampere")
+
+
+def published_acceptance(method: str) -> PublishedAcceptance | None:
+    """Return the published acceptance of a method's drafts, if any."""
+    found = _published()["acceptance"].get(method)
+    return PublishedAcceptance(tuple(found["rates"]), found["source"]) if found else None
+
+
+REDUCES = 2  # per layer: after attention and after the MLP
+
+
+@dataclass(frozen=True)
+class GpuGroup:
+    """GPUs that share each layer of a model; pipeline stages run sequentially, so they do not change the time."""
+
+    gpu: Gpu
+    tensor: int = 1
+
+    @cached_property
+    def reached(self) -> EfficiencyData:
+        """Return the efficiency that engines reach on its GPUs."""
+        return efficiency_for(self.gpu)
+
+
+def pass_seconds(work: Work, machine: GpuGroup, texts: int, new_tokens: float, context: int) -> float:
+    """Return the seconds of a pass that adds `new_tokens` to each of `texts` texts of `context` tokens."""
+    tokens = max(1, round(texts * new_tokens))
+    reached, gpu = machine.reached, machine.gpu
+    cache = work.cache_bytes(texts, context, machine.tensor)
+    reading = (work.weight_bytes(tokens) / machine.tensor + cache) / (gpu.bandwidth * reached.bandwidth)
+    peak = gpu.fp8_flops if work.is_fp8 and gpu.fp8_flops else gpu.flops
+    computing = work.flops(tokens) / machine.tensor / (peak * reached.compute)
+    return reading + computing + work.num_layers * (reached.layer_s + _reducing(work, machine, tokens))
+
+
+def _reducing(work: Work, machine: GpuGroup, tokens: int) -> float:
+    """Return a layer's seconds of communication: in a ring each GPU sends and receives nearly everything twice."""
+    if machine.tensor == 1:
+        return 0.0
+    sent = 2 * (machine.tensor - 1) / machine.tensor * tokens * work.hidden_size * ITEM_BYTES
+    return REDUCES * sent / machine.gpu.link
+
 
 MOST_TEXTS = 1024  # larger batches are not considered
 

@@ -10,13 +10,12 @@ from trtspec.backends.base import find_backend
 from trtspec.backends.context import PlanContext
 from trtspec.core.diagnostics import RecipeError
 from trtspec.planning.check.recipe import check_recipe
-from trtspec.planning.prediction.capacity import largest_batch
-from trtspec.planning.prediction.efficiency import published_acceptance
+from trtspec.planning.memory import largest_batch
 from trtspec.planning.prediction.predict import Prediction, Unpredictable, predict
-from trtspec.planning.prediction.speedup import MOST_TEXTS
+from trtspec.planning.prediction.speedup import MOST_TEXTS, published_acceptance
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Recipe
-from trtspec.report.advisor.questions import AdvisorFact, AdvisorFacts, with_derived
+from trtspec.report.advisor.advice import AdvisorFact, AdvisorFacts, with_derived
 
 USUAL_RATE = 0.8
 DRAFTS = {"model": "model", "head": "head"}

@@ -1,12 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horizontal bar charts, grouped or stacked."""
+"""Plots with a row for each label and a scale below: grouped or stacked bars, and percentiles of distributions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
 
-from trtspec.report.plots.frame import FONT, Series, colour, format_number, line, swatch, text
-from trtspec.report.plots.rows import BarRows
+from trtspec.report.plots.frame import (
+    FONT,
+    LINE,
+    RIGHT,
+    WIDTH,
+    Scale,
+    Series,
+    colour,
+    format_number,
+    legend,
+    line,
+    svg_picture,
+    swatch,
+    text,
+    text_width,
+    tick_name,
+    truncate_text,
+)
+
+MOST_LABEL = 130
+BETWEEN = 11
+VALUE = 46  # units for the number after the longest bar
+
+
+@dataclass(frozen=True)
+class BarRows:
+    """Geometry of the rows: labels end at `left`, rows of height `high` start at `top`, with gaps of BETWEEN."""
+
+    labels: Sequence[str]
+    high: float
+    left: float
+    scale: Scale
+    top: float = 8
+
+    @classmethod
+    def to(cls, most: float, labels: Sequence[str], high: float) -> BarRows:
+        """Return rows with a scale that covers `most`."""
+        left = 8 + min(MOST_LABEL, max(map(text_width, labels)))
+        return cls(labels, high, left, Scale.to(most, left, WIDTH - RIGHT - VALUE))
+
+    @property
+    def bottom(self) -> float:
+        """Return the y coordinate below the last row."""
+        return self.top + (self.high + BETWEEN) * len(self.labels)
+
+    def start(self, number: int) -> float:
+        """Return the y coordinate of a row."""
+        return self.top + (self.high + BETWEEN) * number + BETWEEN / 2
+
+    def axes(self) -> list[str]:
+        """Return the labels and the scale, with as many tick labels as fit."""
+        ticks = self.scale.ticks
+        parts = [line(x, self.top, x, self.bottom, "grid") for x in map(self.scale.at, ticks)]
+        room = self.scale.at(ticks[1]) - self.scale.at(ticks[0])
+        every = ceil((text_width(tick_name(ticks[-1])) + 6) / room)
+        for tick in ticks[::every]:
+            parts.append(text(self.scale.at(tick), self.bottom + LINE - 2, tick_name(tick), "middle"))
+        middle = self.high / 2 + FONT * 0.35
+        for number, label in enumerate(self.labels):
+            parts.append(text(self.left - 8, self.start(number) + middle, truncate_text(label, self.left - 6), "end"))
+        return parts
+
+    def finish(
+        self,
+        title: str,
+        parts: list[str],
+        x_name: str,
+        names: Sequence[str],
+        sample: Callable[[float, float, int], str],
+    ) -> str:
+        """Return the complete SVG: parts, name of the scale, and a legend if there are several series."""
+        y = self.bottom + 2 * LINE
+        named = text((self.left + WIDTH - RIGHT - VALUE) / 2, y, x_name, "middle", "axis")
+        if len(names) < 2:
+            return svg_picture(title, [*parts, named], y + 8)
+        entries, bottom = legend(names, y + LINE + 6, sample)
+        return svg_picture(title, [*parts, named, *entries], bottom - LINE + 8)
+
 
 THICK, THIN = 17, 9
 
@@ -68,3 +146,38 @@ def _rect(start: float, y: float, end: float, thick: float, number: int) -> str:
 
 def _value(x: float, y: float, thick: float, value: float) -> str:
     return text(x + 6, y + thick / 2 + FONT * 0.3, format_number(value))
+
+
+SPAN_THICK = 13
+
+
+@dataclass(frozen=True)
+class PercentileSpan:
+    """Minimum and percentiles of a distribution."""
+
+    least: float
+    p50: float
+    p90: float
+    p99: float
+
+
+def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[PercentileSpan | None]], x_name: str) -> str:
+    """Return a plot with a row for each label and a distribution, or None, for each series."""
+    most = max((each.p99 for values in series.values() for each in values if each), default=1.0)
+    rows = BarRows.to(most, labels, SPAN_THICK * len(series))
+    parts = rows.axes()
+    for number, values in enumerate(series.values()):
+        for row, spread in enumerate(values):
+            if spread:
+                parts.append(_span(rows, rows.start(row) + SPAN_THICK * (number + 0.5), spread, number))
+    return rows.finish(title, parts, x_name, list(series), swatch)
+
+
+def _span(rows: BarRows, y: float, spread: PercentileSpan, number: int) -> str:
+    least, p50, p90, p99 = map(rows.scale.at, (spread.least, spread.p50, spread.p90, spread.p99))
+    fill = colour(number)
+    return (
+        f'<path d="M{least:.1f} {y:.1f}H{p99:.1f}" stroke="{fill}" stroke-width="1.5"/>'
+        f'<path d="M{p50:.1f} {y:.1f}H{max(p90, p50 + 0.5):.1f}" stroke="{fill}" stroke-width="7"/>'
+        f'<circle cx="{p50:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" class="dot"/>'
+    )

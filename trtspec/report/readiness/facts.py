@@ -11,16 +11,22 @@ from functools import cached_property
 from pathlib import Path
 
 from trtspec.bench.artifact import artifact_prompts
-from trtspec.bench.provenance import mismatch_reason, recorded_manifest
-from trtspec.bench.saved_documents import SavedDocument, list_documents, prompts_sha256, read_document
-from trtspec.bench.target_fingerprint import target_sha256
+from trtspec.bench.documents import (
+    SavedDocument,
+    list_documents,
+    mismatch_reason,
+    prompts_sha256,
+    read_document,
+    recorded_manifest,
+    target_sha256,
+)
 from trtspec.bench.verification_report import VerificationReport, load_verification, read_untrusted_report
 from trtspec.core.errors import TrtspecError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.report.monitoring.prometheus import Prometheus
+from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import MANIFEST
-from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
 
 
 @dataclass(frozen=True)

@@ -1,2 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP proxy in front of tritonserver: it validates requests and forwards them to the server's Unix sockets."""
+"""The HTTP proxy in front of tritonserver: it validates requests and forwards them to the server's Unix sockets.
+
+This module has the proxy's command line and the names of the sockets. It imports none of the proxy's dependencies.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.serving.triton.names import SOCKETS
+
+PROXY_SOCKET = "front.sock"  # health checks of the supervisor, independent of the proxy's ports
+PORT_IN_USE = errno.EADDRINUSE  # exit status if a port is in use
+STARTED_MESSAGE = "listening"
+UNAVAILABLE_MESSAGE = "the server is not accepting requests: it is starting, restarting or stopping"
+
+
+@dataclass(frozen=True)
+class ProxyPort:
+    """A port of the proxy: the server's socket behind it and the forwarded methods."""
+
+    socket: str
+    methods: tuple[bytes, ...]
+
+
+PROXY_PORTS: Mapping[str, ProxyPort] = {
+    "http": ProxyPort(SOCKETS["http"], (b"GET", b"POST")),
+    "metrics": ProxyPort(SOCKETS["metrics"], (b"GET",)),
+}
+
+
+def proxy_command(directory: Path, host: str, ports: Mapping[str, int]) -> list[str]:
+    """Return the argv of the proxy for the server whose sockets are in `directory`."""
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # do not import from the current directory
+    listening = [f"--{name}={ports[name]}" for name in PROXY_PORTS]
+    return [sys.executable, *safe_path, "-m", "trtspec.serving.front", str(directory), f"--host={host}", *listening]

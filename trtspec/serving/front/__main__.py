@@ -19,7 +19,7 @@ from typing import Any
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.http_hosts import allowed_hosts, host_rules
-from trtspec.serving.front.command import PORT_IN_USE, PROXY_PORTS, PROXY_SOCKET, STARTED_MESSAGE
+from trtspec.serving.front import PORT_IN_USE, PROXY_PORTS, PROXY_SOCKET, STARTED_MESSAGE
 from trtspec.serving.front.proxy import ClientConnection, HealthConnection, ProxyState
 from trtspec.serving.triton.names import DISCONNECTS
 

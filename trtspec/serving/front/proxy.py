@@ -18,20 +18,21 @@ from pathlib import Path
 from typing import cast
 
 from trtspec.core.http_hosts import HostRules
-from trtspec.serving.front.command import UNAVAILABLE_MESSAGE
-from trtspec.serving.front.requests import (
+from trtspec.serving.front import UNAVAILABLE_MESSAGE
+from trtspec.serving.front.http_messages import (
     END,
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     ChunkedBody,
+    MalformedResponse,
     ProxyRequest,
     RequestRejected,
+    UpstreamResponse,
     check_body,
     check_incomplete_head,
     parse_head,
 )
-from trtspec.serving.front.responses import MalformedResponse, UpstreamResponse
-from trtspec.serving.triton.disconnects import add_client_token, clear_disconnected, mark_disconnected
+from trtspec.serving.triton.python_models.interruptions import add_client_token, clear_disconnected, mark_disconnected
 
 LOG = logging.getLogger(__name__)
 

@@ -21,17 +21,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from trtspec.core.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules, host_rules
-from trtspec.core.version import __version__
+from trtspec.core.installation import __version__
 from trtspec.serving.gateway.admission import AdmissionControl
-from trtspec.serving.gateway.bodies import RequestBodies
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.connections import MAX_LINES
-from trtspec.serving.gateway.errors import ApiError, overloaded
-from trtspec.serving.gateway.http import TICK_S, HttpExchange
-from trtspec.serving.gateway.internal import internal_error
+from trtspec.serving.gateway.errors import ApiError, internal_error, overloaded
+from trtspec.serving.gateway.http import TICK_S, HttpExchange, RequestBodies
 from trtspec.serving.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from trtspec.serving.gateway.openapi import describe
-from trtspec.serving.gateway.parameters import unknown_model
+from trtspec.serving.gateway.parameters import describe, unknown_model
 from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.router import Router
 

@@ -17,8 +17,8 @@ from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
 from trtspec.serving.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
 from trtspec.serving.triton.nvidia_compat import NVIDIA, PARAMETER
 from trtspec.serving.triton.repository_writer import CONFIG
+from trtspec.store.artifact import Manifest, load_manifest
 from trtspec.store.artifact_paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, engine
-from trtspec.store.manifest import Manifest, load_manifest
 
 ANYWHERE = "0.0.0.0"
 

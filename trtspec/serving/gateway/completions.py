@@ -12,13 +12,25 @@ from typing import Any, TypeAlias
 
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError
-from trtspec.serving.gateway.generation import Delta, GenerationState, TextGeneration, TokenGeneration
+from trtspec.serving.gateway.generation import (
+    ChatFormat,
+    CompletionFormat,
+    Delta,
+    GenerationState,
+    TextGeneration,
+    TokenGeneration,
+)
 from trtspec.serving.gateway.http import HttpExchange
 from trtspec.serving.gateway.parameters import RequestParameters, RequestSizeLimits, check_model, read_parameters
 from trtspec.serving.gateway.prompts import Prompt, PromptReader
-from trtspec.serving.gateway.response_format import ChatFormat, CompletionFormat
-from trtspec.serving.gateway.tensors import StopParameters, TritonModelInfo, choice_seed, text_request, token_request
-from trtspec.serving.gateway.triton import TritonClient
+from trtspec.serving.gateway.triton import (
+    StopParameters,
+    TritonClient,
+    TritonModelInfo,
+    choice_seed,
+    text_request,
+    token_request,
+)
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
 
 MAX_RESUMES = 2  # attempts to resume one completion

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import Any
+
+from trtspec.serving.triton.python_models.tensors import client_message, new_error_id
 
 RETRY_AFTER_S = 1
 SHUTTING_DOWN = "shutting_down"
@@ -88,3 +91,14 @@ def shutting_down() -> ApiError:
 def overloaded(message: str) -> ApiError:
     """Return the error for a valid request that the server cannot accept now."""
     return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
+
+
+log = logging.getLogger(__name__)
+
+
+def internal_error(what: str, details: str, *, code: str = "internal_error") -> ApiError:
+    """Return the error for the client and log its details."""
+    fault = new_error_id()
+    log.error("internal error %s: %s: %s", fault, what, details)
+    message = client_message(fault, "the gateway's")
+    return ApiError(500, f"{what}: {message}", code=code)

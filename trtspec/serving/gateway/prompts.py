@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trtspec.checkpoints.rendered_text import RenderedText
-from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.text import TextPieces
 from trtspec.engine.prompts.chat import ChatTemplate
-from trtspec.engine.prompts.messages import ChatError, is_text
+from trtspec.engine.prompts.prompt import ChatError, is_text
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError, invalid_request, too_long, unsupported
 from trtspec.serving.gateway.parameters import RequestParameters

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trtspec.checkpoints.rendered_text import RenderedText
+from trtspec.checkpoints.tokenizer import RenderedText
 from trtspec.core.errors import DeployError, StepTimeout
 from trtspec.core.ports import LOOPBACK
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, DRAFT, TARGET
@@ -42,8 +42,8 @@ def with_special_tokens_flag(request: Mapping[str, Any]) -> Mapping[str, Any]:
 class Client:
     """One server's HTTP endpoint; `timeout_s` limits each whole request, including streams.
 
-    `token` authorizes the server's control APIs (`trtspec.deployment.token`). `path` is the path of a Unix socket, or
-    "" for a server at `host` and `port`.
+    `token` authorizes the server's control APIs (`trtspec.deployment.revision`). `path` is the path of a Unix socket,
+    or "" for a server at `host` and `port`.
     """
 
     port: int

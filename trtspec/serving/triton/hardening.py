@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardening of a tritonserver: control APIs behind a token, unused endpoints disabled, request bodies limited.
+"""Hardening of a tritonserver: secrets removed from its environment, control APIs behind a token, bodies limited.
 
 A model loaded by request may contain code, and a client may register the shared memory of a model's process; both act
 with this user's rights. Web pages can send such requests too, but they cannot set a custom header without a CORS
-preflight, so the token is sent in a header.
+preflight, so the token is sent in a header. Unused endpoints are disabled.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,25 @@ from trtspec.core.errors import DeployError
 from trtspec.core.processes import group_processes, wait_until
 from trtspec.serving.triton.client import HEADER, Client
 from trtspec.serving.triton.server import TritonServer
+
+PASS = "TRTSPEC_PASS_ENV"  # comma-separated names
+_NAMES = re.compile(
+    r"(^|_)(TOKENS?|KEYS?|APIKEY|SECRETS?|CREDENTIALS?|PASSPHRASE|PASS|PASSWD|AUTH|COOKIES?)(_|$)|PASSWORD"
+    r"|^(AWS|AZURE)_",
+    re.IGNORECASE,
+)
+_VALUES = re.compile(r"://[^/@\s]*:[^/@\s]+@")  # a URL with a password, such as a proxy's or package index's
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without likely secrets, except for the variables named in `TRTSPEC_PASS_ENV`."""
+    passed = {name.strip() for name in environment.get(PASS, "").split(",")}
+    return {name: value for name, value in environment.items() if name in passed or not _is_secret(name, value)}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return name != PASS and bool(_NAMES.search(name) or _VALUES.search(value))
+
 
 log = logging.getLogger(__name__)
 

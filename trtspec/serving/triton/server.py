@@ -3,6 +3,11 @@
 
 Search order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's Python backend does not have a fixed
 place, so a small directory of links in the cache replaces an installation.
+
+The wheel's Python stub is patched for numpy 2. It was compiled with pybind11 2.10, which reads an array's item size at
+byte 32 of `PyArray_Descr`, its place in numpy 1. numpy 2 stores `elsize` at byte 40, so the stub would garble every
+tensor, and numpy 1 does not support Python 3.13. The offset is one byte in five load instructions. They are corrected
+in a copy of a stub with a known digest.
 """
 
 from __future__ import annotations
@@ -18,14 +23,37 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from trtspec.core.doctor_check import DoctorCheck
 from trtspec.core.errors import DeployError
+from trtspec.core.hashing import file_sha256
+from trtspec.core.installation import DoctorCheck
 from trtspec.core.interpreter import VERSION as PYTHON
 from trtspec.core.interpreter import libpython, libpython_name
 from trtspec.core.paths import cache_dir
 from trtspec.core.ports import LOOPBACK
-from trtspec.serving.triton import stub_patch
 from trtspec.serving.triton.names import SOCKETS
+
+ELSIZE_1, ELSIZE_2 = 32, 40  # offset in numpy 1 and numpy 2
+# SHA-256 of a stub: offsets of the bytes to change. `objdump -dC` shows them as `0x20(%rax)` in both constructors of
+# PbTensor from an array (two each: strings and all other types) and in pybind11::array's from a dtype, a shape and
+# strides.
+LOADS = {
+    # nvidia-pytriton 0.7.0, x86-64, Python 3.13
+    "7b701b4b4bc01ca7af0350eaffa4f2aed92f02b465b3494a265059e4d3ca6cf8": (0xA6C74, 0xA6E90, 0xA7664, 0xA78A9, 0xACA2B),
+}
+
+
+def is_patchable(stub: Path) -> bool:
+    """Return whether this stub can be patched."""
+    return file_sha256(stub) in LOADS
+
+
+def patch_for_numpy_2(stub: Path) -> bytes:
+    """Return the content of a known stub, patched for numpy 2."""
+    content = bytearray(stub.read_bytes())
+    for place in LOADS[file_sha256(stub)]:
+        content[place] += ELSIZE_2 - ELSIZE_1
+    return bytes(content)
+
 
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
@@ -225,7 +253,7 @@ def _fill(folder: Path, links: Mapping[str, Path]) -> None:
         (folder / name).symlink_to(target)
     if _numpy_2():
         stub = folder / STUB
-        content = stub_patch.patch_for_numpy_2(stub)
+        content = patch_for_numpy_2(stub)
         stub.unlink()
         stub.write_bytes(content)
         stub.chmod(0o755)
@@ -260,7 +288,7 @@ def _probe_numpy() -> DoctorCheck:
     version, wheel = metadata.version("numpy"), _wheel()
     if not _numpy_2():
         return DoctorCheck("numpy", True, version)
-    if wheel and _stub(wheel[0]).is_file() and stub_patch.is_patchable(_stub(wheel[0])):
+    if wheel and _stub(wheel[0]).is_file() and is_patchable(_stub(wheel[0])):
         return DoctorCheck("numpy", True, f"{version}, with a patched copy of the stub")
     return DoctorCheck(
         "numpy", False, f"{version} is not below 2", "pip install 'numpy<2': the stub garbles numpy 2 tensors"

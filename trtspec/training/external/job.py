@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the input of an external trainer: a directory to copy to a GPU machine.
+"""A job for an external trainer: a directory to copy to a GPU machine, and the step that imports the trained draft.
 
 The directory contains:
 
@@ -12,28 +12,81 @@ The directory contains:
 
 from __future__ import annotations
 
+import json
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from trtspec.backends.context import PlanContext
+from trtspec.bench.sources import RECORD
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.writer import check_new, new_directory
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
+from trtspec.core.files import read_bounded
 from trtspec.methods.draft_formats.convert import RenderedDraft, render_draft
 from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.planning.pipeline import Build
+from trtspec.recipe.schema import StrictModel
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Step, StepProgress
+from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.draft_steps import check_held_out
 from trtspec.training.external.base import CONFIG, DRAFT, ExternalTrainer, TrainingJob, find_trainer
-from trtspec.training.external.job_record import JOB, JobRecord
 from trtspec.training.external.rows import ROWS, held_out_digest, make_row, training_texts, write_lines
-from trtspec.training.plan import TrainRequest, answer_step, load_with_draft, require_target
-from trtspec.training.progress import ProgressFactory, plan_recipe, run_steps
+from trtspec.training.plan import (
+    ProgressFactory,
+    TrainRequest,
+    answer_step,
+    load_with_draft,
+    plan_recipe,
+    require_target,
+    run_steps,
+)
 from trtspec.training.texts import TEXTS, TrainingText, read_texts
-from trtspec.training.train_draft import check_held_out
+
+JOB = "trtspec_job.json"
+MOST_BYTES = 1 << 16
+Word = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class JobRecord(StrictModel):
+    """The document of `train --trainer --json`; `held_out` is the digest of the evaluation prompts.
+
+    `rows` and `tokens` count the training data, `left_out` the rows unsuitable for the trainer.
+    """
+
+    format_version: Literal[1] = 1
+    name: Word
+    method: Word
+    trainer: Word
+    version: Word
+    rows: int
+    tokens: int
+    left_out: int
+    held_out: Annotated[str, Field(pattern="[0-9a-f]{64}")]
+    warnings: list[str]
+
+
+def read_job(result: Path) -> tuple[Path, JobRecord]:
+    """Return the job's directory at or above `result`, and its record; TrtspecError without a job."""
+    path = result.absolute()
+    root = next((each for each in (path, *path.parents) if (each / JOB).is_file()), None)
+    if root is None:
+        hint = "put the draft into the directory that `trtspec train --trainer` wrote"
+        raise TrtspecError(f"no {JOB} here or above: the held-out prompts are unknown", where=str(result), hint=hint)
+    try:
+        return root, JobRecord.model_validate_json(read_bounded(root / JOB, MOST_BYTES))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        message = (
+            f"not written by trtspec: {'.'.join(map(str, wrong['loc']))}: {simplify_pydantic_message(wrong['msg'])}"
+        )
+        raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None
 
 
 def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tuple[Path, JobRecord]:
@@ -152,3 +205,41 @@ def _write_guide(root: Path, trainer: ExternalTrainer, job: TrainingJob, record:
     target = shlex.quote(job.target)
     (root / "run.sh").write_text(RUN.format(target=target, commands=trainer.commands(job)))
     (root / "README.md").write_text(README.format(target=target, record=record, trainer=trainer))
+
+
+@dataclass(frozen=True)
+class TakeDraft(Step):
+    """Write the draft in `source` in the dialect of the previous draft; `target` is the target's directory.
+
+    `held_out` is the digest of the prompts excluded from its rows, `trainer` the name of the trainer.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    source: Files
+    target: Files
+    texts: AnswerPrompts
+    dialect: str
+    held_out: str
+    trainer: str
+
+    @property
+    def name(self) -> str:
+        """Return the step's name."""
+        return "take-draft"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Convert; TrtspecError for different held-out prompts, and for an inconsistent draft."""
+        from trtspec.methods.draft_formats.convert import convert_draft
+
+        if held_out_digest(read_texts(inputs[self.texts] / TEXTS)) != self.held_out:
+            message = "the held-out prompts changed since its rows were written, so it may have been trained on them"
+            hint = "use the same --prompts, --regression-prompts, --held-out, --seed and --max-tokens as before"
+            raise TrtspecError(message, where=str(self.source.root), hint=hint)
+        with self.source.unchanged(), self.target.unchanged():
+            converted = convert_draft(self.source.root, self.dialect, out / "draft", str(self.target.root))
+        for path in (out / "draft").iterdir():
+            path.rename(out / path.name)
+        (out / "draft").rmdir()
+        record = {"trainer": self.trainer, "dialect": converted.draft.dialect}
+        (out / RECORD).write_text(json.dumps(record) + "\n")

@@ -10,12 +10,10 @@ from trtspec.core.errors import TrtspecError
 from trtspec.methods.draft_formats.draft import read_draft
 from trtspec.planning.pipeline import Build
 from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.evaluation import TrainResult
 from trtspec.training.external.base import ExternalTrainer, find_trainer
-from trtspec.training.external.job_record import JobRecord, read_job
-from trtspec.training.external.take_draft import TakeDraft
-from trtspec.training.plan import TrainRequest, load_with_draft, require_target, source_files
-from trtspec.training.progress import ProgressFactory
-from trtspec.training.result import TrainResult
+from trtspec.training.external.job import JobRecord, TakeDraft, read_job
+from trtspec.training.plan import ProgressFactory, TrainRequest, load_with_draft, require_target, source_files
 from trtspec.training.run import train_and_evaluate
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.rules import formats, hardware, methods, models, options, serving, sizes
+from trtspec.backends.tensorrt_llm.rules import hardware, methods, models, options, sizes
 from trtspec.core.diagnostics import Diagnostic
 
 Rule = Callable[[PlanContext], Iterator[Diagnostic]]
@@ -18,10 +18,10 @@ RULES: tuple[Rule, ...] = (
     *hardware.RULES,
     *options.RULES,
     *sizes.RULES,
-    *formats.RULES,
+    *hardware.FORMAT_RULES,
     *methods.RULES,
     *models.RULES,
-    *serving.RULES,
+    *sizes.SERVING_RULES,
 )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from math import ceil
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, REDRAFTER, speculation_mode
 from trtspec.backends.tensorrt_llm.rules.sources import (
     BUILDER,
     DECODER,
@@ -23,8 +22,18 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     TRITON,
     issue,
 )
-from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
-from trtspec.backends.tensorrt_llm.specs import EngineSpec, engine_specs, uses_draft_logits
+from trtspec.backends.tensorrt_llm.specs import (
+    EAGLE,
+    EXTERNAL,
+    LOOKAHEAD,
+    MEDUSA,
+    REDRAFTER,
+    EngineSpec,
+    engine_specs,
+    is_greedy_only,
+    speculation_mode,
+    uses_draft_logits,
+)
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.lookahead import LookaheadOptions

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from math import isclose, log, sqrt
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.modes import LOOKAHEAD, MEDUSA, REDRAFTER
 from trtspec.backends.tensorrt_llm.rules.sources import (
     DECODER,
     GEMMA_CONFIG,
@@ -18,7 +17,7 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     QUANTIZE,
     issue,
 )
-from trtspec.backends.tensorrt_llm.specs import engine_specs
+from trtspec.backends.tensorrt_llm.specs import LOOKAHEAD, MEDUSA, REDRAFTER, engine_specs
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
 

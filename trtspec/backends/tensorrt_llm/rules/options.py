@@ -9,9 +9,8 @@ from typing import Any
 from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec, minors_with
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.arguments import option_arguments, option_choices
-from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, speculation_mode
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
-from trtspec.backends.tensorrt_llm.specs import engine_specs
+from trtspec.backends.tensorrt_llm.specs import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, engine_specs, speculation_mode
 from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.core.registry import did_you_mean
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from trtspec.bench.load.arrival import THROUGHPUT, ArrivalProcess, Ask
+from trtspec.bench.load.arrivals import THROUGHPUT, ArrivalProcess, Ask
 from trtspec.bench.load.client import clock
 
 

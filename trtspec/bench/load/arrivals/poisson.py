@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from trtspec.bench.load.arrival import LATENCY, ArrivalProcess, Ask
+from trtspec.bench.load.arrivals import LATENCY, ArrivalProcess, Ask
 from trtspec.bench.load.client import clock
 
 

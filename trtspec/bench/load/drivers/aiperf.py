@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.bench.load.api import BadAnswer, parse_count
-from trtspec.bench.load.arrival import LATENCY, ArrivalProcess
-from trtspec.bench.load.client import MAX_WORDS, Endpoint, LoadClient
+from trtspec.bench.load.arrivals import LATENCY, ArrivalProcess
+from trtspec.bench.load.client import MAX_WORDS, Endpoint, LoadClient, document
 from trtspec.bench.load.rounds import AskRound, Round
 from trtspec.bench.load.sample import MS, RequestSample
-from trtspec.bench.load.sse import document
 from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.errors import StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded

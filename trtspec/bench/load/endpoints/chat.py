@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.bench.load import openai_events
+from trtspec.bench.load import api
 from trtspec.bench.load.api import Api, Event, LoadSampling, ParsedResponse, parse_text
 from trtspec.engine.prompts.prompt import Prompt
 
@@ -14,11 +14,11 @@ TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are reason
 
 def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:
     messages = [*prompt.messages] or [{"role": "user", "content": prompt.text}]
-    return {"model": model, "messages": messages, **openai_events.options(wanted)}
+    return {"model": model, "messages": messages, **api.openai_options(wanted)}
 
 
 def _read(event: Event, reply: ParsedResponse) -> bool:
-    return openai_events.read(event, reply, _choice_text)
+    return api.read_openai_event(event, reply, _choice_text)
 
 
 def _choice_text(choice: Any) -> str:

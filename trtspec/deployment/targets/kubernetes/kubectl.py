@@ -15,15 +15,22 @@ from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded, replace_file
 from trtspec.deployment import container_errors
 from trtspec.deployment.container_errors import ToolFailed, tool_failure
-from trtspec.deployment.containers import MAX_GRACE_S, PORTS, ContainerWorkload, check_image, make_workload
+from trtspec.deployment.containers import (
+    MAX_GRACE_S,
+    PORTS,
+    ContainerWorkload,
+    check_image,
+    make_workload,
+    parse_settings,
+    write_rendered,
+)
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.rendering import parse_settings, write_rendered
 from trtspec.deployment.targets.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 from trtspec.deployment.targets.kubernetes.workloads import machines
+from trtspec.store.artifact import load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import REPOSITORY
-from trtspec.store.manifest import load_manifest, manifest_sha256
 
 KUBECTL = "kubectl"
 ASK_S = 20.0

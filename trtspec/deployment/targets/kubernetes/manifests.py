@@ -9,10 +9,17 @@ from typing import Any
 
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import LOOPBACK
-from trtspec.deployment.containers import PORTS, ContainerWorkload, check_image, dockerfile
-from trtspec.deployment.rendering import RenderedFiles, as_yaml, parse_settings
-from trtspec.deployment.targets.kubernetes import components as parts
+from trtspec.deployment.containers import (
+    PORTS,
+    ContainerWorkload,
+    RenderedFiles,
+    as_yaml,
+    check_image,
+    dockerfile,
+    parse_settings,
+)
 from trtspec.deployment.targets.kubernetes import operators, workloads
+from trtspec.deployment.targets.kubernetes import operators as parts
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 
 HEAD = """\

@@ -1,15 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workload objects: Deployment or LeaderWorkerSet, Service, disruption budget and network policy."""
+"""The objects for any cluster: Deployment or LeaderWorkerSet, Service, disruption budget and network policy.
+
+The pods conform to the Pod Security profile "restricted".
+"""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trtspec.core.errors import DeployError
-from trtspec.deployment.containers import PORTS, ContainerWorkload
-from trtspec.deployment.targets.kubernetes.pod import all_labels, labels, main_container, pod_spec, pod_template
+from trtspec.core.gpus import GPUS
+from trtspec.deployment.containers import (
+    ALIVE_S,
+    ARTIFACT,
+    PORTS,
+    PROBE_S,
+    PROPAGATION_S,
+    SHM,
+    STATE,
+    STATE_BYTES,
+    TMP,
+    USER,
+    ContainerWorkload,
+    environment,
+    quantity,
+)
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
+
+CONTAINER = "server"
+GPU = "nvidia.com/gpu"
+STARTUP_PERIOD_S = 5
+
+
+def labels(name: str) -> dict[str, str]:
+    """Return the labels that identify the pods."""
+    return {"app.kubernetes.io/name": name}
+
+
+def all_labels(workload: ContainerWorkload) -> dict[str, str]:
+    """Return the labels of all objects of the deployment."""
+    return labels(workload.name) | {"app.kubernetes.io/managed-by": "trtspec"}
+
+
+def pod_template(workload: ContainerWorkload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
+    """Return the template of a pod whose container runs a command, with its probes."""
+    container = main_container(workload, settings, command) | probes(workload)
+    container["ports"] = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in PORTS.items()]
+    container["lifecycle"] = {"preStop": {"sleep": {"seconds": PROPAGATION_S}}}
+    return {"metadata": {"labels": all_labels(workload)}, "spec": pod_spec(workload, settings, container)}
+
+
+def pod_spec(workload: ContainerWorkload, settings: ClusterSettings, container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a pod with the container and minimal permissions."""
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod_security(),
+        "terminationGracePeriodSeconds": workload.grace_s,
+        "containers": [dict(container)],
+        "volumes": volumes(workload, settings),
+    }
+    if affinity := _affinity(workload):
+        spec["affinity"] = affinity
+    return spec
+
+
+def main_container(workload: ContainerWorkload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
+    """Return the container without ports and probes; keys come from a Secret that is not rendered."""
+    return {
+        "name": CONTAINER,
+        "image": settings.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": list(command),
+        "env": environment(),
+        "envFrom": [{"secretRef": {"name": f"{workload.name}-env", "optional": True}}],
+        "resources": resources(workload, settings),
+        "securityContext": container_security(),
+        "volumeMounts": mounts(settings, ARTIFACT),
+    }
+
+
+def resources(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+    """Return the resources per machine; the memory request equals the limit to avoid early eviction."""
+    memory = quantity(workload.memory_bytes)
+    gpus = {GPU: str(min(len(workload.gpu_ids), settings.node_gpus))} if workload.gpu_ids else {}
+    disk = quantity(STATE_BYTES)
+    return {
+        "requests": {"cpu": str(workload.cpus), "memory": memory, "ephemeral-storage": disk, **gpus},
+        "limits": {"memory": memory, "ephemeral-storage": quantity(3 * STATE_BYTES), **gpus},
+    }
+
+
+def probes(workload: ContainerWorkload) -> dict[str, Any]:
+    """Return probes that request a text.
+
+    Triton reports not ready for seconds after a successful reload, and ready with dead models, so only answers count,
+    and a probe fails after three missing ones. The liveness probe waits longest, because a restart reloads everything.
+    """
+    ask, alive = {"exec": {"command": workload.probe(PROBE_S)}}, {"exec": {"command": workload.probe(ALIVE_S)}}
+    within = {"timeoutSeconds": PROBE_S + 5}
+    return {
+        "startupProbe": {
+            **ask,
+            **within,
+            "periodSeconds": STARTUP_PERIOD_S,
+            "failureThreshold": workload.startup_s // STARTUP_PERIOD_S,
+        },
+        "readinessProbe": {**ask, **within, "periodSeconds": 10, "failureThreshold": 3},
+        "livenessProbe": {**alive, "timeoutSeconds": ALIVE_S + 5, "periodSeconds": 30, "failureThreshold": 3},
+    }
+
+
+def pod_security() -> dict[str, Any]:
+    """Return the pod's security context."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> dict[str, Any]:
+    """Return the container's security context."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+    }
+
+
+def volumes(workload: ContainerWorkload, settings: ClusterSettings) -> list[dict[str, Any]]:
+    """Return the artifact's volume and the writable volumes."""
+    return [{"name": "artifact", **settings.volume()}, *scratch(workload)]
+
+
+def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
+    """Return the writable volumes; shared memory counts as memory."""
+    disk = {"emptyDir": {"sizeLimit": quantity(STATE_BYTES)}}
+    shm = {"emptyDir": {"medium": "Memory", "sizeLimit": quantity(workload.shm_bytes)}}
+    return [{"name": "state", **disk}, {"name": "tmp", **disk}, {"name": "shm", **shm}]
+
+
+def mounts(settings: ClusterSettings, artifact: str) -> list[dict[str, Any]]:
+    """Return the volume mounts of the container; `artifact` is the path of the read-only artifact."""
+    inside = {"subPath": settings.subdirectory} if settings.subdirectory else {}
+    return [{"name": "artifact", "mountPath": artifact, "readOnly": True, **inside}, *scratch_mounts()]
+
+
+def scratch_mounts() -> list[dict[str, Any]]:
+    """Return the mounts of the writable volumes."""
+    return [{"name": name, "mountPath": path} for name, path in (("state", STATE), ("tmp", TMP), ("shm", SHM))]
+
+
+def _affinity(workload: ContainerWorkload) -> dict[str, Any]:
+    """Return the affinity for machines with the artifact's GPU, by labels of NVIDIA's GPU feature discovery."""
+    gpu = GPUS.get(workload.manifest.recipe.engine.gpu.lower())
+    if gpu is None or not workload.gpu_ids:
+        return {}
+    major, minor = divmod(gpu.sm, 10)
+    wanted = [
+        {"key": f"{GPU}.compute.{part}", "operator": "In", "values": [str(number)]}
+        for part, number in (("major", major), ("minor", minor))
+    ]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
 
 MONITORING = "monitoring"
 NAMESPACE = "kubernetes.io/metadata.name"

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import PromptFormat
-from trtspec.engine.prompts.multi_turn import has_turns, is_spec_bench, is_speed_bench, read_turns
+from trtspec.engine.prompts.format import PromptFormat, has_turns, is_spec_bench, is_speed_bench, read_turns
 from trtspec.engine.prompts.prompt import PromptRecord
 
 

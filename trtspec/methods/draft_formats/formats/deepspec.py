@@ -8,7 +8,7 @@ without its trainer's keys, which get the values of DeepSpec's config/ for Qwen3
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
 
 _LAYERS = ("target_layer_ids",)
 _QK_NORM = ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight")

@@ -9,9 +9,8 @@ true. Without base_model_name_or_path FasterDecoding assumes a Vicuna target.
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.dialect import LM_HEAD, DraftFormat, DraftSchema, Key
-from trtspec.methods.draft_formats.head_keys import CARRIED, SIZES
-from trtspec.methods.medusa.heads import SEQUENTIAL
+from trtspec.methods.draft_formats.base import CARRIED, LM_HEAD, SIZES, DraftFormat, DraftSchema, Key
+from trtspec.methods.medusa import SEQUENTIAL
 
 _TARGET = "base_model_name_or_path"
 

@@ -8,10 +8,8 @@ target's files (modelopt/torch/speculative/plugins/hf_medusa.py in the same repo
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.block_keys import BLOCK, MARKOV
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
-from trtspec.methods.draft_formats.head_keys import SIZES
-from trtspec.methods.medusa.heads import IN_A_MODEL
+from trtspec.methods.draft_formats.base import BLOCK, EMBEDDING, LM_HEAD, MARKOV, SIZES, DraftFormat, DraftSchema, Key
+from trtspec.methods.medusa import IN_A_MODEL
 
 _INNER = "dflash_config"
 _ONLY = "its exporter does not write this tensor"

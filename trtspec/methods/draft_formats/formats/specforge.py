@@ -8,8 +8,7 @@ folder, and configs/. If norm_output is missing, training assumes true and servi
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.block_keys import BLOCK, MARKOV
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import BLOCK, EMBEDDING, LM_HEAD, MARKOV, DraftFormat, DraftSchema, Key
 
 AUX = ("eagle_config", "eagle_aux_hidden_state_layer_ids")
 QK_NORM = {r".*\.self_attn\.[qk]_norm\.weight": "its attention does not support q and k norms"}

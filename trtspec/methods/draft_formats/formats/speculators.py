@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
 
 _TYPE = ("speculators_model_type",)
 _HEAD = (

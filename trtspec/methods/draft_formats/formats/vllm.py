@@ -8,9 +8,8 @@ order of tokens.
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.dialect import DraftFormat, DraftSchema, Key
-from trtspec.methods.draft_formats.head_keys import CARRIED, SIZES
-from trtspec.methods.medusa.heads import LISTED
+from trtspec.methods.draft_formats.base import CARRIED, SIZES, DraftFormat, DraftSchema, Key
+from trtspec.methods.medusa import LISTED
 
 _UNUSED = ("max_paths", "topk", "max_seq_len", "num_lookahead_tokens", "truncated_vocab_size", "logit_scale")
 

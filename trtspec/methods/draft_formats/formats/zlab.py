@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.block_keys import BLOCK
-from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema
+from trtspec.methods.draft_formats.base import BLOCK, EMBEDDING, LM_HEAD, DraftFormat, DraftSchema
 
 DIALECT = DraftFormat(
     "z-lab",

@@ -21,8 +21,8 @@ import triton_python_backend_utils as pb_utils
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update
 from trtspec.engine.generation.validation import check_request
-from trtspec.serving.triton.python_models.drain import DrainWatcher
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
+from trtspec.serving.triton.python_models.interruptions import DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics
 from trtspec.serving.triton.python_models.responses import RequestLimit, Responder
 from trtspec.serving.triton.python_models.tensors import (

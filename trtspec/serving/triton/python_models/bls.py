@@ -38,7 +38,7 @@ import numpy.typing as npt
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions
-from trtspec.engine.generation.stopping import StopConditions
+from trtspec.engine.generation.text import StopConditions
 from trtspec.serving.triton.python_models.adaptive_draft_len import DraftLenChoice, DraftLenPolicy
 
 Array = npt.NDArray[Any]

@@ -21,11 +21,10 @@ import triton_python_backend_utils as pb_utils
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions, Stats, add_accepted
-from trtspec.engine.generation.stopping import StopConditions
-from trtspec.engine.generation.suffix_index import SuffixIndex
-from trtspec.engine.generation.text import TextStream
+from trtspec.engine.generation.suffixes import SuffixIndex
+from trtspec.engine.generation.text import StopConditions, TextStream
 from trtspec.methods.base import find_method
-from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenPolicy, ScheduledDraftLen
 from trtspec.serving.triton.python_models.bls import (
     DecodeStep,
@@ -40,33 +39,29 @@ from trtspec.serving.triton.python_models.bls import (
     TokenDrafter,
     generate,
 )
-from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
-from trtspec.serving.triton.python_models.drain import DrainWatcher
-from trtspec.serving.triton.python_models.errors import ModelError
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
-from trtspec.serving.triton.python_models.grpc_client import ReconnectingStream, local_server_client
-from trtspec.serving.triton.python_models.metrics import EngineMetrics
-from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
-from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
-from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
+from trtspec.serving.triton.python_models.grpc_client import ModelError, ReconnectingStream, local_server_client
+from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher
+from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
+from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel, kill_stopped
 from trtspec.serving.triton.python_models.responses import RequestSlots, Responder
 from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
-from trtspec.serving.triton.python_models.stub_processes import kill_stopped
 from trtspec.serving.triton.python_models.tensors import (
-    NEUTRAL,
+    NEUTRAL_FIELDS,
     NEUTRAL_SCORING,
     NO_ID,
     Array,
     HeldTensors,
     RequestTensors,
     Settings,
+    check_unsupported_inputs,
     nvidia_end_ids,
     read_sampling,
     request_end_ids,
     require_neutral,
     words_to_tensor,
 )
-from trtspec.serving.triton.python_models.tokenize import TextReader
+from trtspec.serving.triton.python_models.token_io import TextReader
 
 NAME = "tensorrt_llm_bls"
 CLIENT_ERRORS = ("INVALID_ARG", "UNSUPPORTED")  # other errors may also affect the next request
@@ -75,7 +70,7 @@ EDITS = {
     name: NEUTRAL_SCORING[name]
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
 }
-UNSERVED = NEUTRAL | {name: NEUTRAL_SCORING[name] for name in NEUTRAL_SCORING.keys() - EDITS.keys()}
+UNSERVED = NEUTRAL_FIELDS | {name: NEUTRAL_SCORING[name] for name in NEUTRAL_SCORING.keys() - EDITS.keys()}
 
 
 class TritonPythonModel:

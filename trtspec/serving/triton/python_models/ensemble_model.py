@@ -19,15 +19,20 @@ import triton_python_backend_utils as pb_utils
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from trtspec.serving.triton.python_models.cancellation import CancellationWatcher
-from trtspec.serving.triton.python_models.drain import DrainWatcher
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
 from trtspec.serving.triton.python_models.grpc_client import local_server_client
-from trtspec.serving.triton.python_models.nvidia_compat import check_unsupported_inputs
+from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher
 from trtspec.serving.triton.python_models.responses import RequestSlots, Responder
 from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
-from trtspec.serving.triton.python_models.tensors import Array, HeldTensors, RequestTensors, Settings, words_to_tensor
-from trtspec.serving.triton.python_models.tokenize import TextReader
+from trtspec.serving.triton.python_models.tensors import (
+    Array,
+    HeldTensors,
+    RequestTensors,
+    Settings,
+    check_unsupported_inputs,
+    words_to_tensor,
+)
+from trtspec.serving.triton.python_models.token_io import TextReader
 
 # Inputs that are passed on unchanged, and their names in the token-level model.
 PASSED_INPUTS = {

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.triton.disconnects import PARAMETER
 from trtspec.serving.triton.nvidia_compat import INPUTS, unsupported_inputs
+from trtspec.serving.triton.python_models.interruptions import PARAMETER
 
 Kind: TypeAlias = "type[np.uint64] | type[np.int32] | type[np.bool_]"
 

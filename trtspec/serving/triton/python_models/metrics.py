@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a served model, reported to Triton's /metrics.
+"""The metrics of served models: their families, the counts of each request, and their report to Triton's /metrics.
 
 A call of Triton's metrics API takes 25 µs, and concurrent calls from two threads crash tritonserver 2.51
 (benchmarks/experiments/log.md). Each request therefore keeps only its latest counts, and one thread of the model adds
@@ -10,14 +10,200 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trtspec.serving.triton.python_models import metric_families as known
-from trtspec.serving.triton.python_models.metric_families import MetricSpec
-from trtspec.serving.triton.python_models.request_metrics import RequestMetrics
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Stats, Update
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+# Bucket bounds in seconds, from the time of a step to the patience of a user.
+WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TOKEN_TIMES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+TEXT_TIMES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+FALLBACK_REASONS = ("failed", "open", "refused")
+FINISH_REASONS = ("length", "end_id", "stop", "cancelled", "refused", "error")
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """One metric; it has the labels `model` and `method`, and optionally one more, `label`.
+
+    `known` are values of that label whose counters start at 0; the first increment of any other is invisible to rates.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    label: str = ""
+    known: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ("model", "method", *([self.label] if self.label else []))
+
+
+REQUESTS = MetricSpec(
+    "trtspec_requests_total",
+    "counter",
+    "requests",
+    "Finished requests by reason",
+    "finish_reason",
+    FINISH_REASONS,
+)
+PROMPT_TOKENS = MetricSpec("trtspec_prompt_tokens_total", "counter", "tokens", "Prompt tokens of the started requests")
+GENERATED_TOKENS = MetricSpec("trtspec_generated_tokens_total", "counter", "tokens", "Generated tokens")
+TTFT = MetricSpec(
+    "trtspec_time_to_first_token_seconds",
+    "histogram",
+    "seconds",
+    "Time from a request's arrival in the model to its first token",
+    buckets=WAITS,
+)
+TPOT = MetricSpec(
+    "trtspec_time_per_output_token_seconds",
+    "histogram",
+    "seconds",
+    "Mean time per token of a request after its first tokens",
+    buckets=TOKEN_TIMES,
+)
+DURATION = MetricSpec(
+    "trtspec_request_duration_seconds",
+    "histogram",
+    "seconds",
+    "Time from a request's arrival in the model to its last token",
+    buckets=TEXT_TIMES,
+)
+RUNNING = MetricSpec("trtspec_requests_running", "gauge", "requests", "Requests in progress in the engine")
+QUEUE = MetricSpec(
+    "trtspec_queue_seconds",
+    "histogram",
+    "seconds",
+    "Time from a request's arrival in the model until its engine accepts it",
+    buckets=WAITS,
+)
+WAITING = MetricSpec("trtspec_requests_waiting", "gauge", "requests", "Requests waiting for the engine")
+DRAFTED = MetricSpec(
+    "trtspec_drafted_tokens_total", "counter", "tokens", "Verified draft tokens, including all nodes of a tree"
+)
+ACCEPTED = MetricSpec("trtspec_accepted_tokens_total", "counter", "tokens", "Accepted draft tokens")
+STEPS = MetricSpec("trtspec_decode_steps_total", "counter", "steps", "Decode steps of the target, summed over requests")
+BY_POSITION = MetricSpec(
+    "trtspec_accepted_tokens_by_position_total",
+    "counter",
+    "tokens",
+    "Accepted draft tokens by position in the draft (depth of a tree), from 1",
+    "position",
+)
+FALLBACKS = MetricSpec(
+    "trtspec_fallbacks_total",
+    "counter",
+    "calls",
+    "Times that the target continued without the draft, by reason",
+    "reason",
+    FALLBACK_REASONS,
+)
+BREAKER = MetricSpec("trtspec_breaker_open", "gauge", "0 or 1", "Whether the draft is disabled because it failed")
+
+# Metrics by what an engine reports.
+OF_TEXTS = (REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TTFT, TPOT, DURATION, RUNNING)
+OF_QUEUE = (QUEUE, WAITING)
+OF_DRAFTS = (DRAFTED, ACCEPTED)
+OF_STEPS = (STEPS,)
+OF_POSITIONS = (BY_POSITION,)
+OF_FALLBACKS = (FALLBACKS, BREAKER)
+FAMILIES = (*OF_TEXTS, *OF_QUEUE, *OF_DRAFTS, *OF_STEPS, *OF_POSITIONS, *OF_FALLBACKS)
+
+
+class RequestMetrics:
+    """The progress of one request; written by the engine's thread, read by the metrics thread."""
+
+    def __init__(self, on_end: Callable[[RequestMetrics], None]) -> None:
+        self._on_end = on_end
+        self._arrived = time.monotonic()
+        self._first_at = 0.0
+        self._first_tokens = 0
+        self._counts = self._published = Stats()
+        self._times: deque[tuple[MetricSpec, float]] = deque()  # thread-safe
+        self.has_started = self._has_waited = False
+        self.reason: str | None = None
+
+    def handed_over(self) -> None:
+        """Record that the engine has the request; it may report the queueing time later."""
+        self.has_started = True
+
+    def started(self, queue_s: float | None = None) -> None:
+        """Record that the engine accepted the request, after `queue_s` seconds or now."""
+        self.has_started = True
+        if not self._has_waited:
+            self._has_waited = True
+            self._times.append((QUEUE, time.monotonic() - self._arrived if queue_s is None else queue_s))
+
+    def updated(self, update: Update) -> None:
+        """Record an update of an engine that reports all counts."""
+        if update.queue_s is not None:
+            self.started(update.queue_s)
+        if update.finish_reason:
+            self.ended(update.finish_reason, update.stats)
+        else:
+            self.progressed(update.stats)
+
+    def progressed(self, counts: Stats) -> None:
+        """Record the counts so far; the first with a token determine the time to first token."""
+        self._counts = counts
+        if not self._first_tokens and counts.new_tokens:
+            self._first_at, self._first_tokens = time.monotonic(), counts.new_tokens
+            self._times.append((TTFT, self._first_at - self._arrived))
+
+    def ended(self, reason: str, counts: Stats | None = None) -> None:
+        """Record the finish reason and the final counts.
+
+        A response in one piece does not reveal the time to first token.
+        """
+        if self.reason is not None:
+            return
+        now = time.monotonic()
+        if counts is not None and not self._first_tokens and counts.new_tokens == 1:
+            self.progressed(counts)
+        self._counts = counts or self._counts
+        self.reason = reason
+        further = self._counts.new_tokens - self._first_tokens
+        if self._first_tokens and further > 0:
+            self._times.append((TPOT, (now - self._first_at) / further))
+        if self._counts.new_tokens:
+            self._times.append((DURATION, now - self._arrived))
+        self._on_end(self)
+
+    def failed(self, error: Exception) -> None:
+        """Record an error: "refused" if the engine had not accepted the request yet."""
+        self.ended("refused" if isinstance(error, TrtspecError) and not self.has_started else "error")
+
+    def add_news(self, sums: Counter[tuple[MetricSpec, str]]) -> None:
+        """Add the counts since the previous call."""
+        now, before = self._counts, self._published
+        self._published = now
+        sums[PROMPT_TOKENS, ""] += now.prompt_tokens - before.prompt_tokens
+        sums[GENERATED_TOKENS, ""] += now.new_tokens - before.new_tokens
+        sums[DRAFTED, ""] += now.drafted - before.drafted
+        sums[ACCEPTED, ""] += now.accepted - before.accepted
+        sums[STEPS, ""] += now.steps - before.steps
+        places = zip_longest(now.accepted_by_position, before.accepted_by_position, fillvalue=0)
+        for place, (accepted, earlier) in enumerate(places, 1):
+            sums[BY_POSITION, str(place)] += accepted - earlier
+
+    def take_times(self) -> list[tuple[MetricSpec, float]]:
+        """Return the times measured since the previous call, in seconds."""
+        return [self._times.popleft() for _ in range(len(self._times))]
+
 
 PERIOD_S = 0.5
 Occupancy = Callable[[], tuple[int, int]]
@@ -65,7 +251,7 @@ class EngineMetrics:
     def fallback(self, reason: str) -> None:
         """Count that the target continued without the draft."""
         with self._lock:
-            self._sums[known.FALLBACKS, reason] += 1
+            self._sums[FALLBACKS, reason] += 1
         self._changed.set()
 
     def breaker(self, is_open: bool) -> None:
@@ -93,13 +279,13 @@ class EngineMetrics:
             for family, seconds in text.take_times():
                 exported.observe(family, seconds)
         for text in ended:
-            sums[known.REQUESTS, text.reason or "error"] += 1
+            sums[REQUESTS, text.reason or "error"] += 1
         for (family, value), amount in sums.items():
             exported.increment(family, value, amount)
         running, waiting = self._occupancy()
-        exported.set(known.RUNNING, running)
-        exported.set(known.WAITING, waiting)
-        exported.set(known.BREAKER, int(self._breaker_open))
+        exported.set(RUNNING, running)
+        exported.set(WAITING, waiting)
+        exported.set(BREAKER, int(self._breaker_open))
 
     def _counted(self) -> tuple[int, int]:
         with self._lock:

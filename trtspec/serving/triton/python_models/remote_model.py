@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another model of the same server, called from a Python model: calls to tensors and tensors to answers."""
+"""Another model of the same server: calls to tensors and tensors to answers, and its process if that is stopped."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +16,38 @@ from tritonclient.utils import np_to_triton_dtype
 
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.serving.triton.python_models.bls import Array, ModelAnswer, ModelCall
-from trtspec.serving.triton.python_models.errors import ModelError
-from trtspec.serving.triton.python_models.grpc_client import LONGEST_TEXT_S, ReconnectingStream
+from trtspec.serving.triton.python_models.grpc_client import LONGEST_TEXT_S, ModelError, ReconnectingStream
 from trtspec.serving.triton.python_models.tensors import words_to_tensor
+
+STUB = b"triton_python_backend_stub"
+STOPPED = ("T", "t")
+STATE, PARENT = 0, 1  # fields of /proc/PID/stat after the process name
+
+
+def kill_stopped(model: str) -> list[int]:
+    """Kill the stopped processes of a model and return their ids.
+
+    tritonserver aborts if it waits some seconds for a lock held by a stopped process; of a dead process it only reports
+    that the model is not healthy.
+    """
+    ended = []
+    for process in _processes(model):
+        with suppress(OSError, IndexError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            if fields[STATE] in STOPPED and int(fields[PARENT]) == os.getppid():
+                os.kill(int(process.name), signal.SIGKILL)
+                ended.append(int(process.name))
+    return ended
+
+
+def _processes(model: str) -> Iterator[Path]:
+    wanted = f"/{model}/".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if STUB in command and wanted in command:
+                yield process
+
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")

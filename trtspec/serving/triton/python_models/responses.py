@@ -14,9 +14,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from trtspec.core.errors import Overloaded
-from trtspec.serving.triton.disconnects import PARAMETER, VARIABLE, has_disconnected
-from trtspec.serving.triton.python_models.drain import DrainWatcher
 from trtspec.serving.triton.python_models.fields import request_parameters
+from trtspec.serving.triton.python_models.interruptions import PARAMETER, VARIABLE, DrainWatcher, has_disconnected
 from trtspec.serving.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
 
 DISCONNECTS = os.environ.get(VARIABLE, "")

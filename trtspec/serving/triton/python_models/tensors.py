@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared code of the repository's Python models: parameters, request tensors and response tensors.
 
-It runs inside Triton's Python stub. The stub's module is a parameter, so the code also runs without a server.
+It runs inside Triton's Python stub. The stub's module is a parameter, so the code also runs without a server. Clients
+get only an id of an internal error, and a log has the exception under it: such errors may contain paths, addresses or
+other users' texts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -21,14 +25,34 @@ import numpy.typing as npt
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER
-from trtspec.serving.triton.python_models.error_ids import client_message, new_error_id, parse_error_id
 from trtspec.serving.triton.python_models.fields import (
+    NEUTRAL,
     OLDER_NAMES,
+    UNSERVED,
     check_field_names,
     parameter_array,
     rename_fields,
     request_parameters,
 )
+
+ERROR_ID = re.compile(r"internal error ([0-9a-f]{12})\b")
+
+
+def new_error_id() -> str:
+    """Return a random error id."""
+    return secrets.token_hex(6)
+
+
+def client_message(fault: str, log: str) -> str:
+    """Return the client's message; `log` names the log, such as "the server's"."""
+    return f"internal error {fault}: see {log} log under this id"
+
+
+def parse_error_id(message: str) -> str | None:
+    """Return the error id in a message of another process, or None."""
+    found = ERROR_ID.search(message)
+    return found and found[1]
+
 
 Array = npt.NDArray[Any]
 NO_ID = -1
@@ -37,7 +61,7 @@ SHUTTING_DOWN = "the server is shutting down"
 
 # No-op values of tensors that clients send with every request and no engine here supports. A length penalty affects
 # beam search only, so any value is accepted.
-NEUTRAL: dict[str, tuple[float, ...]] = {
+NEUTRAL_FIELDS: dict[str, tuple[float, ...]] = {
     "beam_width": (0, 1),
     "num_return_sequences": (0, 1),
     "return_context_logits": (False,),
@@ -255,7 +279,7 @@ def require_neutral(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTen
 
 def check_unsupported(inputs: RequestTensors, engine: str) -> None:
     """Raise TrtspecError for the first input unsupported by an engine without logit edits and log probabilities."""
-    require_neutral(NEUTRAL | NEUTRAL_SCORING, inputs, engine)
+    require_neutral(NEUTRAL_FIELDS | NEUTRAL_SCORING, inputs, engine)
     if any(bias is not None and bias.any() for bias in map(inputs.array, BIASES)):
         raise TrtspecError(f"embedding_bias is not supported by {engine}")
     words = inputs.array("bad_words_list")
@@ -439,3 +463,18 @@ def _client_message(pb_utils: Any, error: Exception) -> str:
         fault = new_error_id()
         pb_utils.Logger.log_error(f"internal error {fault}: {''.join(traceback.format_exception(error))}")
     return client_message(fault, "the server's")
+
+
+def check_unsupported_inputs(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
+    """Raise TrtspecError for the first declared input that is unsupported and not empty or a no-op."""
+    names = UNSERVED.intersection(declared)
+    require_neutral({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
+    for name in sorted(names - NEUTRAL.keys()):
+        if _is_set(inputs.whole(name)):
+            raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
+
+
+def _is_set(array: Array | None) -> bool:
+    if array is None or array.size == 0:
+        return False
+    return any(array.reshape(-1).tolist()) if array.dtype == object else True

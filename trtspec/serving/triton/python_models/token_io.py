@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input and output of the token-level models: the text in a request and the ids in its response."""
+"""Texts, token ids and scores: how models read them from requests and write them to responses.
+
+A text that cannot be a valid prompt is rejected before it is tokenized. `prompt_ignore_length` is from TensorRT-LLM
+1.2; `num_top_logprobs`, `top_logprobs` and `top_logprob_ids` are extensions of trtspec.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import NO_EDITS, LogitEdits
 from trtspec.engine.generation.scores import Scores
 from trtspec.engine.generation.text import TextPieces
-from trtspec.serving.triton.python_models.score_tensors import score_tensors
+from trtspec.serving.triton.python_models.fields import json_preview
 from trtspec.serving.triton.python_models.tensors import (
+    NO_ID,
     Array,
     RequestTensors,
     TokenCounts,
+    check_end_id,
     check_ids,
     checked_length,
     count_tensors,
@@ -23,6 +33,145 @@ from trtspec.serving.triton.python_models.tensors import (
     request_end_ids,
     tensor_to_words,
 )
+
+
+@dataclass(frozen=True)
+class TextLimit:
+    """The maximum length of a text with `max_tokens` tokens, because tokenizing a longer one takes seconds."""
+
+    max_tokens: int  # 0: unlimited
+    max_bytes: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, max_tokens: int) -> TextLimit:
+        """Return the limit for texts of a tokenizer."""
+        return cls(max_tokens, max_tokens * max(len(token.encode()) for token in tokenizer.vocabulary))
+
+    def check(self, text: str) -> None:
+        """Raise TrtspecError for a text that must have more tokens than allowed."""
+        if 0 < self.max_bytes < len(text):  # a text has at least as many bytes as characters
+            raise TrtspecError(
+                f"text_input has {len(text):,} characters; the limit of {self.max_tokens} tokens is at most "
+                f"{self.max_bytes:,} bytes"
+            )
+
+
+class TextReader:
+    """Tokenizes prompts and words; thread-safe and without locks."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        *,
+        stops_at_all: bool = False,
+        vocab_size: int = 0,
+        is_nvidia: bool = False,
+    ) -> None:
+        """Read texts of at most `max_tokens` (0: any); with `stops_at_all`, further end ids become stop words.
+
+        The model has `vocab_size` logits including padding; 0: as many as the tokenizer has tokens. With `is_nvidia`,
+        only the eos token ends a completion, and the pad token is used for padding.
+        """
+        self._is_nvidia = is_nvidia
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size or tokenizer.vocab_size
+        self._bound = TextLimit.of(tokenizer, max_tokens)
+        self._stops_at_all = stops_at_all
+        self.pieces = TextPieces(tokenizer)
+
+    def prompt(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a prompt; raises TrtspecError if it is empty or certainly too long."""
+        text = "".join(texts)
+        self._bound.check(text)
+        if ids := self._tokenizer.encode(text, add_special_tokens):
+            return ids
+        raise TrtspecError("text_input is empty")
+
+    def words(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return words as ids; raises TrtspecError for one without a token sequence."""
+        return [self.pieces.encode(text) for text in texts]
+
+    def bias(self, texts: Sequence[str], weights: Sequence[float]) -> npt.NDArray[np.float32] | None:
+        """Return the bias [vocab_size] of the tokens of words, or None without words.
+
+        TensorRT-LLM rejects a bias of another length (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/batch_manager/
+        createNewDecoderRequests.cpp@b35ac1b6). Raises TrtspecError if the numbers of words and weights differ, or if a
+        word's token lacks a logit.
+        """
+        if len(texts) != len(weights):
+            raise TrtspecError(
+                f"embedding_bias_words has {len(texts)} entries, but embedding_bias_weights has {len(weights)}"
+            )
+        if not texts:
+            return None
+        bias = np.zeros(self._vocab_size, np.float32)
+        for text, ids, weight in zip(texts, self.words(texts), weights, strict=True):
+            if max(ids, default=0) >= self._vocab_size:
+                raise TrtspecError(
+                    f"embedding_bias_words has {json_preview(text)}, but the model lacks a logit for one of its tokens"
+                )
+            np.add.at(bias, ids, weight)
+        return bias
+
+    def pad_id(self, given: int | None, end_id: int) -> int:
+        """Return the padding id: the request's, else with NVIDIA's defaults the pad token, else the end id."""
+        own = self._tokenizer.named("pad_token") if self._is_nvidia else ()
+        return next(iter(own), max(end_id, 0)) if given is None else given
+
+    def ends(self, given: int | None) -> tuple[int, list[list[int]]]:
+        """Return the end id for a request's `given` one, and the further end ids as stop words."""
+        tokenizer = self._tokenizer
+        own = tokenizer.named("eos_token") if self._is_nvidia else tokenizer.end_ids
+        first, *more = own or (NO_ID,) if given is None else (check_end_id(given),)
+        return first, [[token] for token in more] if self._stops_at_all else []
+
+
+def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> LogitEdits:
+    """Return the changes of the target's logits that a request contains.
+
+    Omitted tensors take the values of `defaults`. Bad words and biases of `defaults`, and its settings without a
+    tensor, apply in addition to the request's.
+    """
+    words, bias = inputs.array("bad_words_list"), inputs.array("embedding_bias")
+    return LogitEdits(
+        repetition_penalty=inputs.scalar("repetition_penalty", defaults.repetition_penalty),
+        presence_penalty=inputs.scalar("presence_penalty", 0.0),
+        frequency_penalty=inputs.scalar("frequency_penalty", 0.0),
+        prompt_ignore_len=inputs.scalar("prompt_ignore_length", 0),
+        min_tokens=inputs.scalar("min_tokens", defaults.min_tokens),
+        bad_words=(*defaults.bad_words, *(() if words is None else map(tuple, tensor_to_words(words)))),
+        bias={
+            **defaults.bias,
+            **({} if bias is None else {int(token): float(bias[token]) for token in np.flatnonzero(bias)}),
+        },
+        no_repeat_ngram=defaults.no_repeat_ngram,
+        begin_suppressed=defaults.begin_suppressed,
+    )
+
+
+def read_score_options(inputs: RequestTensors) -> dict[str, Any]:
+    """Return the scores that a request asks for, as keyword arguments of the engine's Request."""
+    top = inputs.scalar("num_top_logprobs", 0)
+    return {
+        "return_logits": inputs.scalar("return_generation_logits", False),
+        "return_log_probs": inputs.scalar("return_log_probs", False) or top != 0,
+        "num_top_log_probs": top,
+    }
+
+
+def score_tensors(scores: Scores, cum_log_prob: float) -> list[tuple[str, Array]]:
+    """Return the output tensors of one beam's tokens; `cum_log_prob` covers the completion so far."""
+    found: list[tuple[str, Array]] = []
+    if scores.logits is not None:
+        found.append(("generation_logits", scores.logits[None, None]))
+    if scores.log_probs is not None and scores.top_log_probs is not None and scores.top_ids is not None:
+        found += [
+            ("output_log_probs", scores.log_probs[None, None]),
+            ("cum_log_probs", np.array([[cum_log_prob]], np.float32)),
+            ("top_logprobs", scores.top_log_probs[None]),
+            ("top_logprob_ids", scores.top_ids[None]),
+        ]
+    return found
 
 
 class TokenReader:

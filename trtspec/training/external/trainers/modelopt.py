@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.methods.draft_formats.dialect import WEIGHTS
+from trtspec.methods.draft_formats.base import WEIGHTS
 from trtspec.training.external.base import (
     DRAFT,
     EPOCHS,
@@ -27,7 +27,7 @@ from trtspec.training.external.base import (
     Rate,
     TrainingJob,
 )
-from trtspec.training.external.messages import AS_THEY_ARE, write_messages
+from trtspec.training.external.rows import AS_THEY_ARE, write_messages
 from trtspec.training.texts import TrainingText
 
 MESSAGES, TEMPLATE, MAPPING, OUTPUT = "messages.jsonl", "chat_template.jinja", "d2t.pt", "output"
@@ -201,7 +201,7 @@ def further(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokeniz
     if job.maps:
         import torch
 
-        from trtspec.training.vocab_pruning.vocabulary import stored_maps
+        from trtspec.training.vocabulary import stored_maps
 
         torch.save(stored_maps(root / DRAFT / WEIGHTS)["d2t"], root / MAPPING)
     return len(texts) - written

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.methods.draft_formats.dialect import WEIGHTS
+from trtspec.methods.draft_formats.base import WEIGHTS
 from trtspec.training.external.base import (
     DRAFT,
     EPOCHS,
@@ -164,7 +164,7 @@ def further(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokeniz
     if job.kind.name in HEADS:
         import torch
 
-        from trtspec.training.vocab_pruning.vocabulary import stored_maps
+        from trtspec.training.vocabulary import stored_maps
 
         torch.save(stored_maps(root / DRAFT / WEIGHTS), root / MAPPING)
     return 0

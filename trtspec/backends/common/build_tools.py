@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build tools of other projects: find their installed versions, and run them.
+
+A tool's output is captured in a log, its timeout is enforced, and no process stays behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from trtspec.backends.common import kill_on_parent_exit
+from trtspec.core.errors import StepError, StepTimeout, TrtspecError
+from trtspec.core.processes import program_output
+
+MOST_SCRIPT_BYTES = 4096
+
+_PROBE = """
+import json, sys
+from importlib import metadata
+def version(names):
+    return next((each.version for name in names for each in metadata.distributions(name=name)), None)
+print(json.dumps({key: version(names) for key, names in json.loads(sys.argv[1]).items()}))
+"""
+
+
+def script_versions(script: Path, names: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
+    """Return versions by key, None for packages that are not installed.
+
+    `names` are the possible distribution names of each key. Raise TrtspecError if the script is not a Python program or
+    its interpreter fails.
+    """
+    # from the root directory, because an interpreter also imports modules from its working directory
+    command = [*find_interpreter(script), "-c", _PROBE, json.dumps(dict(names))]
+    output = program_output(command, str(script), "reinstall it", cwd="/")
+    try:
+        found = json.loads(output)
+        return {key: found[key] for key in names}
+    except (ValueError, KeyError, TypeError):
+        raise TrtspecError(f"its interpreter printed {output[:80]!r}, not versions", where=str(script)) from None
+
+
+def find_interpreter(script: Path) -> list[str]:
+    """Return the interpreter in a script's first line, or in its second, where pip writes a path that is too long."""
+    with script.open("rb") as file:
+        lines = file.read(MOST_SCRIPT_BYTES).decode(errors="replace").splitlines()
+    words = lines[0][2:].split() if lines and lines[0].startswith("#!") else []
+    if words == ["/bin/sh"] and len(lines) > 1 and (found := re.match(r"'''exec' (.+) \"\$0\"", lines[1])):
+        words = shlex.split(found[1])
+    if not words or "python" not in words[-1]:
+        raise TrtspecError("not a Python program", where=str(script), hint="check PATH")
+    return words
+
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+POLL_S = 0.1
+SHOWN_LINES = 20
+MOST_LINE_BYTES = 8 << 10
+
+# Environment variables that are passed to a tool. The others may be secret or may change the build.
+VARIABLES = (
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "XDG_RUNTIME_DIR", "DOCKER_HOST",
+    "DOCKER_CONFIG", "DOCKER_CONTEXT", "CONTAINER_HOST",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command to run in `cwd`; its output goes to `log`, and `variables` are added to its environment.
+
+    `cleanup` is a command that runs afterwards in any case, even if this process is killed, for example to remove a
+    container.
+    """
+
+    command: Sequence[str]
+    cwd: Path
+    log: Path
+    timeout_s: float
+    variables: Mapping[str, str] = field(default_factory=dict)
+    cleanup: Sequence[str] = ()
+    grace_s: float = GRACE_S
+
+
+def tool_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a tool."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ} | dict(variables)
+
+
+def run_tool(
+    tool: Tool, on_line: Callable[[str], None] = lambda line: None, on_wait: Callable[[], None] = lambda: None
+) -> None:
+    """Run a tool to its end; `on_line` gets its output lines, and `on_wait` is called several times a second.
+
+    Raise StepTimeout or StepError with the last lines of the log. An exception from `on_line` or `on_wait` terminates
+    the tool. No process of the tool survives this call, even if this process is killed.
+    """
+    log.info("running %s in %s, output in %s", shlex.join(tool.command), tool.cwd, tool.log)
+    started = time.monotonic()
+    deadline, output = started + tool.timeout_s, _Log(tool)
+
+    def poll() -> None:
+        on_wait()
+        if time.monotonic() >= deadline:
+            raise output.error(StepTimeout, f"{tool.command[0]} did not finish within {tool.timeout_s:g} s")
+
+    with output.opened(), _guarded(tool) as process:
+        for line in _lines(process.stdout, poll):
+            output.add(line)
+            on_line(line)
+        status = _status(process, poll)
+    log.info("%s exited with %d after %.1f s", tool.command[0], status, time.monotonic() - started)
+    if status:
+        raise output.error(StepError, f"{tool.command[0]} failed with {_describe_status(status)}")
+
+
+class _Log:
+    """The output of a tool: complete in a file, and its last lines in memory."""
+
+    def __init__(self, tool: Tool) -> None:
+        self._tool = tool
+        self._recent: deque[str] = deque(maxlen=SHOWN_LINES)
+        self._file: IO[str] | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the file for the block, truncating it."""
+        self._tool.log.parent.mkdir(parents=True, exist_ok=True)
+        # line-buffered, so that the log can be followed while the tool runs
+        self._file = self._tool.log.open("w", buffering=1, encoding="utf-8")
+        self._write(f"$ cd {shlex.quote(str(self._tool.cwd))} && {shlex.join(self._tool.command)}")
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                self._file.close()
+
+    def add(self, line: str) -> None:
+        self._recent.append(line)
+        self._write(line)
+
+    def error(self, kind: type[StepError | StepTimeout], message: str) -> StepError | StepTimeout:
+        shown = "\n".join(self._recent) or "(no output)"
+        return kind(message, hint=f"the end of {self._tool.log}:\n{shown}")
+
+    def _write(self, line: str) -> None:
+        # a full disk also fails the tool, and its last lines are in memory, so the log may be incomplete
+        with suppress(OSError):
+            if self._file:
+                self._file.write(line + "\n")
+
+
+@contextmanager
+def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a tool under `kill_on_parent_exit`, which exits with the tool; leaving the block terminates the tool."""
+    cleanup = json.dumps(list(tool.cleanup))
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(kill_on_parent_exit.__file__)),
+            str(tool.grace_s),
+            cleanup,
+            *tool.command,
+        ],
+        cwd=tool.cwd,
+        env=tool_environment(tool.variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # an interrupt at the terminal reaches this process only, which terminates the tool
+    )
+    try:
+        yield process
+    finally:
+        for stream in (process.stdout, process.stdin):
+            if stream:
+                stream.close()
+        process.wait()  # unbounded: the guard kills the tool within its grace period and then exits
+
+
+def _status(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> int:
+    """Return the exit status of a process, which may have closed its output long before."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(POLL_S)
+        on_wait()
+
+
+def _lines(stream: IO[bytes] | None, on_wait: Callable[[], None]) -> Iterator[str]:
+    """Yield lines as they arrive until the stream ends; overlong lines are split."""
+    if stream is None:
+        raise ValueError("the tool's output is not a pipe")
+    rest, ended = b"", False
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while not ended:
+            on_wait()
+            if not selector.select(POLL_S):
+                continue
+            chunk = os.read(stream.fileno(), MOST_LINE_BYTES)
+            ended = not chunk
+            *lines, rest = re.split(rb"[\r\n]+", rest + chunk)
+            if ended or len(rest) >= MOST_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            yield from filter(None, map(_printable, lines))
+
+
+def _printable(raw: bytes) -> str:
+    """Return a line without terminal control sequences."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace"))
+    return "".join(character if character.isprintable() else " " for character in text).rstrip()
+
+
+def _describe_status(status: int) -> str:
+    if status == kill_on_parent_exit.CANNOT_START:
+        return f"exit status {status}: it cannot be started"
+    if status <= 128:
+        return f"exit status {status}"
+    try:
+        name = signal.Signals(status - 128).name
+    except ValueError:
+        return f"exit status {status}"
+    return f"{name}; {'the machine may be out of memory' if name == 'SIGKILL' else 'another process stopped it'}"

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of Edge-LLM's artifacts: stage a checkpoint, run one of its commands, write a script for the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from trtspec.backends.common.build_tools import Tool, run_tool
+from trtspec.backends.edge_llm.arguments import BUILD, DATASET_VARIABLE, PROMPTS, QUANTIZE, staged
+from trtspec.backends.steps.files import CopyFiles
+from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
+from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
+from trtspec.core.errors import StepError
+from trtspec.core.paths import cache_dir
+from trtspec.engine.prompts.load import load_prompts
+from trtspec.store.artifact_paths import checkpoint
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Step, StepProgress
+
+# by command and --spec-type; the names are from experimental/builder/core/contracts.py@0.11.0 and the exporter
+ENGINES = {False: ("llm.engine", "config.json"), True: ("spec_base.engine", "spec_draft.engine", "base_config.json")}
+EXPORTED = ("llm/model.onnx", "llm/config.json")
+CHECKPOINT = ("config.json",)
+SIZES = ("max_input_len", "max_kv_cache_capacity", "max_batch_size")
+
+
+def check_files(out: Path, names: tuple[str, ...], command: str) -> None:
+    """Raise StepError if a file is missing or empty."""
+    odd = [name for name in names if not (out / name).is_file() or not (out / name).stat().st_size]
+    if odd:
+        raise StepError(f"{command} succeeded but did not write {', '.join(odd)}", hint="see its log")
+
+
+def check_engines(out: Path, sizes: Mapping[str, int]) -> None:
+    """Raise StepError if the engines were not built for the requested sizes."""
+    config = next(path for path in (out / "base_config.json", out / "config.json") if path.is_file())
+    built = read_json(config, MAX_CONFIG_BYTES).get("builder_config")
+    found = built if isinstance(built, dict) else {}
+    if odd := list(_differing(found, sizes)):
+        raise StepError(f"the engines differ from the request: {'; '.join(odd)}", where=str(config))
+
+
+def _differing(found: Mapping[str, object], sizes: Mapping[str, int]) -> Iterator[str]:
+    for key, value in sizes.items():
+        if found.get(key) != value:
+            yield f"{key} is {found.get(key, 'missing')}, expected {value}"
+
+
+CHAT_TEMPLATE = "chat_template.jinja"
+# Export and build fail without a chat template. This one adds nothing to a text; requests contain complete texts.
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
+
+
+@dataclass(frozen=True)
+class StageCheckpoint(CopyFiles):
+    """Copy a checkpoint's files; `what` is its role.
+
+    `plain_template` adds a missing chat template. `target_layers` are the target layers whose inputs an EAGLE-3 drafter
+    reads: NVIDIA/TensorRT-Edge-LLM:experimental/builder/models/eagle3/configuration.py@0.11.0 reads them only under
+    this key and otherwise uses EAGLE's default layers.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    plain_template: bool = False
+    target_layers: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return `stage-target` or `stage-draft`."""
+        return f"stage-{self.what}"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
+        """Copy the files, and add the template and the layers."""
+        copied = super().run(out, inputs, progress)
+        if self.plain_template:
+            (out / CHAT_TEMPLATE).write_text(PLAIN_TEMPLATE)
+        if self.target_layers:
+            config = read_json(out / "config.json", MAX_CONFIG_BYTES)
+            config["target_layer_ids"] = list(self.target_layers)
+            (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        return {name: digest for name, digest in copied.items() if name != "config.json"}
+
+
+def has_chat_template(names: set[str], tokenizer_config: dict[str, object]) -> bool:
+    """Return whether a checkpoint with these files has a chat template."""
+    return CHAT_TEMPLATE in names or bool(tokenizer_config.get("chat_template"))
+
+
+REPRODUCE = "reproduce.sh"
+NO_KEY = {"key": False}
+
+
+@dataclass(frozen=True)
+class RunEdgeTool(Step):
+    """Run a command in a directory of symbolic links to its input checkpoints and its output `writes`.
+
+    `argv` is the command; `action` and `role` form the step's name. `checkpoints` are the input checkpoints of the
+    roles in `reads`. `version` is Edge-LLM's. `machine` describes the machine that engines depend on, "" for output
+    that does not depend on it. The first `samples` prompts of `prompts` are used for calibration.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    action: str
+    role: str
+    argv: tuple[str, ...]
+    reads: tuple[str, ...]
+    checkpoints: tuple[Step, ...]
+    writes: str
+    version: str
+    machine: str = ""
+    prompts: tuple[Files, ...] = ()
+    samples: int = 0
+    timeout_s: float = field(default=14400.0, metadata=NO_KEY)
+    directory: str = field(default="", metadata=NO_KEY)
+    stored_bytes: int = field(default=0, metadata=NO_KEY)
+
+    @property
+    def name(self) -> str:
+        """Return the step's name, such as `quantize-target`, `export-draft` or `build-engines`."""
+        return f"{self.action}-{self.role}"
+
+    @property
+    def output_bytes(self) -> int:
+        """Return the bytes of the checkpoint's tensors, an estimate of the output."""
+        return self.stored_bytes
+
+    @property
+    def num_devices(self) -> int:
+        """Return 1 if the step needs a GPU, else 0."""
+        return 1 if self.machine or "cuda" in self.argv else 0
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return the argv."""
+        return self.argv
+
+    @property
+    def log(self) -> Path:
+        """Return the path of the command's log, which every failure message names and which is not deleted."""
+        return cache_dir() / "logs" / f"{self.name}-{self.key[:12]}.log"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Run the command and check its output. Raise StepError or StepTimeout."""
+        progress.say(self.argv[0])
+        with self._workdir(out, inputs) as workdir:
+            variables = self._variables(workdir, inputs.devices)
+            tool = Tool(self.argv, cwd=workdir, log=self.log, timeout_s=self.timeout_s, variables=variables)
+            run_tool(tool, on_wait=lambda: progress.advance(0))
+        self._check(out)
+
+    @contextmanager
+    def _workdir(self, out: Path, inputs: Inputs) -> Iterator[Path]:
+        """Create the command's working directory; files outside the output are deleted afterwards."""
+        # next to the output, where the store cleans up after a killed build
+        with ExitStack() as stack:
+            workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
+            path_of = staged if self.argv[0] == QUANTIZE else checkpoint
+            links = {path_of(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
+            for name, target in (links | {self.writes: out}).items():
+                (workdir / name).parent.mkdir(exist_ok=True)
+                (workdir / name).symlink_to(target.absolute())
+            for files in self.prompts:
+                stack.enter_context(files.unchanged())
+                prompts = load_prompts(files.paths[0], links[path_of(self.role)])[: self.samples]
+                tokenizer = Tokenizer(links[path_of(self.role)])  # the command adds special tokens to every text
+                texts = [
+                    (tokenizer.as_plain(each.text) if isinstance(each.text, RenderedText) else None) or each.text
+                    for each in prompts
+                ]
+                (workdir / PROMPTS).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+            yield workdir
+
+    def _variables(self, workdir: Path, devices: tuple[str, ...]) -> dict[str, str]:
+        """Return the command's environment: its own directory first on PATH, and no access to the hub."""
+        scratch = {"HF_HOME": str(workdir / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
+        passed = {key: os.environ[key] for key in ("OMP_NUM_THREADS",) if key in os.environ}
+        path = {"PATH": os.pathsep.join(filter(None, (self.directory, os.environ.get("PATH", ""))))}
+        dataset = {DATASET_VARIABLE: str(workdir / PROMPTS)} if self.prompts else {}
+        gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        return {**scratch, **passed, **path, **dataset, **(gpus if self.num_devices else {})}
+
+    def _check(self, out: Path) -> None:
+        command = self.argv[0]
+        if command == BUILD:
+            options = dict(zip(self.argv, self.argv[1:], strict=False))
+            check_files(out, ENGINES[options["--spec-type"] != "none"], command)
+            check_engines(out, {key: int(options[f"--{key.replace('_', '-')}"]) for key in SIZES})
+        else:
+            check_files(out, CHECKPOINT if command == QUANTIZE else EXPORTED, command)
+
+
+@dataclass(frozen=True)
+class DescribeBuild(Step):
+    """Write a script that builds an artifact's engines on the target machine.
+
+    `facts` describe the expected machine; the script contains them as comments.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    argv: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """Return the step's name."""
+        return "describe-engines"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Write the script."""
+        (out / REPRODUCE).write_text("\n".join(self._lines()) + "\n")
+
+    def _lines(self) -> Iterator[str]:
+        yield "#!/bin/sh"
+        yield "# Builds the engines of this artifact below a new directory: sh reproduce.sh DIRECTORY"
+        yield from (f"# {key}: {value}" for key, value in self.facts)
+        yield "set -eu"
+        yield 'artifact=$(cd "$(dirname "$0")" && pwd)'
+        yield 'mkdir "${1:?a new directory for the engines}"'
+        yield 'cd "$1"'
+        yield 'ln -s "$artifact/checkpoints" checkpoints'
+        yield "mkdir engines"
+        yield shlex.join(self.argv)
+
+
+def encode_machine(facts: Mapping[str, object]) -> str:
+    """Return the facts that an engine depends on, as a step's field."""
+    return json.dumps(dict(facts), sort_keys=True)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge-LLM's Python API: start it on prebuilt engines, and one request to it and its response as plain values.
+
+By default it would build its own engines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import SamplingOptions, Stats
+from trtspec.serving.triton.python_models.tensors import Array
+
+CACHE_GB = 1e6  # large enough that nothing is evicted from this process's private cache
+
+
+def load(root: Path, version: int, cache: Path) -> Any:
+    """Start Edge-LLM on an artifact's engines. Raise TrtspecError if it would use other engines."""
+    from experimental.server import LLM
+
+    document = json.loads((root / str(version) / "model.json").read_text(encoding="utf-8"))
+    engines, arguments = str((root / document["engines"]).resolve()), document["llm"]
+    arguments["model"] = str((root / arguments["model"]).resolve())
+    speculation = arguments.get("speculative_config", {})
+    if "model" in speculation:
+        speculation["model"] = str((root / speculation["model"]).resolve())
+    options = link_engines(engines, arguments, cache)
+    llm = LLM(**arguments, cache_dir=str(cache), engine_cache_max_size_gb=CACHE_GB, build_options=options)
+    if os.path.realpath(llm.bundle_dir) != os.path.realpath(engines):
+        raise TrtspecError("Edge-LLM does not use the artifact's engines", where=engines, hint="build the recipe again")
+    return llm
+
+
+def link_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
+    """Link Edge-LLM's cache entry for these arguments to `engines`; return its build options."""
+    from experimental.server.runtime.engine_build import BuildOptions, bundle_cache_path
+
+    speculation = arguments.get("speculative_config", {})
+    sizes = ("max_input_len", "max_batch_size", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
+    options = BuildOptions(
+        spec_type=speculation.get("method", "none"),
+        draft_model_dir=speculation.get("model", ""),
+        **{key: arguments[key] for key in sizes if key in arguments},
+    )
+    entry = Path(bundle_cache_path(arguments["model"], str(cache), options))
+    entry.parent.mkdir(parents=True)
+    entry.symlink_to(engines)
+    return options
+
+
+@dataclass(frozen=True)
+class EdgeRequest:
+    """A request: its text, maximal length and sampling; `alone` disables drafts."""
+
+    text: str
+    max_tokens: int
+    sampling: SamplingOptions
+    stop: tuple[str, ...]
+    alone: bool
+
+    @property
+    def samples(self) -> bool:
+        """Return whether tokens are sampled."""
+        return self.sampling.temperature > 0.0 and self.sampling.top_k != 1
+
+
+@dataclass
+class EdgeResponse:
+    """The text of one request so far; `unsent` is the part that the client has not received."""
+
+    stop: tuple[str, ...]
+    unsent: str
+    text: str = ""
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    is_complete: bool = False
+    finish_reason: str = "length"
+
+    @property
+    def stats(self) -> Stats:
+        """Return the counts so far; Edge-LLM does not report drafts."""
+        return Stats(self.prompt_tokens, self.new_tokens)
+
+    def add(self, delta: Any) -> None:
+        """Append generated text; a stop text completes the response and ends it."""
+        begin = len(self.text)
+        self.text += delta.text
+        self.new_tokens += len(delta.token_ids)
+        self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
+        if delta.finish_reason == "error":
+            raise TrtspecError("Edge-LLM aborted the request", hint="see the server's log")
+        ends = [at + len(stop) for stop in self.stop if (at := self.text.find(stop)) >= 0]
+        if ends:
+            self.text = self.text[: max(begin, min(ends))]
+        self.is_complete = bool(ends) or delta.finished
+        if ends or delta.finish_reason == "stop":
+            self.finish_reason = "stop" if ends else "end_id"
+        self.unsent += self.text[begin:]
+
+    def take(self) -> list[tuple[str, Array]]:
+        """Return the tensors of one response; the counts cover the whole text so far."""
+        text, self.unsent = self.unsent, ""
+        return [
+            ("text_output", np.array([text.encode()], object)),
+            ("num_input_tokens", np.array([self.prompt_tokens], np.uint32)),
+            ("num_output_tokens", np.array([self.new_tokens], np.uint32)),
+        ]
+
+
+def sampling_params(asked: EdgeRequest) -> Any:
+    """Return Edge-LLM's SamplingParams; sampled requests disable drafts, which would make them greedy."""
+    from experimental.server import SamplingParams
+
+    sampling: dict[str, Any] = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}
+    if asked.samples:
+        sampling = {key: getattr(asked.sampling, key) for key in ("temperature", "top_k", "top_p", "seed")}
+    return SamplingParams(max_tokens=asked.max_tokens, disable_spec_decode=asked.alone or asked.samples, **sampling)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of vLLM's AsyncEngineArgs, which Triton's vLLM backend reads from model.json.
+
+Names: vllm-project/vllm:vllm/engine/arg_utils.py and vllm/config/speculative.py, v0.19.0 to v0.33.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trtspec.backends.common.memory import plan_source_memory
+from trtspec.backends.context import PlanContext
+from trtspec.backends.vllm.drafters import has_other_vocabulary
+from trtspec.backends.vllm.versions import PARALLEL, releases
+from trtspec.checkpoints.prequantized import source_format
+from trtspec.methods.base import Options
+from trtspec.methods.ngram import NgramOptions
+from trtspec.methods.suffix import SuffixOptions
+from trtspec.recipe.resolve import resolve_max_num_tokens
+from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
+
+LEAST_KV_BYTES = 256 << 20
+NODE_GPUS = 8  # larger engines span machines, which requires Ray
+
+
+def model_json(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
+    """Return the document; paths are directories relative to the served model's, or hub ids."""
+    recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
+    document: dict[str, Any] = {
+        "model": target_path,
+        "dtype": target.dtype,
+        "tensor_parallel_size": target.parallel.tensor,
+        "pipeline_parallel_size": target.parallel.pipeline,
+        "max_num_seqs": engine.max_batch_size,
+        "max_model_len": engine.max_seq_len,
+        "max_num_batched_tokens": resolve_max_num_tokens(engine, context.draft_shape.max_tokens),
+        **_memory(context),
+        **_revision(target, target_path),
+        **_online(context, "target", target),
+    }
+    if target.parallel.ranks > NODE_GPUS:
+        document["distributed_executor_backend"] = "ray"
+    if target.quantization.kv_cache != "none":
+        document["kv_cache_dtype"] = target.quantization.kv_cache
+    if recipe.speculation.method != "none":
+        document["speculative_config"] = speculative_config(context, draft_path)
+    return document
+
+
+def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
+    """Return vLLM's speculative_config of a recipe with a drafter; drafts are chains for every method."""
+    speculation, method = context.recipe.speculation, context.recipe.speculation.method
+    config: dict[str, Any] = {
+        "method": releases()[context.version].methods[method],
+        "num_speculative_tokens": context.draft_shape.max_depth,
+        **_option_fields(context.options),
+        **_feature_fields(context),
+    }
+    if method in PARALLEL:
+        config["parallel_drafting"] = True
+    if (draft := speculation.draft) and draft_path:
+        config |= {"model": draft_path, **_revision(draft, draft_path)}
+        if context.method.drafts_with == "model":
+            tensor = context.recipe.target.parallel.tensor  # vLLM divides a draft like its target
+            config |= {"draft_tensor_parallel_size": tensor, **_online(context, "draft", draft)}
+            config |= {"use_heterogeneous_vocab": True} if has_other_vocabulary(context) else {}
+    return config
+
+
+def _option_fields(options: Options) -> dict[str, Any]:
+    if isinstance(options, NgramOptions):
+        return {"prompt_lookup_min": options.min_match, "prompt_lookup_max": options.max_match}
+    if isinstance(options, SuffixOptions):
+        return {f"suffix_decoding_{name}": value for name, value in options.model_dump().items()}
+    return {}
+
+
+def _feature_fields(context: PlanContext) -> dict[str, Any]:
+    speculation = context.recipe.speculation
+    fields: dict[str, Any] = {}
+    if speculation.schedule:
+        fields["num_speculative_tokens_per_batch_size"] = _ranges(
+            speculation.schedule, context.recipe.engine.max_batch_size
+        )
+    if speculation.verify == "block":
+        # for tokens that were not sampled from the draft's distribution, a block accepts no more than one by one
+        fields |= {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"}
+    return fields
+
+
+def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
+    """Return [first, last, tokens] of each range of batch sizes up to `most`; beyond the schedule nothing is drafted.
+
+    Without an explicit last range, vLLM would extend the schedule's last entry.
+    """
+    firsts = [1, *(each.max_batch + 1 for each in schedule)]
+    found = [[first, each.max_batch, each.draft_len] for first, each in zip(firsts, schedule, strict=False)]
+    return [*found, [firsts[-1], most, 0]] if firsts[-1] <= most else found
+
+
+def _memory(context: PlanContext) -> dict[str, Any]:
+    """Return vLLM's memory limit; on a CPU, whose memory is shared, the amount that full batches need.
+
+    Four times the target's keys and values in 16 bits: float32 doubles them, and a draft needs at most as much again.
+    """
+    if context.recipe.engine.device == "cpu":
+        needed = sum(4 * each.kv_cache_bytes for each in plan_source_memory(context))
+        return {"kv_cache_memory_bytes": max(needed, LEAST_KV_BYTES), "enforce_eager": True}
+    # the fraction of all memory, including weights and activations: vLLM cannot limit a fraction of the free memory
+    return {"gpu_memory_utilization": context.recipe.serving.kv_cache_fraction}
+
+
+def _revision(asked: ModelSource, path: str) -> dict[str, str]:
+    return {} if is_directory(path) or not asked.revision else {"revision": asked.revision}
+
+
+def _online(context: PlanContext, role: str, asked: ModelSource) -> dict[str, str]:
+    """Return the format to which vLLM quantizes on load; empty for a source that is already quantized."""
+    if asked.quantization.weights == "none" or source_format(context.sources[role]).weights != "none":
+        return {}
+    return {"quantization": releases()[context.version].online[asked.quantization.weights]}

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check whether a release of vLLM can run a drafter's checkpoint with the recipe's target.
+
+vLLM silently ignores tensors of Medusa heads with other names. A draft model with another vocabulary drafts shared
+tokens (use_heterogeneous_vocab, arXiv:2502.05202).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trtspec.backends.context import PlanContext
+from trtspec.backends.vllm.versions import VllmRelease, cite, having, releases
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.tokenizer import check_tokenizers
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import TrtspecError
+from trtspec.methods.eagle3 import AUX_LAYERS
+from trtspec.methods.medusa import LISTED
+
+# vLLM derives the drafter's class by adding this prefix to the architecture in its config.json
+PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
+AS_NAMED = ("LiLiCorrDraftModel",)
+DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
+MODEL = "speculation.draft.model"
+CONVERTS = "use a backend that converts checkpoints"
+REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
+SPECULATORS = "transformers_utils/configs/speculators/algos.py"
+RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eagle3_aux_layers_from_config"
+
+
+def check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield errors that prevent loading the drafter or drafting for this target."""
+    method = release.methods[context.recipe.speculation.method]
+    if method not in PREFIXES:
+        return
+    net = context.sources["draft"]
+    if (kind := net.config.get("speculators_model_type")) is not None:
+        yield from _check_speculators_type(str(kind), release)
+    else:
+        yield from _check_class(net, method, release)
+    yield from _check_positions(context, method, release)
+    if method == "eagle3":
+        yield from _check_layers(net.config)
+    if method != "eagle":
+        yield from _check_target(context.sources["target"], method, release)
+
+
+def source_architecture(source: Source) -> str:
+    """Return the first architecture in a config.json, or ""."""
+    named = source.config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def _check_speculators_type(kind: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if the release does not support this type of the speculators format."""
+    if kind not in release.speculators:
+        message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
+        hint = having(lambda each: kind in each.speculators)
+        yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, SPECULATORS))
+
+
+def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    name = _class_name(source_architecture(net), method)
+    if name not in release.heads:
+        message = f"vLLM {release.version} lacks the class {name}, which this drafter requires"
+        hint = having(lambda each: name in each.heads) or CONVERTS
+        yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, REGISTRY))
+    elif name == DSPARK and net.config.get("model_type") == "qwen3" and QWEN3_DSPARK not in release.does:
+        message = f"vLLM {release.version} expects layers of DeepSeek V4 in a drafter of the class {DSPARK}"
+        hint = having(lambda each: QWEN3_DSPARK in each.does)
+        yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release))
+    elif method == "eagle" and "fc.bias" in net.tensors and name not in release.biased_heads:
+        message = f"the drafter has fc.bias, which {name} of vLLM {release.version} does not support"
+        yield Diagnostic(MODEL, "net-bias", message, CONVERTS, source="vllm-project/vllm#11126")
+
+
+def _class_name(architecture: str, method: str) -> str:
+    prefix = PREFIXES[method]
+    ends = method != "eagle" and architecture.endswith(prefix)
+    named = architecture.startswith(prefix) or ends or architecture in AS_NAMED
+    return architecture if named else prefix + architecture
+
+
+def _check_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
+    """Warn of layers listed by their outputs: unlike SGLang, vLLM adds no 1 and reads the preceding layers."""
+    section = config.get("eagle_config")
+    named = section.get(AUX_LAYERS) if isinstance(section, Mapping) else None
+    if config.get(AUX_LAYERS) or not isinstance(named, list) or not all(type(number) is int for number in named):
+        return
+    inputs = [number + 1 for number in named]
+    message = f"eagle_config lists the layers {named} by their outputs, but vLLM reads the inputs of these layers"
+    hint = f"set {AUX_LAYERS}: {inputs} at the top of config.json, which vLLM prefers, for better acceptance"
+    yield Diagnostic(MODEL, "aux-layers", message, hint, "warning", source=RUNNER)
+
+
+def _check_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if texts exceed the drafter's position table, beyond the end of which vLLM would read."""
+    length, layer = context.recipe.engine.max_seq_len, _layer_config(context.sources["draft"])
+    positions = layer.get("max_position_embeddings")
+    feature = "raises_positions" if method in ("eagle", "eagle3") else "raises_block_positions"
+    if isinstance(positions, int) and positions < length and feature not in release.does:
+        message = f"the drafter has {positions} positions, and vLLM {release.version} reads past them in longer texts"
+        hint = f"set engine.max_seq_len to at most {positions}; {having(lambda each: feature in each.does)}"
+        yield Diagnostic(MODEL, "positions", message, hint, source="vllm-project/vllm#48894, #57941")
+
+
+def _layer_config(net: Source) -> Mapping[str, Any]:
+    layer = net.config.get("transformer_layer_config")  # the key of the speculators format
+    return layer if isinstance(layer, Mapping) else net.config
+
+
+def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if the target does not provide the hidden states that the drafter reads."""
+    architecture, text = source_architecture(target), target.config.get("text_config")
+    model_type = str((text if isinstance(text, Mapping) else target.config).get("model_type"))
+    supported = sorted(release.eagle3_models)
+    if supported and method == "eagle3" and not any(part in model_type for part in supported):
+        message = f"vLLM {release.version} supports {method} for {', '.join(supported)}, but not for {model_type}"
+        hint = having(lambda each: not each.eagle3_models)
+        yield Diagnostic("target.model", "version", message, hint, source=cite(release))
+    elif architecture and architecture not in release.eagle3_targets:
+        message = f"{architecture} of vLLM {release.version} does not provide hidden states to {method}"
+        hint = having(lambda each: architecture in each.eagle3_targets) or "use method: ngram"
+        yield Diagnostic("target.model", "version", message, hint, source=cite(release, INTERFACES))
+
+
+DRAFT_MODEL, NAMES = "speculation.draft.model", "maps_medusa_names"
+LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
+HIDDEN_SIZE = 4096  # vLLM's default for a missing key in the heads' config.json
+
+
+def check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield missing keys in the heads' config.json, and formats that a release cannot read."""
+    if context.recipe.speculation.method != "medusa":
+        return
+    net, wanted = context.sources["draft"], context.sources["target"].config.get("hidden_size", HIDDEN_SIZE)
+    if NAMES not in release.does and not LISTED.blocks(net):
+        message = f"vLLM {release.version} does not recognize the names of the heads' tensors and ignores them"
+        hint = f"trtspec convert-draft --to vllm renames them; {having(lambda each: NAMES in each.does)}"
+        yield Diagnostic(DRAFT_MODEL, "net-class", message, hint, source=cite(release, LOADER))
+    if (size := net.config.get("hidden_size", HIDDEN_SIZE)) != wanted:
+        message = f"vLLM expects hidden states of size {size} for the heads, but the target's size is {wanted}"
+        hint = f"set hidden_size: {wanted} in the heads' config.json"
+        yield Diagnostic(DRAFT_MODEL, "hidden-size", message, hint, source=cite(release, CONFIG))
+    if any(name.endswith("linear.bias") for name in net.tensors) and not net.config.get("medusa_fc_bias"):
+        message, hint = "vLLM ignores the heads' biases", "set medusa_fc_bias: true in the heads' config.json"
+        yield Diagnostic(DRAFT_MODEL, "net-bias", message, hint, "warning", source=cite(release, LOADER))
+
+
+FIELD = "use_heterogeneous_vocab"
+
+
+def supports_heterogeneous_vocab(version: str, method: str) -> bool:
+    """Return whether a release supports a draft model whose tokens differ from the target's."""
+    return method == "draft_target" and FIELD in releases()[version].fields
+
+
+def has_other_vocabulary(context: PlanContext) -> bool:
+    """Return whether the draft model's vocabulary differs from the target's in size or tokens."""
+    return _has_other_rows(context) or _has_other_tokens(context)
+
+
+def _has_other_rows(context: PlanContext) -> bool:
+    ours, theirs = context.target_config, context.draft_config
+    return bool(ours and theirs and ours.vocab_size != theirs.vocab_size)
+
+
+def _has_other_tokens(context: PlanContext) -> bool:
+    target, draft = (context.sources[role].root for role in ("target", "draft"))
+    if not all((root / "tokenizer.json").is_file() for root in (target, draft)):
+        return False
+    try:
+        check_tokenizers(target, draft)
+    except TrtspecError:
+        return True
+    return False
+
+
+def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield a warning for a draft model with another vocabulary, which can draft only shared tokens."""
+    if supports_heterogeneous_vocab(context.version, context.recipe.speculation.method) and has_other_vocabulary(
+        context
+    ):
+        message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
+        ours, theirs = context.target_config, context.draft_config
+        if ours and theirs and not _has_other_tokens(context):
+            message = (
+                f"draft and target share a tokenizer, but have {theirs.vocab_size} and {ours.vocab_size} rows: vLLM"
+            )
+            message += " maps the shared tokens, on its V1 model runner"
+            hint = "to avoid this, save both with equal vocabularies: resize_token_embeddings in transformers"
+            yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)
+            return
+        hint = "a draft of the target's family is accepted more often"
+        yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)

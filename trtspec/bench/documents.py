@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Save, load and identify the documents of measuring commands.
+
+A document describes the machine and the target. An artifact's contents are fixed, so its document is saved in the state
+directory under the SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. Measurements before an
+artifact exists are stored under the SHA-256 of its target. Saved documents are records: checksummed, with owner-only
+permissions, and ignored with a warning if they are damaged or other users can write to them. Untrusted files are
+limited in size before parsing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoints.safe_json import parse_object
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import describe_read_error, open_regular, private_directory, read_bounded, replace_file
+from trtspec.core.gpus import detect_gpus
+from trtspec.core.paths import state_dir
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.store.artifact import Manifest, manifest_sha256
+from trtspec.store.digest import compute_digest, dump_checksummed_text, has_valid_checksum
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the processor, the number of cores available to this process, the GPUs and the operating system."""
+    return {
+        "cpu": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": [gpu.name for gpu in detect_gpus()],
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def processor() -> str:
+    """Return the processor's name from /proc/cpuinfo, or the platform's; Linux reports none on Arm."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+log = logging.getLogger(__name__)
+
+MAX_RECORD_BYTES = 64 << 20
+
+
+def records_dir(*names: str) -> Path:
+    """Return the path of a record directory; it need not exist."""
+    return state_dir().joinpath(*names)
+
+
+def write_record(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a record with mode 0600; may raise OSError."""
+    path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_directory(path.parent)
+    replace_file(path, dump_checksummed_text(dict(values)), mode=0o600, follow=False)
+
+
+def read_record(path: Path) -> bytes | None:
+    """Return the text of a record, or None if it is absent, damaged or not written by this user."""
+    try:
+        if not (_is_closed(path.parent) and _is_owned(path)):
+            raise OSError(None, "other users can write to it")
+        data = read_bounded(path, MAX_RECORD_BYTES, follow=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        log.warning("%s is ignored: %s", path, describe_read_error(error) if error.errno else error.strerror)
+        return None
+    if not has_valid_checksum(data):
+        log.warning("%s is ignored: it is damaged or was written by an earlier trtspec", path)
+        return None
+    return data
+
+
+def _is_owned(path: Path) -> bool:
+    with open_regular(path, follow=False) as file:
+        status = os.fstat(file.fileno())
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_closed(directory: Path) -> bool:
+    status = directory.lstat()
+    is_directory = stat.S_ISDIR(status.st_mode)
+    return is_directory and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def this_machine() -> dict[str, Any]:
+    """Return the hardware that speeds depend on, without starting a program: the processor and the GPU models."""
+    gpus = []
+    with suppress(OSError):
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+            lines = path.read_text(errors="replace").splitlines()
+            gpus += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return {"cpu": processor(), "gpus": gpus}
+
+
+MAX_BYTES, MAX_VALUES = 64 << 20, 400_000
+# The first of these keys that is present gives the kind of a document without `kind`.
+KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
+KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
+
+
+@dataclass(frozen=True)
+class SavedDocument:
+    """A document of a known kind; `time` is its recorded time, else its file's modification time."""
+
+    path: Path
+    kind: str
+    sha256: str
+    time: datetime
+    values: Mapping[str, Any]
+
+    def text(self, *keys: str) -> str:
+        """Return the nested text at `keys`, or ""."""
+        return nested_text(self.values, *keys)
+
+
+def nested_text(values: Mapping[str, Any], *keys: str) -> str:
+    """Return the nested text at `keys` of a document, or ""."""
+    found: Any = values
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else ""
+
+
+def save_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
+    """Save an artifact's document; write errors are ignored."""
+    _save(_folder(manifest_sha256(root)), kind, document)
+
+
+def save_target_document(sha256: str, name: str, document: Mapping[str, Any]) -> None:
+    """Save a target's document under `name`; write errors are ignored."""
+    _save(_folder(sha256), name, document)
+
+
+def _save(folder: Path, name: str, document: Mapping[str, Any]) -> None:
+    with suppress(OSError):
+        write_record(folder / f"{name}.json", document)
+
+
+def list_documents(root: Path, target: str) -> list[Path]:
+    """Return the files of all undamaged documents of an artifact and of the target with SHA-256 `target`."""
+    found = [path for each in (manifest_sha256(root), target) for path in sorted(_folder(each).glob("*.json"))]
+    return [path for path in found if read_record(path) is not None]
+
+
+def _folder(sha256: str) -> Path:
+    return records_dir("documents", sha256)
+
+
+def read_document(path: Path) -> SavedDocument:
+    """Return a document; raise TrtspecError if the file is not of a known kind."""
+    hint = f"create one with --json of {', '.join(KINDS)}"
+    try:
+        data, modified = read_bounded(path, MAX_BYTES), path.stat().st_mtime
+        values = parse_object(data, MAX_VALUES)
+    except OSError as error:
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
+    except ValueError as error:
+        raise TrtspecError(str(error), where=str(path), hint=hint) from None
+    kind = _kind(values)
+    if kind not in KINDS:
+        raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
+    return SavedDocument(
+        path,
+        kind,
+        hashlib.sha256(data).hexdigest(),
+        _time(values.get("time", values.get("ended_at")), modified),
+        values,
+    )
+
+
+def _kind(values: Mapping[str, Any]) -> str:
+    return nested_text(values, "kind") if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
+
+
+def _time(said: Any, modified: float) -> datetime:
+    """Return a document's recorded time in UTC, else its file's modification time."""
+    with suppress(TypeError, ValueError):
+        time = datetime.fromisoformat(said)
+        if time.tzinfo:
+            return time.astimezone(timezone.utc)
+    return datetime.fromtimestamp(modified, timezone.utc)
+
+
+def prompts_sha256(texts: Iterable[str]) -> str:
+    """Return the digest of prompts as sent, in order."""
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+
+
+def describe_target(manifest: Manifest) -> dict[str, str]:
+    """Return an artifact's target as recorded in documents."""
+    return {"model": manifest.recipe.target.model, "sha256": target_sha256(manifest)}
+
+
+def target_sha256(manifest: Manifest) -> str:
+    """Return the digest that identifies the target of an artifact."""
+    return planned_target_sha256(
+        manifest.recipe, manifest.target_key, ((each.name, each.key) for each in manifest.steps)
+    )
+
+
+def planned_target_sha256(recipe: ResolvedRecipe, target_key: str, steps: Iterable[tuple[str, str]]) -> str:
+    """Return the target digest of an artifact that is not built yet, from the name and key of each of its steps.
+
+    If the target is not converted, the digest covers its recipe section, the steps that copy it, and the engine.
+    """
+    if target_key:
+        return target_key
+    keys, engine = [key for name, key in steps if name.endswith("target")], recipe.engine
+    return compute_digest(
+        "trtspec.target/1", [recipe.target.model_dump(mode="json"), keys, [engine.backend, engine.version]]
+    )
+
+
+def mismatch_reason(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: str) -> str:
+    """Return why a document does not belong to an artifact, or "" if nothing contradicts it."""
+    if target := nested_text(document, "target", "sha256"):
+        return _method_mismatch(document, manifest) if target == target_sha256(manifest) else "of another target"
+    if told := recorded_manifest(document):
+        return "" if told == manifest_sha256 else "of another artifact"
+    name = nested_text(document, "name")
+    return "" if name in ("", manifest.recipe.name) else f"of another recipe, {name}"
+
+
+def recorded_manifest(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the manifest recorded in a document, or ""."""
+    return nested_text(document, "manifest") or nested_text(document, "deployment", "manifest")
+
+
+def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
+    """Return "" if a document of this target covers the target alone or this artifact's method."""
+    tried, method = _methods_in(document), manifest.recipe.speculation.method
+    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}, but this artifact uses {method}"
+
+
+def _methods_in(document: Mapping[str, Any]) -> set[str]:
+    tried = document.get("methods")
+    named = (each.get("method") for each in tried if isinstance(each, Mapping)) if isinstance(tried, list) else ()
+    return {each for each in (*named, document.get("method")) if isinstance(each, str)}

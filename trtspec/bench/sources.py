@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locate the sources of an artifact, check copied files against them, and find prompts that the draft was trained on.
+
+`trtspec train` writes the digests of the training prompts' tokens next to the published draft. Measuring prompts among
+them overstate the draft's acceptance. The record is read from the draft's source location, so it is missing for
+artifacts that were built on another machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.bench.artifact import TARGET
+from trtspec.bench.verification_report import NO_SOURCE, SkippedCheck, VerificationCheck
+from trtspec.checkpoints.resolve import locate_source
+from trtspec.checkpoints.safe_json import parse_object
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.core.file_records import FileRecord
+from trtspec.core.files import map_in_threads, read_bounded
+from trtspec.core.hashing import file_sha256
+from trtspec.store.artifact import Manifest, load_manifest
+from trtspec.store.artifact_cache import find_source_location
+from trtspec.store.artifact_paths import TOKENIZER, checkpoint
+
+HINT = "give its location with --source DIR"
+
+
+def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
+    """Return the directory of the target's source after validating its config and headers.
+
+    Raises TrtspecError if it is missing or holds another model.
+    """
+    try:
+        source = load_source(given or source_location(root, manifest, "target"))
+        theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
+    except CheckpointError as error:
+        message = f"the source of the target cannot be read: {error.message}"
+        raise TrtspecError(message, where=error.where, hint=HINT) from None
+    if theirs != ours:
+        message = f"not the artifact's source: it has {theirs} vocabulary entries, the artifact has {ours}"
+        raise TrtspecError(message, where=str(source.root))
+    return source.root
+
+
+def source_location(root: Path, manifest: Manifest, role: str) -> Path:
+    """Return the location that a model was built from; manifests of earlier versions record it themselves."""
+    model = manifest.recipe.models[role]
+    if model.revision or os.path.isabs(model.model):
+        return locate_source(model)
+    directory = find_source_location(manifest, role)
+    if directory is None:
+        raise CheckpointError(
+            "the artifact was built elsewhere, and its manifest records no source location",
+            where=str(root),
+            hint="build it here, or use Hugging Face Hub models in the recipe",
+        )
+    return locate_source(model.model_copy(update={"model": directory}))
+
+
+def check_sources(root: Path, manifest: Manifest, given: Path | None) -> VerificationCheck | SkippedCheck:
+    """Compare the artifact's copied checkpoints with their sources, file by file; `given` is the target's source.
+
+    Skipped if a source is not at its recorded location and none is given. Raises TrtspecError if `given` is not a
+    directory.
+    """
+    if given and not given.is_dir():
+        raise TrtspecError("no such directory", where=str(given), hint=HINT)
+    pairs: list[tuple[Path, FileRecord]] = []
+    for role in manifest.recipe.models:
+        folders = (f"{checkpoint(role)}/", *([f"{TOKENIZER}/"] if role == "target" else []))
+        copies = [record for record in manifest.files if record.path.startswith(folders)]
+        try:
+            source = (
+                given if given and role == "target" else source_location(root, manifest, role) if copies else Path()
+            )
+        except CheckpointError as error:
+            return SkippedCheck(
+                "sources", NO_SOURCE, f"the source of the {role} was not found ({error.message}): {HINT}"
+            )
+        pairs += [(source / Path(record.path).name, record) for record in copies]
+    return _compare(pairs)
+
+
+def _compare(pairs: list[tuple[Path, FileRecord]]) -> VerificationCheck:
+    problems = [found for found in map_in_threads(_difference, pairs) if found]
+    detail = "; ".join(problems[:3]) or f"{len(pairs)} files are byte-identical to the sources"
+    return VerificationCheck("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
+
+
+def _difference(pair: tuple[Path, FileRecord]) -> str | None:
+    source, record = pair
+    try:
+        return None if file_sha256(source) == record.sha256 else f"{record.path}: differs from {source}"
+    except OSError as error:
+        return f"{record.path}: {source} cannot be read: {error.strerror}"
+
+
+RECORD = "trtspec_training.json"
+DIGESTS = "prompt_digests"
+DIGITS = 16  # hex digits of a SHA-256; enough to distinguish a million prompts
+MAX_BYTES, MAX_VALUES = 32 << 20, 1_000_000
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How many of the measuring prompts the draft was trained on."""
+
+    shared: int
+    prompts: int
+    trained_on: int
+
+    def __str__(self) -> str:
+        return f"{self.shared} of {self.prompts} prompts are among the draft's {self.trained_on} training prompts"
+
+    @property
+    def warning(self) -> str:
+        """Return a warning with the recommended fix."""
+        return f"{self}: acceptance on other prompts may be lower; measure with held-out prompts (--prompts FILE)"
+
+
+def prompt_digest(tokens: Sequence[int]) -> str:
+    """Return the digest that identifies a prompt by its tokens."""
+    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:DIGITS]
+
+
+def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) -> Overlap | None:
+    """Return the overlap with the draft's training prompts, or None without an overlap or a record."""
+    manifest = manifest or load_manifest(root)
+    trained_on = _training_digests(root, manifest)
+    if not trained_on:
+        return None
+    tokenizer, texts = Tokenizer(root / TOKENIZER), list(texts)
+    shared = sum(prompt_digest(tokenizer.encode(text)) in trained_on for text in texts)
+    return Overlap(shared, len(texts), len(trained_on)) if shared else None
+
+
+def _training_digests(root: Path, manifest: Manifest) -> frozenset[str]:
+    """Return the digests of the training prompts; empty if the draft's record is missing or unreadable."""
+    if "draft" not in manifest.recipe.models:
+        return frozenset()
+    try:
+        found = parse_object(read_bounded(source_location(root, manifest, "draft") / RECORD, MAX_BYTES), MAX_VALUES)
+    except (TrtspecError, OSError, ValueError):
+        return frozenset()
+    digests = found.get(DIGESTS)
+    return frozenset(each for each in digests if isinstance(each, str)) if isinstance(digests, list) else frozenset()

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The encodings of a conversion's tensors: cast or copied, quantized to FP8, or taken from an FP8 source.
+
+FP8 weights are float8_e4m3 with one float32 scale per tensor or row; value = pattern * scale. scale = amax / 448 over
+the whole tensor, not over a rank's part. q, k and v share the largest of their scales, and so do an MLP's gate and fc,
+because the engine fuses them (tensorrt_llm/quantization/layers.py; NVIDIA/Model-Optimizer,
+modelopt/torch/export/model_config.py). A weight is divided by its scale in float32 and rounded to nearest even.
+
+Patterns and scales of a source that is already FP8 are copied. Patterns change only if the engine fuses tensors with
+different scales: they get the largest scale, and the tensors with a smaller one are rounded again, as in TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtspec.checkpoints.arithmetic import (
+    Arithmetic,
+    Bits,
+    Counts,
+    Floats,
+    compute_scales,
+    divide,
+    e4m3_values,
+    from_floats,
+    to_e4m3,
+    to_floats,
+)
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.stream import ConversionIssues, Transfer, TransferWorker
+
+DAMAGED = "the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway"
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Converts tensors to `dtype` (BF16, F16 or F32): adds `plus` to each value and rounds to nearest even."""
+
+    transfers: tuple[Transfer, ...]
+    dtype: str
+    arithmetic: Arithmetic
+    plus: float = 0.0
+
+    def run(self, worker: TransferWorker) -> None:
+        """Encode the tensors; report values that are not finite or that overflow `dtype` as flaws."""
+        for transfer in self.transfers:
+            source, census = transfer.source, ValueStats(transfer.source, self.arithmetic)
+            for first, bits in worker.chunks(source, parts=transfer.parts):
+                census.add(bits)
+                encoded = self._encode(bits, source.dtype)
+                if source.dtype != self.dtype == "F16" or source.dtype == "F32":
+                    census.add_encoded(encoded, self.dtype)
+                worker.write(transfer.destinations, first, encoded)
+            census.report(worker.flaws, self.dtype)
+
+    def _encode(self, bits: Bits, dtype: str) -> Bits:
+        if not self.plus:
+            return self.arithmetic.cast(bits, dtype, self.dtype)
+        return from_floats(to_floats(bits, dtype) + np.float32(self.plus), self.dtype)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copies integer tensors unchanged."""
+
+    transfers: tuple[Transfer, ...]
+
+    def run(self, worker: TransferWorker) -> None:
+        for transfer in self.transfers:
+            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+                worker.write(transfer.destinations, first, bits)
+
+
+class ValueStats:
+    """Counts invalid values of a tensor; `largest_bits` is the pattern of the largest finite magnitude."""
+
+    def __init__(self, source: TensorInfo, arithmetic: Arithmetic) -> None:
+        self.source, self._arithmetic = source, arithmetic
+        self.largest_bits = self._nans = self._infinities = self._overflows = 0
+
+    def add(self, bits: Bits) -> None:
+        """Count the values of a chunk."""
+        self.take(self._arithmetic.count(bits, self.source.dtype))
+
+    def take(self, counts: Counts) -> None:
+        """Add the counts of a chunk."""
+        largest, nans, infinities = counts
+        self.largest_bits = max(self.largest_bits, largest)
+        self._nans += nans
+        self._infinities += infinities
+
+    def add_encoded(self, bits: Bits, dtype: str) -> None:
+        """Count the infinities of the same chunk after encoding, to detect overflow."""
+        _, _, infinities = self._arithmetic.count(bits, dtype)
+        self._overflows += infinities
+
+    def report(self, flaws: ConversionIssues, dtype: str = "") -> None:
+        """Report the flaws. The caller can allow values that are not finite, but not finite values that overflow."""
+        if (self._nans or self._infinities) and not flaws.allow_nonfinite:
+            flaws.add(self.source, f"{self._nans:,} NaN and {self._infinities:,} infinite values", DAMAGED)
+        if (count := self._overflows - self._infinities) > 0:
+            hint = "set dtype: bfloat16 in the recipe"
+            flaws.add(self.source, f"{count:,} values are too large for {dtype}", hint)
+
+
+@dataclass(frozen=True)
+class ScaleSlot:
+    """The position of one float32 value: the offset in a rank's file."""
+
+    rank: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class ScaleGroup:
+    """Tensors that share a scale, and the positions of the scale."""
+
+    transfers: tuple[Transfer, ...]
+    scales: tuple[ScaleSlot, ...]
+
+
+@dataclass(frozen=True)
+class QuantizeTensors:
+    """Quantizes each group to float8_e4m3 with one scale: one pass for amax, one for writing."""
+
+    groups: tuple[ScaleGroup, ...]
+    arithmetic: Arithmetic
+
+    def run(self, worker: TransferWorker) -> None:
+        for group in self.groups:
+            scale = compute_scale(max(self._amax(worker, transfer.source) for transfer in group.transfers))
+            for slot in group.scales:  # first: they are stored between the weights, and the file is hashed as it grows
+                worker.put(slot.rank, slot.offset, np.array([scale], np.float32))
+            for transfer in group.transfers:
+                quantize = self.arithmetic.quantizer(transfer.source.dtype, scale)
+                for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+                    worker.write(transfer.destinations, first, quantize(bits))
+
+    def _amax(self, worker: TransferWorker, source: TensorInfo) -> np.float32:
+        """Return the largest finite magnitude of a tensor; report values that are not finite as flaws."""
+        census = ValueStats(source, self.arithmetic)
+        for _, bits in worker.chunks(source, last=False):
+            census.add(bits)
+        census.report(worker.flaws)
+        return np.float32(to_floats(np.array([census.largest_bits], bits.dtype), source.dtype)[0])
+
+
+@dataclass(frozen=True)
+class QuantizeRows:
+    """Quantizes tensors to float8_e4m3 with one scale per row; `scales` are the transfers of each tensor's scales."""
+
+    transfers: tuple[Transfer, ...]
+    scales: tuple[Transfer, ...]
+    arithmetic: Arithmetic
+
+    def run(self, worker: TransferWorker) -> None:
+        """Quantize in one pass: a chunk consists of whole rows."""
+        for transfer, scales in zip(self.transfers, self.scales, strict=True):
+            census = ValueStats(transfer.source, self.arithmetic)
+            all_scales = np.empty((transfer.num_rows, 1), np.float32)
+            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+                encoded, by_row, counts = self.arithmetic.quantize_rows(bits, transfer.source.dtype)
+                census.take(counts)
+                worker.write(transfer.destinations, first, encoded)
+                all_scales[first : first + len(bits)] = by_row
+            worker.write(scales.destinations, 0, all_scales)  # in one write: small writes cost as much as large ones
+            census.report(worker.flaws)
+
+
+def compute_scale(largest: np.float32) -> np.float32:
+    return np.float32(compute_scales(np.asarray(largest)))
+
+
+def requantization_table(scale: np.float32, merged: np.float32) -> Bits:
+    """Return the nearest pattern at scale `merged` for each of the 256 e4m3 patterns at `scale`."""
+    return to_e4m3(divide(e4m3_values() * scale, merged))
+
+
+NOT_A_NUMBER = 0x7F  # without the sign bit
+
+
+@dataclass(frozen=True)
+class CopyTensors:
+    """Copies groups of FP8 tensors with the group's largest scale; `scales` are the source's, by weight name."""
+
+    groups: tuple[ScaleGroup, ...]
+    scales: Mapping[str, TensorInfo]
+
+    def run(self, worker: TransferWorker) -> None:
+        for group in self.groups:
+            own = [read_scale(worker, self.scales[transfer.source.name]) for transfer in group.transfers]
+            largest = max(own)
+            _put(worker, group.scales, largest)  # first, as in QuantizeTensors
+            for transfer, scale in zip(group.transfers, own, strict=True):
+                _move(worker, transfer, None if scale == largest else requantization_table(scale, largest))
+
+
+@dataclass(frozen=True)
+class CopyRows:
+    """Copies FP8 tensors and their row scales unchanged; scales are converted to float32."""
+
+    transfers: tuple[Transfer, ...]
+    scales: tuple[Transfer, ...]
+
+    def run(self, worker: TransferWorker) -> None:
+        for transfer in self.transfers:
+            _move(worker, transfer)
+        for transfer in self.scales:
+            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+                scales = to_floats(bits, transfer.source.dtype)
+                _check(worker, transfer.source, scales)
+                worker.write(transfer.destinations, first, scales)
+
+
+@dataclass(frozen=True)
+class MergedScale:
+    """The largest of some scales, at least `least`, and its positions."""
+
+    sources: tuple[TensorInfo, ...]
+    slots: tuple[ScaleSlot, ...]
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
+class CopyScales:
+    """Copies the scales of activations and of the KV cache; each source is read once even if it is used twice."""
+
+    scales: tuple[MergedScale, ...]
+
+    @property
+    def sources(self) -> dict[str, TensorInfo]:
+        """Return the source tensors by name."""
+        return {source.name: source for scale in self.scales for source in scale.sources}
+
+    def run(self, worker: TransferWorker) -> None:
+        """Read all scales, then write all."""
+        values = {name: read_scale(worker, source) for name, source in self.sources.items()}
+        for scale in self.scales:
+            largest = max(values[source.name] for source in scale.sources)
+            _put(worker, scale.slots, max(largest, np.float32(scale.least)))
+
+
+def read_scale(worker: TransferWorker, source: TensorInfo) -> np.float32:
+    """Return a scale's value in float32; report it as a flaw if it is not positive and finite."""
+    ((_, bits),) = worker.chunks(source)
+    values = to_floats(bits, source.dtype).copy()  # the worker's buffer is used again
+    is_scale = _check(worker, source, values)
+    return np.float32(values[0, 0]) if is_scale else np.float32(1.0)  # output with a flaw is discarded
+
+
+def _check(worker: TransferWorker, source: TensorInfo, scales: Floats) -> bool:
+    bad = int(np.count_nonzero(~(np.isfinite(scales) & (scales > 0))))
+    if bad:
+        worker.flaws.add(source, f"{bad:,} of {scales.size:,} scales are not positive and finite")
+    return not bad
+
+
+def _move(worker: TransferWorker, transfer: Transfer, table: Bits | None = None) -> None:
+    """Write a tensor's patterns, mapped by `table` if given."""
+    source, nans = transfer.source, 0
+    for first, bits in worker.chunks(source, parts=transfer.parts):
+        nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))
+        worker.write(transfer.destinations, first, bits if table is None else np.take(table, bits))
+    if nans and not worker.flaws.allow_nonfinite:
+        worker.flaws.add(source, f"{nans:,} NaN values", DAMAGED)
+
+
+def _put(worker: TransferWorker, slots: tuple[ScaleSlot, ...], value: np.float32) -> None:
+    for slot in slots:
+        worker.put(slot.rank, slot.offset, np.array([value], np.float32))

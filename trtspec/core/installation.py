@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed trtspec and the packages it uses: versions, and results of the checks of `trtspec doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtspec.core.processes import installed_version
+
+__version__ = "0.1.0"
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """One requirement of a build, a measurement or a deployment on this machine, and whether it is met."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str | None = None
+
+
+def check_package(package: str, hint: str) -> DoctorCheck:
+    """Check whether a Python package is installed; `hint` describes how to install it."""
+    version = installed_version(package)
+    return DoctorCheck(package, bool(version), version or "not installed", None if version else hint)

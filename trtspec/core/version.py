@@ -1,4 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The version of trtspec."""
-
-__version__ = "0.1.0"

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the drafting of a recipe: the requirements of its method, and its draft model or head against the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import ValidationError
+
+from trtspec.backends.base import backends_for_method
+from trtspec.backends.feature_checks import check_features
+from trtspec.checkpoints.previews import compare_tokenizers
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, with_vocab_size
+from trtspec.checkpoints.tokenizer import TokenizerMismatch
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import did_you_mean
+from trtspec.methods.base import Method, Options
+from trtspec.methods.draft_head import LAYERS, read_head
+from trtspec.planning.check.inputs import DRAFT, CheckedModel, Findings, Selection, find_source, read_checkpoint
+from trtspec.planning.check.models import check_format, check_rows
+from trtspec.recipe.schema import ModelSource
+from trtspec.recipe.validate import explain_value
+
+OPTIONS = "speculation.options"
+
+
+def check_method(findings: Findings, chosen: Selection, method: Method, target: SourceModel | None) -> Options | None:
+    """Check the method's requirements; return its options, or None if they are invalid."""
+    speculation, name = chosen.recipe.speculation, chosen.recipe.speculation.method
+    _check_presence(findings, chosen, method)
+    if speculation.draft_len is not None and speculation.draft_len not in method.draft_lens:
+        lens = method.draft_lens
+        span = (
+            f"takes {lens[0]}..{lens[-1]} draft tokens"
+            if lens
+            else "does not use draft_len; its options determine the length"
+        )
+        findings.error("speculation.draft_len", "out-of-range", f"{name} {span}")
+    if chosen.choice and chosen.backend and name not in chosen.backend.methods():
+        others = ", ".join(backends_for_method(name)) or "no backend"
+        findings.error("speculation.method", "method", f"{name} runs on {others}, not on {chosen.choice.name}")
+    options = _read_options(findings, chosen, method)
+    if options:
+        _check_options(findings, chosen, method, options, target)
+    if options and chosen.backend:
+        findings.add(check_features(speculation, method, options, chosen.backend))
+    return options
+
+
+def _check_presence(findings: Findings, chosen: Selection, method: Method) -> None:
+    draft, name = chosen.recipe.speculation.draft, chosen.recipe.speculation.method
+    if method.drafts_with != "nothing" and draft is None:
+        what = "a model" if method.drafts_with == "model" else "a head trained for the target"
+        hint = "set speculation.draft; trtspec train creates the drafts listed in docs/train.md"
+        findings.error("speculation", "no-draft", f"{name} requires {what} as draft", hint)
+    if method.drafts_with == "nothing" and draft is not None:
+        findings.error("speculation.draft", "unused-draft", f"{name} does not use a draft", "remove draft")
+
+
+def _read_options(findings: Findings, chosen: Selection, method: Method) -> Options | None:
+    name, given = chosen.recipe.speculation.method, chosen.recipe.speculation.options
+    try:
+        return method.options.model_validate(given)
+    except ValidationError as error:
+        for finding in error.errors(include_url=False):
+            key = ".".join(map(str, finding["loc"]))
+            if finding["type"] == "extra_forbidden":
+                known = list(method.options.model_fields)
+                message = f"{name} has no option {key!r} ({', '.join(known) or 'it has none'})"
+                findings.error(f"{OPTIONS}.{key}", "unknown-key", message, did_you_mean(key, known))
+            else:
+                findings.error(f"{OPTIONS}.{key}", *explain_value(finding, key))
+    return None
+
+
+def _check_options(
+    findings: Findings, chosen: Selection, method: Method, options: Options, target: SourceModel | None
+) -> None:
+    if options.acceptance != "exact" and chosen.recipe.gates.lossless:
+        message = "lossy acceptance changes the output, but gates.lossless is true"
+        hint = "set gates.lossless: false to accept output that differs from the target's, or remove lossy"
+        findings.error(f"{OPTIONS}.lossy", "lossy", message, hint)
+    if target:
+        findings.add(each.below(OPTIONS) for each in method.check_options(options, target.config))
+
+
+# Published pairs suggest the limit: smaller drafts are rarely accurate, larger ones rarely cheap.
+LEAST_RATIO = 10  # a larger draft takes too much of a step; small drafts cost little, so benchmarks must decide
+TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  # special tokens drafts do not read
+
+
+def check_draft(
+    findings: Findings, chosen: Selection, options: Options | None, target: CheckedModel, *, has_tokenizer: bool
+) -> CheckedModel:
+    """Check the draft of a recipe; return it as it will be converted, without a source if it cannot be."""
+    asked, method = chosen.recipe.speculation.draft, chosen.method
+    if asked is None or (method and method.drafts_with == "nothing"):
+        return CheckedModel()
+    if method and method.drafts_with == "head":
+        return _check_head(findings, chosen, options, target, asked)
+    draft = read_checkpoint(findings, chosen, DRAFT, asked)
+    if draft.model is None:
+        return draft
+    check_format(findings, chosen, "speculation.draft", asked, draft.model)
+    if method:
+        findings.add(each.below("speculation.draft") for each in method.check_model(draft.model.source))
+    check_rows(findings, DRAFT, draft.model.source, draft.model.config.vocab_size)
+    if target.model is None:
+        return draft
+    model, is_other = draft.model, chosen.maps_vocabularies and _is_other(chosen, target.model, draft.model)
+    if not is_other:
+        model = _with_vocabulary(findings, chosen, target.model, model, has_tokenizer)
+    _check_pair(findings, chosen, target.model, draft.model)
+    return CheckedModel(draft.source, model, has_other_vocabulary=is_other)
+
+
+def _check_pair(findings: Findings, chosen: Selection, target: SourceModel, draft: SourceModel) -> None:
+    ours, theirs = target.config, draft.config
+    limit = chosen.positions(theirs)
+    if limit < min(chosen.recipe.engine.max_seq_len, chosen.positions(ours)):
+        message = f"the draft has {limit} positions, fewer than engine.max_seq_len"
+        findings.error(DRAFT, "positions", message, f"set engine.max_seq_len to at most {limit}")
+    ratio = ours.num_parameters / theirs.num_parameters
+    if ratio < LEAST_RATIO:
+        sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
+        usual = f"useful drafts are usually {LEAST_RATIO} times smaller"
+        message = f"the target is {ratio:.1f} times the draft ({sizes}); {usual}"
+        findings.warn(DRAFT, "size-ratio", message)
+
+
+def _is_other(chosen: Selection, target: SourceModel, draft: SourceModel) -> bool:
+    """Return whether draft ids differ in meaning from the target's, or the backend cannot resize the draft's rows."""
+    sources, are_equal = (target.source, draft.source), target.config.vocab_size == draft.config.vocab_size
+    if not (are_equal or chosen.converts):
+        return True
+    if not all((each.root / "tokenizer.json").is_file() for each in sources):
+        return draft.config.vocab_size > target.config.vocab_size
+    try:
+        compare_tokenizers(*sources)
+    except TokenizerMismatch:
+        return True
+    except (TrtspecError, OSError):
+        return False  # the next comparison reports the error
+    return False
+
+
+def _with_vocabulary(
+    findings: Findings, chosen: Selection, target: SourceModel, draft: SourceModel, has_tokenizer: bool
+) -> SourceModel:
+    """Check that equal ids mean equal texts; return the draft with as many vocabulary rows as the target.
+
+    Models with the same tokenizer are published with different numbers of unused rows: rows that the target lacks are
+    removed, and missing ones are filled with zeros.
+    """
+    ours, theirs = target.config.vocab_size, draft.config.vocab_size
+    can_cut = chosen.converts and has_tokenizer and (draft.source.root / "tokenizer.json").is_file()
+    can_cut = can_cut and not _reads_beyond(draft.source, ours)
+    if (theirs > ours and not can_cut) or (theirs < ours and not chosen.converts):
+        message = f"the draft has {theirs} vocabulary entries, the target {ours}"
+        findings.error(DRAFT, "vocabulary", message, "a draft must share the target's vocabulary")
+    elif has_tokenizer:
+        findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
+    return with_vocab_size(draft, ours) if theirs != ours and chosen.converts else draft
+
+
+def _reads_beyond(source: Source, rows: int) -> bool:
+    """Return whether a draft has a special token beyond `rows`, as the mask token of parallel drafts."""
+    return any(
+        isinstance(value, int) and value >= rows
+        for key, value in source.config.items()
+        if key.endswith(("_token", "_token_id")) and key not in TEXT_TOKENS
+    )
+
+
+def _check_head(
+    findings: Findings, chosen: Selection, options: Options | None, target: CheckedModel, asked: ModelSource
+) -> CheckedModel:
+    """Check a draft head against the target that it is stored with."""
+    speculation, model = chosen.recipe.speculation, target.model
+    for key in sorted(asked.model_fields_set & {"dtype", "quantization", "parallel"}):
+        message = f"{speculation.method} is stored with the target, with the same dtype and parallelism"
+        findings.error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
+    if options is None or (model is None and chosen.converts):
+        return CheckedModel()
+    source = find_source(findings, DRAFT, asked)
+    if source is None or model is None:  # without a model, the backend checks whether the head fits
+        return CheckedModel(source)
+    method, given, draft_len = speculation.method, speculation.options, speculation.draft_len
+    head = findings.attempt(DRAFT, "checkpoint", lambda: read_head(source, method, given, model, draft_len))
+    if head is None:
+        return CheckedModel()
+    if all((one / "tokenizer.json").is_file() for one in (source.root, model.source.root)):
+        findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(model.source, source))
+    found = head.diagnose(parallel_mapping(chosen.recipe.target))
+    if not chosen.converts:  # the engine creates as many layers as config.json lists, and leaves missing ones unset
+        found = [replace(each, severity="error") if each.code == LAYERS else each for each in found]
+    findings.add(found)
+    return CheckedModel(source, head=head)

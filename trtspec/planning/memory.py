@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check whether a recipe fits its GPUs, and count the texts that do, with the backend's memory plan.
+
+Backends that report memory problems themselves are not checked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trtspec.backends.base import Backend, find_backend
+from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.context import PlanContext
+from trtspec.core.diagnostics import Diagnostic, Severity
+from trtspec.core.gpus import GPUS
+
+MOST_TEXTS = 4096
+
+
+def largest_batch(context: PlanContext) -> int | None:
+    """Return the largest `max_batch_size` that fits, 0 if none does, or None if the memory is unknown.
+
+    All texts are assumed to have `max_seq_len` tokens, as in `plan`.
+    """
+    if not (gpus := find_backend(context.choice.name).memory(context)) or not all(gpu.limit_bytes for gpu in gpus):
+        return None
+    fits, too_many = 0, 1
+    while too_many <= MOST_TEXTS and _holds(context, too_many):
+        fits, too_many = too_many, 2 * too_many
+    too_many = min(too_many, MOST_TEXTS + 1)
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (middle, too_many) if _holds(context, middle) else (fits, middle)
+    return fits
+
+
+def _holds(context: PlanContext, texts: int) -> bool:
+    engine = context.recipe.engine.model_copy(update={"max_batch_size": texts, "max_num_tokens": None})
+    larger = replace(context, recipe=context.recipe.model_copy(update={"engine": engine}))
+    return all(gpu.total_bytes <= gpu.limit_bytes for gpu in find_backend(context.choice.name).memory(larger))
+
+
+CODE = "memory"
+CPU = "cpu"  # device id for this machine's memory
+BATCHES_WAIT = "requests beyond that wait"
+
+
+def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield an error if weights, or weights and one text, exceed a GPU; a warning if a full batch does.
+
+    On a CPU all problems are warnings, because the machine that serves may differ from this one. Without the GPU's
+    memory or the model's need the check yields nothing.
+    """
+    plans = backend.memory(context)
+    full = _fullest(plans)
+    if full is None:
+        if not plans:
+            yield from _check_weights(context)
+        return
+    single = _fullest(backend.memory(_with_batch(context, 1)))
+    if single is None:
+        yield _batch_waits(context, full)
+        return
+    without_cache = single.total_bytes - single.kv_cache_bytes
+    severity: Severity = "warning" if single.id == CPU else "error"
+    if without_cache > single.limit_bytes:
+        message = f"{_device(single)}: weights, draft and activations take about {_gib(without_cache)}"
+        hint = "use more GPUs (target.parallel.tensor), quantize the model, or choose a larger GPU"
+        path = "engine.gpu"
+    else:
+        message = f"{_device(single)}: the model and the KV cache of one text of {context.recipe.engine.max_seq_len}"
+        message += f" tokens take about {_gib(single.total_bytes)}"
+        hint = "lower engine.max_seq_len, set kv_cache: fp8 if the engine supports it, or use more GPUs"
+        path = "engine.max_seq_len"
+    message += f"; {_gib(single.limit_bytes)} are available{_reserved(context, single)}"
+    yield Diagnostic(path, CODE, message, None if single.id == CPU else hint, severity)
+
+
+def _check_weights(context: PlanContext) -> Iterator[Diagnostic]:
+    """Compare the size of the files with the GPU if the config does not determine the rest."""
+    gpu, parallel = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.target.parallel
+    weights = context.sources["target"].nbytes // parallel.ranks
+    if gpu and context.recipe.engine.device != CPU and weights > gpu.memory_bytes:
+        message = f"the weights alone take {_gib(weights)} of each GPU, which has {_gib(gpu.memory_bytes)}"
+        yield Diagnostic("engine.gpu", CODE, message, "use more GPUs (target.parallel.tensor)")
+
+
+def _batch_waits(context: PlanContext, full: MemoryPlan) -> Diagnostic:
+    engine, fits = context.recipe.engine, largest_batch(context)
+    room = f"memory for {fits} of" if fits else "too little memory for"
+    message = f"{_device(full)}: there is {room} max_batch_size {engine.max_batch_size} texts of {engine.max_seq_len}"
+    message += f" tokens at the same time; {BATCHES_WAIT}"
+    return Diagnostic("engine.max_batch_size", CODE, message, severity="warning")
+
+
+def _with_batch(context: PlanContext, texts: int) -> PlanContext:
+    engine = context.recipe.engine.model_copy(update={"max_batch_size": texts})
+    return replace(context, recipe=context.recipe.model_copy(update={"engine": engine}))
+
+
+def _fullest(plans: list[MemoryPlan]) -> MemoryPlan | None:
+    """Return the plan that exceeds its limit most, or None if none does or no limit is known."""
+    over = [plan for plan in plans if plan.limit_bytes and plan.total_bytes > plan.limit_bytes]
+    return max(over, key=lambda plan: plan.total_bytes / plan.limit_bytes, default=None)
+
+
+def _device(plan: MemoryPlan) -> str:
+    return "this machine" if plan.id == CPU else f"GPU {plan.id}"
+
+
+def _reserved(context: PlanContext, plan: MemoryPlan) -> str:
+    """Return why the limit is lower than the GPU's memory."""
+    gpu, fraction = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.serving.kv_cache_fraction
+    if gpu is None or plan.id == CPU or plan.limit_bytes >= gpu.memory_bytes:
+        return ""
+    return f" of {_gib(gpu.memory_bytes)} (serving.kv_cache_fraction {fraction:g})"
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advice from facts by the rules of `rules.yaml`: the deciding rule, other rules that apply, and missing facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from trtspec.backends.base import backends
+from trtspec.core.paths import load_package_yaml
+
+TOLD, DERIVED_BY = "told", "derived"
+
+
+@dataclass(frozen=True)
+class AdvisorFact:
+    """A fact with its source: "told" (an option), "derived", a URL or the name of a recipe."""
+
+    value: Any
+    source: str
+
+
+AdvisorFacts = Mapping[str, AdvisorFact]
+
+# Facts and the options that supply them.
+FACT_OPTIONS = {
+    "concurrency": "--concurrency",
+    "request_rate": "--request-rate",
+    "prompt_tokens": "--prompt-tokens",
+    "output_tokens": "--output-tokens",
+    "tpot_ms": "--tpot",
+    "tpot_target_ms": "--tpot-target",
+    "gpu_utilization": "--gpu-utilization",
+    "memory_left_gb": "--memory-left",
+    "temperature": "--temperature",
+    "acceptance_rate": "--acceptance-rate",
+    "mean_accepted_len": "--mean-accepted-len",
+    "work": "--work",
+    "draft": "--draft",
+}
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A fact computed from others."""
+
+    of: tuple[str, ...]
+    compute: Callable[..., float]
+
+
+DERIVED = {
+    # Little's law (doi:10.1287/opre.9.3.383), without the time to first token
+    "concurrency": Derived(
+        ("request_rate", "output_tokens", "tpot_ms"),
+        lambda rate, tokens, milliseconds: rate * tokens * milliseconds / 1e3,
+    ),
+    "prompt_ratio": Derived(("prompt_tokens", "output_tokens"), lambda prompt, output: prompt / output),
+    "tpot_ratio": Derived(("tpot_ms", "tpot_target_ms"), lambda tpot, target: tpot / target),
+}
+# Facts from the planner and the facts that it needs; "recipe" is set if a recipe was given.
+PLANNED: dict[str, tuple[str, ...]] = {
+    "recipe_method": (),
+    "largest_batch": (),
+    "break_even_batch": (),
+    "batch_size": ("concurrency",),
+    "predicted_speedup": ("concurrency",),
+}
+RECIPE = "RECIPE"
+
+
+def with_derived(answers: AdvisorFacts) -> dict[str, AdvisorFact]:
+    """Return the facts with derived ones added; given and measured facts are kept."""
+    found = dict(answers)
+    for name, derived in DERIVED.items():
+        if name not in found and all(each in found for each in derived.of):
+            value = derived.compute(*(found[each].value for each in derived.of))
+            found[name] = AdvisorFact(value, DERIVED_BY)
+    return found
+
+
+def missing_options(name: str, answers: AdvisorFacts) -> set[str] | None:
+    """Return the options still required for a fact, or None if no option can supply it."""
+    if name in answers:
+        return set()
+    if name in FACT_OPTIONS:
+        return {FACT_OPTIONS[name]}
+    if name in DERIVED:
+        return all_missing_options(DERIVED[name].of, answers)
+    if "recipe" not in answers:
+        return {RECIPE} | (all_missing_options(PLANNED[name], answers) or set())
+    return all_missing_options(PLANNED[name], answers) or None if "break_even_batch" in answers else None
+
+
+def all_missing_options(names: Iterable[str], answers: AdvisorFacts) -> set[str] | None:
+    """Return the options still required for all facts, or None if one of them cannot be supplied."""
+    each = [missing_options(name, answers) for name in names]
+    return None if None in each else {option for options in each for option in options or ()}
+
+
+ConditionTable = Mapping[str, Mapping[str, Any]]
+VERDICTS = ("no", "measure", "yes")  # in order of precedence
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Condition on a fact; `least` and `most` are inclusive, `above` and `below` exclusive. Empty accepts any value."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    among: tuple[str, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value meets the condition."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (not self.among or value in self.among)
+        )
+
+
+@dataclass(frozen=True)
+class AdviceRule:
+    """A rule: a verdict (`says`) or the `methods` to try, with reason, source and conditions."""
+
+    name: str
+    why: str
+    source: str
+    says: str = ""
+    methods: tuple[str, ...] = ()
+    when: Mapping[str, Condition] = field(default_factory=dict)
+    unless: Mapping[str, Condition] = field(default_factory=dict)
+
+    def fires(self, answers: AdvisorFacts) -> bool:
+        """Return whether all facts of `when` are known and the conditions are met."""
+        return all(name in answers for name in self.when) and self.could_fire(answers)
+
+    def could_fire(self, answers: AdvisorFacts) -> bool:
+        """Return whether no known fact violates the conditions."""
+        return all(_holds(name, each, answers, or_unknown=True) for name, each in self.when.items()) and not any(
+            _holds(name, each, answers, or_unknown=False) for name, each in self.unless.items()
+        )
+
+    def reason(self, answers: AdvisorFacts) -> str:
+        """Return the reason with the facts inserted, rounded to three digits."""
+        return self.why.format_map({name: _rounded(answer.value) for name, answer in answers.items()})
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _holds(name: str, condition: Condition, answers: AdvisorFacts, *, or_unknown: bool) -> bool:
+    return condition.holds(answers[name].value) if name in answers else or_unknown
+
+
+@cache
+def speculate_rules() -> tuple[AdviceRule, ...]:
+    """Return the rules that decide whether to speculate."""
+    return _rules("speculate")
+
+
+@cache
+def method_rules() -> tuple[AdviceRule, ...]:
+    """Return the rules that select the methods to try."""
+    return _rules("methods")
+
+
+def _rules(kind: str) -> tuple[AdviceRule, ...]:
+    found = load_package_yaml(Path(__file__).with_name("rules.yaml"))[kind]
+    return tuple(_rule(**each) for each in found)
+
+
+def _rule(
+    *, methods: Sequence[str] = (), when: ConditionTable, unless: ConditionTable | None = None, **texts: str
+) -> AdviceRule:
+    return AdviceRule(**texts, methods=tuple(methods), when=_conditions(when), unless=_conditions(unless or {}))
+
+
+def _conditions(given: ConditionTable) -> dict[str, Condition]:
+    return {name: _condition(**each) for name, each in given.items()}
+
+
+def _condition(*, among: Sequence[str] = (), **limits: float) -> Condition:
+    return Condition(**limits, among=tuple(among))
+
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Verdict ("yes", "measure" or "no") with the deciding rule and the other rules that apply.
+
+    `methods` are in the order to try them, from `method_rule`; they are also set if the verdict is "no". `not_told`
+    maps missing options to the rules that could change the verdict.
+    """
+
+    answers: AdvisorFacts
+    speculate: str
+    decided_by: AdviceRule
+    others: tuple[AdviceRule, ...]
+    methods: tuple[str, ...]
+    method_rule: AdviceRule
+    not_told: dict[tuple[str, ...], list[str]]
+    first: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `advise --json`."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "speculate": self.speculate,
+            "decided_by": self._rule(self.decided_by),
+            "methods": list(self.methods),
+            "methods_by": self._rule(self.method_rule),
+            "first": list(self.first),
+            "rules": [self._rule(rule) for rule in self.others],
+            "not_told": [{"options": list(options), "could_decide": names} for options, names in self.not_told.items()],
+            "answers": {
+                name: {"value": each.value, "from": each.source} for name, each in sorted(self.answers.items())
+            },
+            "notes": list(self.notes),
+        }
+
+    def _rule(self, rule: AdviceRule) -> dict[str, str]:
+        verdict = {"says": rule.says} if rule.says else {}
+        return {"name": rule.name, **verdict, "why": rule.reason(self.answers), "source": rule.source}
+
+
+def advise(answers: AdvisorFacts, notes: Sequence[str] = ()) -> Advice:
+    """Return the advice for known facts; `notes` are passed through."""
+    known = with_derived(answers)
+    fired = [rule for rule in speculate_rules() if rule.fires(known)]
+    decided = min(fired, key=_rank)
+    tried = next(rule for rule in method_rules() if rule.fires(known))
+    values = {name: each.value for name, each in known.items()}
+    methods = tuple(method.format_map(values) for method in tried.methods)
+    before = takewhile(lambda rule: rule is not tried, method_rules()) if decided.says != "no" else ()
+    stronger = [rule for rule in speculate_rules() if _rank(rule) < _rank(decided)]
+    return Advice(
+        answers=known,
+        speculate=decided.says,
+        decided_by=decided,
+        others=tuple(rule for rule in fired if rule is not decided and rule.when),
+        methods=methods,
+        method_rule=tried,
+        not_told=_missing_facts(known, [*stronger, *before]),
+        first=_first(decided.says, methods, known),
+        notes=tuple(notes),
+    )
+
+
+def _rank(rule: AdviceRule) -> int:
+    """Return the precedence of a rule: by verdict, with unconditional rules last."""
+    return VERDICTS.index(rule.says) if rule.when else len(VERDICTS)
+
+
+def _missing_facts(answers: AdvisorFacts, rules: Sequence[AdviceRule]) -> dict[tuple[str, ...], list[str]]:
+    """Return the rules that missing facts could make apply, by the options that supply these facts."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for rule in rules:
+        if (options := all_missing_options(rule.when, answers)) and rule.could_fire(answers):
+            found.setdefault(tuple(sorted(options)), []).append(rule.name)
+    return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
+
+
+def _first(verdict: str, methods: Sequence[str], answers: AdvisorFacts) -> tuple[str, ...]:
+    """Return the commands to run first."""
+    recipe = answers["recipe"].value if "recipe" in answers else "RECIPE"
+    if verdict == "no":
+        return (f"trtspec build {recipe} --set speculation.method=none",)
+    if not (here := [method for method in methods if method in _profiled()]):
+        return (f"trtspec plan {recipe} --set speculation.method={methods[0]}",)
+    load = f" --concurrency {max(1, round(answers['concurrency'].value))}" if "concurrency" in answers else ""
+    return (f"trtspec profile {recipe} --prompts FILE --methods {','.join(here)}{load}",)
+
+
+def _profiled() -> Collection[str]:
+    """Return the methods of the in-process backend, which `profile` supports."""
+    return next(backend for backend in backends().values() if backend.in_process).methods()

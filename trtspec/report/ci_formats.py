@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Report formats for CI jobs: Markdown summary, JUnit XML and GitHub annotations."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from trtspec.bench.speedup import UNDECIDED
+from trtspec.bench.verdict import ALONE, PAYS, SHIP
+from trtspec.bench.verification_report import VerificationCheck
+from trtspec.report.documents import ELSEWHERE, ReportInputs
+from trtspec.report.section import Figure, Table
+from trtspec.report.sections import sections
+from trtspec.report.verdict import contradiction, verdict, verification_summary
+
+UNFIT = {0x9, 0xA, 0xD}
+
+
+def render_markdown(facts: ReportInputs) -> str:
+    """Return the report as Markdown for a job summary."""
+    parts = [f"# {_plain(facts.name)}", f"**{_plain(verdict(facts).text)}**", _plain(verification_summary(facts))]
+    for section in sections(facts):
+        parts.append(f"## {_plain(section.title)}")
+        parts += [_plain(section.words)] if section.words else []
+        parts += ["\n".join(map(_figure, section.figures))] if section.figures else []
+        parts += [_table(table) for table in section.tables]
+        parts += [f"```yaml\n{section.text.replace('```', '')}```"] if section.text else []
+    return "\n\n".join(parts) + "\n"
+
+
+def render_junit(facts: ReportInputs) -> str:
+    """Return JUnit XML with a test case for each check.
+
+    A skipped check becomes a skipped test. Without a trusted verification, the suite has an error. An undecided check
+    is a failure or skipped, depending on `undecided_policy`. The verdict is a property and the output of the suite.
+    """
+    found, judged = facts.verification, verdict(facts)
+    suite = ElementTree.Element("testsuite", name=_xml(facts.name))
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in {**judged.as_dict(), "verification": verification_summary(facts)}.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
+    for check in found.checks if found else ():
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(check.name))
+        case.set("time", f"{check.seconds:.3f}")
+        if not check.ok:
+            ElementTree.SubElement(case, "failure", message=_xml(check.detail))
+        elif check.state == UNDECIDED:
+            ElementTree.SubElement(case, "skipped", message=_xml(f"undecided: {check.detail}"))
+        ElementTree.SubElement(case, "system-out").text = _xml(_details(facts, check))
+    for each in found.left_out if found else ():
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(each.name))
+        ElementTree.SubElement(case, "skipped", message=_xml(each.why))
+    if found is None or facts.elsewhere:
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name="verified")
+        message = ELSEWHERE if facts.elsewhere else "the artifact has not been verified"
+        ElementTree.SubElement(case, "error", message=message)
+    ElementTree.SubElement(suite, "system-out").text = _xml(judged.text)
+    suite.set("tests", str(len(suite.findall("testcase"))))
+    suite.set("time", f"{sum(check.seconds for check in found.checks) if found else 0:.3f}")
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.set("errors", str(len(suite.findall("testcase/error"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def render_annotations(facts: ReportInputs) -> str:
+    """Return GitHub workflow commands: the verdict, then failed, undecided and contradicted checks."""
+    judged = verdict(facts)
+    level = "notice" if judged.decision in (SHIP, PAYS, ALONE) else "warning"
+    lines = [f"::{level} title={_property(facts.name)}::{_data(judged.text)}"]
+    if facts.verification is None:
+        lines.append(f"::warning title={_property(facts.name)}::the artifact has not been verified")
+    if facts.elsewhere:
+        lines.append(f"::warning title={_property(facts.name)}::{ELSEWHERE}")
+        return "".join(f"{line}\n" for line in lines)
+    for check in facts.verification.checks if facts.verification else ():
+        title = f"title={_property(f'{facts.name}: {check.name}')}"
+        if not check.ok or check.state == UNDECIDED:
+            lines.append(f"::{'warning' if check.ok else 'error'} {title}::{_data(check.detail)}")
+        if against := contradiction(facts, check):
+            lines.append(f"::warning {title}::{_data(f'{check.state}, but {against}')}")
+    if facts.verification and facts.verification.ok:
+        lines.append(f"::notice title={_property(facts.name)}::{_data(verification_summary(facts))}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _details(facts: ReportInputs, check: VerificationCheck) -> str:
+    against = contradiction(facts, check)
+    return f"{check.detail}; contradicted: {against}" if against else check.detail
+
+
+def _figure(figure: Figure) -> str:
+    return f"* **{_plain(figure.value)}** {_plain(figure.name)}" + (f" ({_plain(figure.of)})" if figure.of else "")
+
+
+def _table(table: Table) -> str:
+    head = "| " + " | ".join(map(_cell, table.columns)) + " |"
+    rule = "|" + "|".join("---:" if place in table.right else "---" for place in range(len(table.columns))) + "|"
+    rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+    return "\n".join([head, rule, *rows])
+
+
+def _plain(text: str) -> str:
+    """Return a text escaped for Markdown, in one line."""
+    kept = "".join(f"\\{char}" if char in "\\`*_[]<>#|" else char for char in text)
+    return " ".join(kept.split())
+
+
+def _cell(text: str) -> str:
+    return _plain(text) or " "
+
+
+def _xml(text: str) -> str:
+    """Return a text without characters that XML does not allow."""
+    return "".join(char for char in text if char.isprintable() or ord(char) in UNFIT)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

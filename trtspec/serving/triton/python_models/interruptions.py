@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that end early: their client disconnects, or their server stops.
+
+Triton stops reading a connection while it produces the single response of `generate`, so it does not notice when the
+connection closes (libevhtp pauses the request; tritonserver 2.51 and 2.73). It does notice for gRPC, and for
+`generate_stream` because writing fails. `generate` also ignores header forwarding, but unknown keys of its JSON object
+become parameters of the request. Therefore the proxy adds a random token to the object, and creates a file of that name
+when the client disconnects. The model checks for the file while it generates, in one thread for all requests: the
+thread of a request waits for the next token, which may take long or never arrive.
+
+Triton lets open requests finish and then exits, without notifying a Python model of either. The process that stops a
+server therefore creates a file next to the repository shortly before, and each model then answers its open requests
+with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+PARAMETER = "trtspec_client"
+VARIABLE = "TRTSPEC_DEPARTURES"  # in tritonserver's environment: a directory writable only by its user
+TOKEN = re.compile(r"[0-9a-f]{32}")
+OBJECT = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*(\}?)")
+
+
+def add_client_token(body: bytes) -> tuple[str, bytes]:
+    """Return a new token and the body of a `generate` request with the token added.
+
+    A body that is not a JSON object is returned unchanged, for Triton to reject.
+    """
+    token = secrets.token_hex(16)
+    match = OBJECT.match(body)
+    if match is None:
+        return token, body
+    comma = b"" if match[1] else b","
+    return token, b'{"%s":"%s"%s' % (PARAMETER.encode(), token.encode(), comma) + body[match.start(1) :]
+
+
+def mark_disconnected(directory: Path, token: str) -> None:
+    """Record that the client of a token has disconnected."""
+    flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(directory / token, flags, 0o600))
+
+
+def clear_disconnected(directory: Path, token: str) -> None:
+    """Remove the record, once Triton has finished the request or the wait for it has timed out."""
+    with suppress(FileNotFoundError):
+        (directory / token).unlink()
+
+
+def has_disconnected(directory: str, token: object) -> bool:
+    """Return whether the client of a token has disconnected; False for a request without a token."""
+    return bool(directory and isinstance(token, str) and TOKEN.fullmatch(token)) and os.path.exists(
+        f"{directory}/{token}"
+    )
+
+
+DISCONNECT_POLL_S = 0.2  # each check is a message to the server
+
+
+class Registration:
+    """One watched request."""
+
+    def __init__(
+        self, is_cancelled: Callable[[], bool], on_left: Callable[[], None], end: Callable[[Registration], None]
+    ):
+        self._is_cancelled, self._on_left, self._end = is_cancelled, on_left, end
+        self._lock = threading.Lock()
+        self._over = False
+        self.has_left = False
+
+    def look(self) -> None:
+        """Call `on_left` once if the client has disconnected."""
+        with self._lock:
+            if self._over or self.has_left or not self._is_cancelled():
+                return
+            self.has_left, on_left = True, self._on_left
+        on_left()
+
+    def close(self) -> None:
+        """Stop watching; call it before the last response, after which the server no longer knows the request.
+
+        This also drops the references to the request, which refers to its watch, because a reference cycle would stay
+        until a garbage collection.
+        """
+        with self._lock:
+            self._over, self._is_cancelled, self._on_left = True, _never, _nothing
+        self._end(self)
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+class CancellationWatcher:
+    """Watches requests until each is closed."""
+
+    def __init__(self) -> None:
+        self._watched: set[Registration] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="departures", daemon=True).start()
+
+    def watch(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None]) -> Registration:
+        """Watch one request; `on_left` is called from another thread."""
+        watch = Registration(is_cancelled, on_left, self._forget)
+        with self._lock:
+            self._watched.add(watch)
+        return watch
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _forget(self, watch: Registration) -> None:
+        with self._lock:
+            self._watched.discard(watch)
+
+    def _run(self) -> None:
+        while not self._closed.wait(DISCONNECT_POLL_S):
+            with self._lock:
+                watched = list(self._watched)
+            for each in watched:
+                try:
+                    each.look()
+                except Exception:  # an error of one request must not affect the others
+                    traceback.print_exc()
+                    each.close()
+
+
+DRAIN_POLL_S = 0.1
+ENDING_FILE = "ending"  # in the parent directory of the repository
+
+
+def ending_file(repository: Path) -> Path:
+    """Return the file that marks the end of the drain of a repository's server."""
+    return repository.parent / ENDING_FILE
+
+
+class DrainWatcher:
+    """Calls `end` of each open request once when the file appears."""
+
+    def __init__(self, model: str) -> None:
+        """Watch the server of the model in the directory `model`."""
+        self._file = ending_file(Path(model).parent)
+        self._open: dict[object, Callable[[], None]] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="shutdown", daemon=True).start()
+
+    def add(self, request: object, end: Callable[[], None]) -> None:
+        with self._lock:
+            self._open[request] = end
+
+    def discard(self, request: object) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(DRAIN_POLL_S):
+            if self._file.exists():
+                with self._lock:
+                    ends, self._open = [*self._open.values()], {}
+                for end in ends:
+                    end()

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact: its manifest, the verification of the files it lists, and its atomic publication.
+
+The manifest, `manifest.json`, is the only document that deployment and measurement read about a build. It is read as
+untrusted input: size, schema and paths are checked. This module does not depend on the store that the files came from.
+Only files listed in a manifest, `reports/` and Python's byte code are ever deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from trtspec.core.diagnostics import quote_value, simplify_pydantic_message
+from trtspec.core.errors import DigestMismatch, StepError, TrtspecError, os_error_remedy
+from trtspec.core.file_records import FileRecord, Sha256
+from trtspec.core.files import (
+    create_file,
+    describe_read_error,
+    exclusive_writer,
+    failpoint,
+    fsync_path,
+    is_free,
+    map_in_threads,
+    open_regular,
+    read_bounded,
+    remove_leftovers,
+    replace_directory,
+    sync_directories,
+    temporary_sibling,
+)
+from trtspec.core.hashing import copy_hashed, file_sha256
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.store.artifact_paths import MANIFEST, REPORTS, unlisted
+from trtspec.store.digest import dump_checksummed_text, has_valid_checksum
+
+SCHEMA = "trtspec.manifest/2"
+MAX_BYTES = 16 << 20
+
+
+def _not_itself(record: FileRecord) -> FileRecord:
+    if record.path == MANIFEST:
+        raise ValueError("the manifest cannot list itself")
+    return record
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepRecord(_Record):
+    """A step whose output is part of the artifact."""
+
+    name: str
+    key: Sha256
+
+
+class DeviceMemory(_Record):
+    """Planned memory of serving on one device ("cpu" or a GPU number), in bytes."""
+
+    id: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    draft_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum of all parts."""
+        return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
+
+
+class BackendRecord(_Record):
+    """The chosen engine and the reason for the choice."""
+
+    name: str
+    why: str
+
+
+class Manifest(_Record):
+    """Outputs, inputs, tools and GPU of a build; equal manifests describe equal artifacts.
+
+    It contains no time and no location: recipe paths are reduced to names. `memory` is empty in manifests of earlier
+    versions. `target_key` is equal for artifacts whose converted targets differ at most in an embedded draft head, and
+    empty if nothing is converted.
+    """
+
+    recipe: ResolvedRecipe
+    steps: tuple[StepRecord, ...]
+    files: tuple[Annotated[FileRecord, AfterValidator(_not_itself)], ...]
+    tools: dict[str, str]
+    gpu: dict[str, Any]
+    backend: BackendRecord
+    memory: tuple[DeviceMemory, ...] = ()
+    target_key: Sha256 | Literal[""] = ""
+
+    def render(self) -> bytes:
+        """Return the file content: the schema first and a digest of everything before it last."""
+        return dump_checksummed_text(
+            {"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()}
+        )
+
+
+def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
+    """Return an artifact's manifest; TrtspecError if it is missing or unreadable for this version.
+
+    DigestMismatch if it was modified, or if `expected` is given and its SHA-256 differs.
+    """
+    path = artifact_dir / MANIFEST
+    data = _read(path)
+    if expected:
+        _check_expected(path, data, expected)
+    document = _parse(path, data)
+    schema = document.pop("schema", None) if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise TrtspecError(
+            f"its schema is {quote_value(schema)}; this trtspec reads {SCHEMA!r}",
+            where=str(path),
+            hint=_schema_hint(schema),
+        )
+    if not has_valid_checksum(data):
+        raise DigestMismatch("the manifest was modified: its digest differs", where=str(path))
+    del document["digest"]
+    try:
+        recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
+        return Manifest.model_validate({**document, "recipe": recipe})
+    except ValidationError as error:
+        raise TrtspecError(_first_error(error), where=str(path), hint="build the artifact again") from error
+
+
+def manifest_sha256(artifact_dir: Path) -> str:
+    """Return the SHA-256 of an artifact's manifest, which identifies the artifact; TrtspecError if unreadable."""
+    return hashlib.sha256(_read(artifact_dir / MANIFEST)).hexdigest()
+
+
+def parse_expected(text: str, option: str = "--manifest") -> str:
+    """Return the hex digits of "sha256:HEX"; TrtspecError for any other format."""
+    match = re.fullmatch(r"sha256:([0-9a-f]{64})", text)
+    if not match:
+        hint = "`trtspec build` prints it; sha256sum build/NAME/manifest.json computes it"
+        raise TrtspecError(f"{option} {text[:100]!r}: expected sha256: and 64 hex digits", hint=hint)
+    return match[1]
+
+
+def _check_expected(path: Path, data: bytes, expected: str) -> None:
+    if (found := hashlib.sha256(data).hexdigest()) != expected:
+        raise DigestMismatch(
+            f"this is not the requested artifact: its manifest is sha256:{found}, expected sha256:{expected}",
+            where=str(path),
+            hint="get the artifact again from where it was built, or check the digest",
+        )
+
+
+def _repr_short(schema: object) -> str:
+    return repr(schema)[:100]
+
+
+def _schema_hint(schema: object) -> str | None:
+    if schema == "trtspec.manifest/1":
+        return "an earlier version built it without a manifest digest; build it again: the store has its parts"
+    ours = isinstance(schema, str) and schema.startswith("trtspec.manifest/")
+    return "read it with the trtspec that wrote it, or build it again" if ours else None
+
+
+def has_manifest(artifact_dir: Path) -> bool:
+    """Return whether a directory contains a trtspec manifest, readable or not."""
+    try:
+        with open_regular(artifact_dir / MANIFEST, follow=False) as file:
+            return b'"trtspec.manifest/' in file.read(100)
+    except OSError:
+        return False
+
+
+def verify_files(artifact_dir: Path, manifest: Manifest, sha256: Callable[[Path], str] = file_sha256) -> list[str]:
+    """Hash every file in the manifest and look for unlisted ones; return the problems, one line per file.
+
+    `sha256` returns a file's digest; it may use a cache (verified_cache.py).
+    """
+    root = artifact_dir.resolve()
+    problems = map_in_threads(lambda record: file_mismatch(root, record, sha256), manifest.files)
+    differing = [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
+    others = unlisted(root, [record.path for record in manifest.files])
+    return [*differing, *(f"{path}: not listed in the manifest" for path in others)]
+
+
+def file_mismatch(root: Path, record: FileRecord, sha256: Callable[[Path], str] = file_sha256) -> str | None:
+    """Return how a file below the resolved directory `root` differs from its record, or None."""
+    path = root / record.path
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not stat.S_ISREG(status.st_mode) or path.resolve() != path:
+        return "not a regular file of the artifact"
+    if status.st_size != record.size:
+        return f"has {status.st_size} bytes, {record.size} were recorded"
+    return None if sha256(path) == record.sha256 else "sha256 differs"
+
+
+def _read(path: Path) -> bytes:
+    where, hint = str(path.parent), "build one with trtspec build RECIPE"
+    try:
+        if not path.parent.is_dir():
+            raise TrtspecError("no artifact: the directory does not exist", where=where, hint=hint)
+        if not os.path.lexists(path):
+            raise TrtspecError(f"not an artifact: {MANIFEST} is missing", where=where, hint=hint)
+        return read_bounded(path, MAX_BYTES, follow=False)
+    except OSError as error:
+        raise TrtspecError(
+            describe_read_error(error), where=str(path), hint=os_error_remedy(error) or "build the artifact again"
+        ) from error
+
+
+def _parse(path: Path, data: bytes) -> Any:
+    try:
+        document = json.loads(data)
+        if b"\\ud" in data.lower():  # an unpaired surrogate can neither be printed nor be part of a file name
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError:
+        raise TrtspecError(
+            "it contains an unpaired surrogate", where=str(path), hint="build the artifact again"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {simplify_pydantic_message(first['msg'])}"
+
+
+MOST_REPORTS = 256
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+def check_artifact_path(out: Path) -> None:
+    """Raise TrtspecError if it is already known that no artifact can be published at `out`."""
+    out = _resolved(out)
+    nearest = next(path for path in out.parents if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise TrtspecError(
+            f"{nearest} is a file, not a directory", where=str(out), hint="choose another directory with --out"
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise TrtspecError(f"{nearest} is not writable", where=str(out), hint="choose another directory with --out")
+    if old := _manifest_at(out):
+        _check_only_listed(out, old)
+
+
+def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
+    """Make `out` the artifact of `manifest`; each file is hard-linked or copied from its path in `files`.
+
+    Reports of an existing artifact from the same steps are kept. TrtspecError if `out` is not an artifact or contains
+    unlisted files; StepError for OS errors. After an error `out` is unchanged.
+    """
+    if set(files) != {record.path for record in manifest.files}:
+        raise ValueError("the manifest and the files to publish differ")
+    out = _resolved(out)
+    with _explain_os_errors(out), exclusive_writer(out):
+        old = _manifest_at(out)
+        if old == manifest and _holds(out, files, manifest):
+            return "unchanged"
+        _check_only_listed(out, old or manifest)
+        _publish(out, files, manifest, keep_reports=old is not None and old.steps == manifest.steps)
+        return "published"
+
+
+def _resolved(out: Path) -> Path:
+    """Return `out` with links resolved; TrtspecError for the root directory."""
+    out = Path(os.path.realpath(out))
+    if not out.name:
+        raise TrtspecError("an artifact needs its own directory", where=str(out), hint="choose a directory below it")
+    return out
+
+
+def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_reports: bool) -> None:
+    temporary = temporary_sibling(out, "tmp")
+    try:
+        temporary.mkdir()
+        digests = {record.path: record.sha256 for record in manifest.files}
+        for path, source in files.items():
+            _link_or_copy(source, temporary / path, sha256=digests[path])
+        if keep_reports:
+            _carry_reports(out, temporary)
+        failpoint("publish.before-manifest")
+        create_file(temporary / MANIFEST, manifest.render())
+        fsync_path(temporary / MANIFEST)
+        sync_directories(temporary)
+        replace_directory(temporary, out)
+    finally:
+        remove_leftovers(out)
+
+
+def _manifest_at(out: Path) -> Manifest | None:
+    """Return the manifest of the artifact at `out`, or None if it is missing or unreadable."""
+    if is_free(out):
+        return None
+    if not has_manifest(out):
+        hint = "move it away, or choose another directory with --out"
+        raise TrtspecError("not an artifact; refusing to overwrite", where=str(out), hint=hint)
+    try:
+        return load_manifest(out)
+    except TrtspecError:  # damaged or from another version: an artifact, but not the requested one
+        return None
+
+
+def _holds(out: Path, files: Mapping[str, Path], manifest: Manifest) -> bool:
+    return all(
+        _is_same_file(out / record.path, files[record.path]) or file_mismatch(out, record) is None
+        for record in manifest.files
+    )
+
+
+def _is_same_file(path: Path, source: Path) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), source.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _check_only_listed(out: Path, manifest: Manifest) -> None:
+    if foreign := unlisted(out, [record.path for record in manifest.files]):
+        raise TrtspecError(
+            f"the artifact to replace contains files that are not its own: {', '.join(foreign[:3])}",
+            where=str(out),
+            hint="move them away; publishing would delete them",
+        )
+
+
+def _carry_reports(out: Path, temporary: Path) -> None:
+    """Keep up to MOST_REPORTS regular files of the reports; links and special files are not kept."""
+    if (out / REPORTS).is_symlink():
+        return
+    found = (Path(directory) / name for directory, _, names in os.walk(out / REPORTS) for name in sorted(names))
+    for report in islice(found, MOST_REPORTS):
+        target = temporary / report.relative_to(out)
+        if stat.S_ISREG(report.lstat().st_mode) and not target.exists():
+            _link_or_copy(report, target)
+
+
+def _link_or_copy(source: Path, target: Path, *, sha256: str = "") -> None:
+    """Hard-link a file, or copy it if linking fails; StepError if a copy does not match `sha256`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        found = copy_hashed(source, target)
+        if sha256 not in ("", found):
+            raise StepError("the file was damaged in the store", where=str(source), hint="build again") from None
+        target.chmod(source.stat().st_mode & 0o777)
+        fsync_path(target)
+
+
+@contextmanager
+def _explain_os_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StepError(
+            f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
+            where=str(out),
+            hint=os_error_remedy(error)
+            or "the old contents are unchanged; free disk space or fix permissions, then build again",
+        ) from error

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this user's cache records about artifacts: the files that were verified and are unchanged since, and the
+directories of their sources.
+
+A file is identified by device, inode, size and times, and only this user's cache is trusted, never the artifact.
+Change times cannot be set, so writing or replacing a file invalidates it. A mounted file system with forged inodes and
+times is a different device from the cache's; its files are never cached.
+
+Equal inputs give equal manifests everywhere, so a manifest contains no locations. The directory of each source is
+recorded here, under the keys of the artifact's steps. Moving a source loses only this record.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import file_identity, replace_file
+from trtspec.core.hashing import file_sha256
+from trtspec.core.paths import cache_dir
+from trtspec.store.artifact import Manifest, verify_files
+from trtspec.store.digest import DigestCache, compute_digest, dump_checksummed, load_checksummed
+
+
+class VerifiedCache:
+    """Returns file digests from the cache or from the bytes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._digests = DigestCache(cache_dir() / "artifacts.json")
+        self._read: dict[Path, tuple[str, str]] = {}
+        self.known: set[Path] = set()
+
+    def sha256(self, path: Path) -> str:
+        """Return a file's digest."""
+        if _is_ours(path) and (known := self._digests.lookup(path)):
+            self.known.add(path)
+            return known
+        identity, digest = file_identity(path), file_sha256(path)
+        if _is_ours(path):
+            self._read[path] = identity, digest
+        return digest
+
+    def remember(self) -> None:
+        """Save the digests of the files that were read."""
+        with suppress(TrtspecError, OSError):  # a file that changed is read again next time
+            self._digests.learn(self._read)
+
+
+def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
+    """Verify files as `verify_files` but skip cached ones; return the problems and the number of cached files."""
+    before = VerifiedCache()
+    problems = verify_files(root, manifest, before.sha256)
+    before.remember()
+    return problems, len(before.known)
+
+
+def remember_published(root: Path, manifest: Manifest) -> None:
+    """Cache the digests of a just published artifact from its manifest."""
+    digests = {root.resolve() / record.path: record.sha256 for record in manifest.files}
+    with suppress(OSError):  # a file that vanished is reported when the artifact is opened
+        DigestCache(cache_dir() / "artifacts.json").add_written(
+            {path: digest for path, digest in digests.items() if _is_ours(path)}
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.stat().st_dev == cache_dir().stat().st_dev
+    except OSError:
+        return False
+
+
+LOCATIONS_SCHEMA = "trtspec.origins/1"
+MAX_DIRECTORIES = 16  # equal sources may be in several directories, some of them deleted
+
+
+def record_source_locations(manifest: Manifest, sources: Mapping[str, str]) -> None:
+    """Record that an artifact was just built from these directories, {role: directory}."""
+    if not sources:
+        return
+    path = _record_path(manifest)
+    before = _directories(path)
+    record = {
+        role: list(dict.fromkeys([directory, *before.get(role, [])]))[:MAX_DIRECTORIES]
+        for role, directory in sources.items()
+    }
+    with suppress(OSError):  # on a full disk only `verify --source` is affected
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, dump_checksummed(LOCATIONS_SCHEMA, record))
+
+
+def find_source_location(manifest: Manifest, role: str) -> str | None:
+    """Return a role's newest existing directory, else its newest one, or None if none is recorded."""
+    directories = _directories(_record_path(manifest)).get(role, [])
+    return next(filter(os.path.isdir, directories), next(iter(directories), None))
+
+
+def _record_path(manifest: Manifest) -> Path:
+    digest = compute_digest(LOCATIONS_SCHEMA, tuple(step.key for step in manifest.steps))
+    return cache_dir() / "origins" / f"{digest}.json"
+
+
+def _directories(path: Path) -> dict[str, list[str]]:
+    return load_checksummed(LOCATIONS_SCHEMA, path) or {}

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records next to a store's entries: which recipes used them and when, which of them running builds need, and the
+throughput of earlier steps on this machine.
+
+    root/uses/<key>.json        when each recipe's build last used the entry; a cache
+    root/holds/<token>.json     the keys that a build needs, valid while it holds <token>.lock
+    root/rates.json             bytes per second by kind of step; a cache
+
+This module does not depend on entries. In a read-only store nothing is recorded, and nothing can be removed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from trtspec.core.files import file_lock, replace_file
+from trtspec.store.digest import dump_checksummed, load_checksummed
+from trtspec.store.step import Step
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+
+USES_SCHEMA = "trtspec.uses/1"
+HOLD_SCHEMA = "trtspec.hold/1"
+
+
+class Leases:
+    """Use records and holds below the root of a store."""
+
+    def __init__(self, root: Path, clock: Callable[[], float]) -> None:
+        self._root = root
+        self._clock = clock
+        self._open: dict[Path, set[str]] = {}  # keys held by builds of this process
+
+    def of(self, key: str) -> dict[str, float]:
+        """Return when each user last used an entry, in seconds since the epoch."""
+        document = load_checksummed(USES_SCHEMA, self._notes(key)) or {"users": {}}
+        return dict(document["users"])
+
+    def note(self, keys: Collection[str], user: str) -> None:
+        """Record that `user` uses these entries now."""
+        with suppress(OSError), self._lock("uses"):
+            for key in keys:
+                _write(
+                    self._notes(key), dump_checksummed(USES_SCHEMA, {"users": {**self.of(key), user: self._clock()}})
+                )
+
+    def forget(self, key: str) -> None:
+        """Delete the use records of an entry."""
+        self._notes(key).unlink(missing_ok=True)
+
+    @contextmanager
+    def holding(self, keys: Collection[str]) -> Iterator[None]:
+        """Protect entries, including those not yet built, from removal while the block runs."""
+        path = self._root / "holds" / f"{os.getpid()}.{secrets.token_hex(4)}.json"
+        lock = None
+        with suppress(OSError), self._lock("holds"):
+            lock = _file_lock(path.with_suffix(".lock"))
+            lock.acquire(timeout=0)
+            _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(keys)}))
+            self._open[path] = {*keys}
+        try:
+            yield
+        finally:
+            self._open.pop(path, None)
+            if lock:
+                _release(path, lock)
+
+    def hold_too(self, key: str) -> None:
+        """Protect another entry from removal as long as this process holds others."""
+        if all(key in keys for keys in self._open.values()):
+            return
+        with suppress(OSError), self._lock("holds"):
+            for path, keys in self._open.items():
+                keys.add(key)
+                _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(keys)}))
+
+    @contextmanager
+    def unheld(self, key: str) -> Iterator[bool]:
+        """Yield whether no build holds a key; new holds wait until the block ends."""
+        with self._lock("holds"):
+            yield key not in self.held()
+
+    def held(self) -> set[str]:
+        """Return the keys that running builds hold; holds of killed builds are removed."""
+        from filelock import Timeout
+
+        found: set[str] = set()
+        for path in (self._root / "holds").glob("*.json"):
+            try:
+                with _file_lock(path.with_suffix(".lock"), timeout_s=0) as lock:
+                    _release(path, lock)
+            except Timeout:
+                found |= {*(load_checksummed(HOLD_SCHEMA, path) or {"keys": ()})["keys"]}
+        return found
+
+    def _notes(self, key: str) -> Path:
+        return self._root / "uses" / f"{key}.json"
+
+    def _lock(self, name: str) -> BaseFileLock:
+        return _file_lock(self._root / "locks" / f"{name}.lock")
+
+
+def _release(path: Path, lock: BaseFileLock) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
+    lock.release()
+
+
+def _file_lock(path: Path, timeout_s: float = -1) -> BaseFileLock:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return file_lock(path, timeout_s)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file; a power failure may lose it, which costs only this record."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data, durable=False)
+
+
+RATES_SCHEMA = "trtspec.rates/1"
+KEPT = 5  # only the newest runs: disks fill up and machines change
+LEAST_BYTES = 16 << 20  # below this, start-up dominates the time
+
+
+class StepRates:
+    """Bytes per second of the newest runs by `Step.kind`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def note(self, step: Step, seconds: float) -> None:
+        """Record the duration of a step that ran from start to end."""
+        if step.total_bytes >= LEAST_BYTES and seconds > 0:
+            known = self._load()
+            known[step.kind] = [*known.get(step.kind, []), step.total_bytes / seconds][-KEPT:]
+            with suppress(OSError):  # on a full disk only the estimate is lost
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(self._path, dump_checksummed(RATES_SCHEMA, {"rates": known}))
+
+    def seconds_of(self, step: Step) -> float | None:
+        """Return the estimated seconds by the median throughput of the step's kind, or None if unknown."""
+        rates = self._load().get(step.kind)
+        return step.total_bytes / median(rates) if rates else None
+
+    def _load(self) -> dict[str, list[float]]:
+        return dict((load_checksummed(RATES_SCHEMA, self._path) or {"rates": {}})["rates"])

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that create a draft from scratch, measure its acceptance on the held-out prompts, and train it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import ClassVar
+
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.bench.profile.acceptance import StepCounts
+from trtspec.bench.profile.engine_profiler import replayed
+from trtspec.bench.profile.options import SampleTexts
+from trtspec.bench.sources import RECORD
+from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.writer import write_config, write_tensors
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.settings import EngineSettings
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
+from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.evaluation import MIN_EVAL_PROMPTS
+from trtspec.training.settings import Sizes, TrainSettings
+from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, VALIDATION, TrainingText, read_texts
+
+STORED = {"bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class MakeDraft(Step):
+    """Write a draft of a method for the model in `target`, as a Hugging Face directory in a supported dialect.
+
+    It drafts `draft_len` consecutive tokens; the training texts determine its draft vocabulary.
+    """
+
+    VERSION: ClassVar[int] = 2
+
+    target: Files
+    texts: AnswerPrompts
+    method: str
+    draft_len: int
+    sizes: Sizes
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Return the step's name."""
+        return "make-draft"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Create the draft; TrtspecError for sizes that do not fit the target."""
+        from trtspec.training.tensors import make_part
+        from trtspec.training.trainable import (  # imports torch, which planning does not need
+            DraftInitializer,
+            find_initializer,
+        )
+
+        texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
+        with self.target.unchanged():
+            model = load_model(self.target.root, "auto")
+            origin = DraftInitializer(model, texts, self.draft_len, self.sizes, self.seed)
+            blank = find_initializer(self.method, self.sizes).make(origin)
+        write_config(out, blank.config)
+        dtype = STORED[model.config.dtype]
+        write_tensors(out / blank.file, [make_part(name, each, dtype) for name, each in blank.tensors.items()])
+        for path in model.source.tokenizer_files if blank.has_tokenizer else ():
+            shutil.copyfile(path, out / path.name)
+
+
+COUNTS = "counts.json"
+
+
+@dataclass(frozen=True)
+class MeasureDraft(Step):
+    """Write `counts.json`: the steps of each held-out text.
+
+    `settings` are the engine's, as JSON; `when` is only part of the name.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    when: str = field(metadata={"key": False})
+    target: ConvertCheckpoint
+    draft: tuple[ConvertCheckpoint, ...]
+    texts: AnswerPrompts
+    settings: str
+
+    @property
+    def name(self) -> str:
+        """Return `measure-before` or `measure-after`."""
+        return f"measure-{self.when}"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Measure; TrtspecError if the target's responses are too short."""
+        from trtspec.engine.speculator import Speculator
+
+        texts = read_held_out(inputs[self.texts])
+        if not texts:
+            raise TrtspecError("the target answers no held-out prompt with two tokens", hint="use different prompts")
+        draft = inputs[self.draft[0]] if self.draft else None
+        speculator = Speculator.load(inputs[self.target], draft, EngineSettings.from_json(self.settings))
+        held_out = SampleTexts(
+            tuple(text.prompt for text in texts),
+            tuple(text.answer for text in texts),
+            tuple(text.label for text in texts),
+        )
+        depth = speculator.draft_shape.max_depth
+        found = replayed(
+            "held-out", speculator, held_out, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
+        )
+        (out / COUNTS).write_text(json.dumps([asdict(counts) for counts in found[depth].texts]))
+
+
+def evaluation_texts(texts: Sequence[TrainingText]) -> list[TrainingText]:
+    """Return the evaluation texts: held-out ones whose response has a token that can be drafted."""
+    return [text for text in texts if text.side == HELD_OUT and len(text.answer) > 1]
+
+
+def read_held_out(answers: Path) -> list[TrainingText]:
+    """Return the evaluation texts in the output of `AnswerPrompts`."""
+    return evaluation_texts(read_texts(answers / TEXTS))
+
+
+def read_counts(path: Path) -> list[StepCounts]:
+    """Return the step's output, in the order of `evaluation_texts`."""
+    return [
+        StepCounts(each["steps"], each["drafted"], each["accepted"], tuple(each["reached"]), tuple(each["drafted_at"]))
+        for each in json.loads((path / COUNTS).read_text())
+    ]
+
+
+VALIDATION_TEXTS = 48
+
+
+@dataclass(frozen=True)
+class TrainDraft(Step):
+    """Train the draft in `source` for its target, and write a Hugging Face directory of the same layout."""
+
+    VERSION: ClassVar[int] = 1
+    RESUMABLE: ClassVar[bool] = True
+
+    target: ConvertCheckpoint
+    source: Files
+    texts: AnswerPrompts
+    method: str
+    draft_len: int
+    settings: TrainSettings
+
+    @property
+    def name(self) -> str:
+        """Return the step's name."""
+        return "train-draft"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Train; TrtspecError for a draft that cannot be trained, and for unsuitable responses."""
+        from trtspec.training.teacher import TargetOutputs, Teacher
+        from trtspec.training.tensors import write_checkpoint
+        from trtspec.training.trainable import (  # imports torch, which planning does not need
+            DraftSource,
+            find_trainable,
+        )
+        from trtspec.training.trainer import Trainer
+
+        answered = read_texts(inputs[self.texts] / TEXTS)
+        check_held_out(answered)
+        texts, validation = self._sides(answered)
+        with self.source.unchanged():
+            teacher = Teacher(inputs[self.target], [*texts, *validation])
+            origin = DraftSource(self.source.root, teacher.model, self.draft_len, self.settings, texts)
+            student = find_trainable(self.method).load(origin)
+            lessons = TargetOutputs(teacher, student.aux_layers, [*texts, *validation])
+            training = Trainer(student, lessons, texts, validation, self.draft_len, self.settings, notes_dir(out))
+            trained = training.run(progress.say)
+            write_checkpoint(student.tensors.source, trained, out)
+        course = training.course
+        record = {
+            "steps": course.step,
+            "scores": course.scores,
+            "kept": course.kept,
+            "best": course.best,
+            "losses": course.losses,
+        }
+        (out / RECORD).write_text(json.dumps(record) + "\n")
+
+    def _sides(self, texts: list[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+        taught = [text for text in texts if len(text.answer) > 1]  # a response's first token is never drafted
+        train, validation = ([text for text in taught if text.side == side] for side in (TRAIN, VALIDATION))
+        if not train or not validation:
+            message = "the target answers too few prompts with at least two tokens to train on them"
+            raise TrtspecError(message, hint="use different prompts")
+        return train, Random(self.settings.seed).sample(validation, min(VALIDATION_TEXTS, len(validation)))
+
+
+def check_held_out(texts: Sequence[TrainingText]) -> None:
+    """Raise TrtspecError if there are too few held-out texts, before anything is trained."""
+    count = sum(not text.kept for text in evaluation_texts(texts))
+    if count < MIN_EVAL_PROMPTS:
+        message = f"only {count} held-out prompts have an answer of two tokens; an evaluation needs {MIN_EVAL_PROMPTS}"
+        raise TrtspecError(message, hint="add --prompts, of which a fifth is held out, or use --held-out")

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prune the draft vocabulary of a recipe's net, and measure the acceptance before and after.
+
+split -> generate responses -> measure before, prune -> convert the result -> measure after
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.writer import new_directory, write_config, write_tensors
+from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.planning.prediction.predict import step_cost
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Step, StepProgress
+from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.draft_steps import read_counts, read_held_out
+from trtspec.training.evaluation import TrainingVerdict, describe_acceptance
+from trtspec.training.plan import (
+    ProgressFactory,
+    TrainRequest,
+    answer_step,
+    build_with,
+    load_requested_recipe,
+    measure_draft,
+    plan_recipe,
+    run_steps,
+    source_files,
+)
+from trtspec.training.texts import HELD_OUT, TEXTS, read_texts
+
+METHODS = ("dflash", "dspark", "eagle3", "p_eagle")
+
+
+@dataclass(frozen=True)
+class ReduceDraft(Step):
+    """Write the net in `source` with `count` of its draft tokens; `target` is its target model.
+
+    Held-out texts do not influence the choice.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    target: Files
+    source: Files
+    texts: AnswerPrompts
+    method: str
+    count: int
+
+    @property
+    def name(self) -> str:
+        """Return the step's name."""
+        return "reduce-draft"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Write the net; CheckpointError if it does not draft more tokens than `count`."""
+        from trtspec.training.vocabulary import (
+            ReducedNet,  # imports torch, which planning does not need
+            most_frequent,
+        )
+
+        texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side != HELD_OUT]
+        with self.source.unchanged(), self.target.unchanged():
+            net = ReducedNet(self.source.root, self.method, load_model(self.target.root, "auto"))
+            if self.count >= len(net.drafted):
+                message = f"drafts {len(net.drafted)} tokens, not more than the requested {self.count}"
+                raise CheckpointError(message, where=str(self.source.root), hint="request fewer")
+            ids = most_frequent(self.count, texts, net.drafted)
+            write_config(out, net.config(ids))
+            write_tensors(out / "model.safetensors", net.parts(ids))
+
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PruningResult:
+    """A net with a draft vocabulary of `left` tokens, its path, and the change on the held-out texts.
+
+    `costs` are the costs of a step before and after, in steps of the target alone.
+    """
+
+    name: str
+    out: Path
+    left: int
+    verdict: TrainingVerdict
+    costs: tuple[float, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `prune --vocab --json`."""
+        whole = self.verdict.whole
+        sides = zip(("before", "after"), (whole.before, whole.after), self.costs, strict=True)
+        return {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            "draft": str(self.out),
+            "draft_vocab_size": self.left,
+            **{word: describe_acceptance(side) | {"step_cost": round(cost, 4)} for word, side, cost in sides},
+            "change": whole.change.as_list(),
+            "kinds": [each.as_dict() for each in self.verdict.kinds],
+        }
+
+
+def prune_vocabulary(asked: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
+    """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
+    loaded = load_requested_recipe(asked)
+    speculation = loaded.recipe.speculation
+    if speculation.draft is None or speculation.method not in METHODS:
+        message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(METHODS)}"
+        raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe")
+    build = plan_recipe(loaded, watching)
+    answers = answer_step(asked, build)
+    target, source = (source_files(build.context.sources[role]) for role in ("target", "draft"))
+    reduction = ReduceDraft(target, source, answers, speculation.method, left)
+    steps = [answers, measure_draft("before", build, answers), reduction]
+    answered, before, reduced = run_steps(steps, build, watching)
+    fewer = build_with(asked, reduced)
+    (after,) = run_steps([measure_draft("after", fewer, answers)], fewer, watching)
+    verdict = TrainingVerdict.of(read_held_out(answered), read_counts(before), read_counts(after))
+    _write(reduced, out)
+    return PruningResult(loaded.recipe.name, out, left, verdict, (step_cost(build.context), step_cost(fewer.context)))
+
+
+def _write(reduced: Path, out: Path) -> None:
+    with new_directory(out) as temporary:
+        for path in reduced.iterdir():
+            shutil.copyfile(path, temporary / path.name)
