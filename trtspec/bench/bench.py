@@ -234,7 +234,6 @@ def _stats(answer: dict[str, Any]) -> Stats:
 BASELINE_FORMAT_VERSION, BASELINE_KIND = 1, "baseline"
 ALONE = {"num_draft_tokens": 0}
 DEPLOY_WITHOUT_DRAFTS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
-OnProgress = Callable[[str, int, int], None]
 AskAlone = Callable[[str], int]  # (prompt) to the number of generated tokens
 
 

@@ -115,7 +115,6 @@ def _path(children: list[list[int]], tokens: Tokens, rest: Tokens) -> int:
     return len(rest)
 
 
-Tokens = Sequence[int]
 Case = tuple[int, int]  # requests, draft_len
 
 
