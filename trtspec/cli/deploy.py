@@ -115,22 +115,25 @@ def deploy(
         raise DeployError(f"--openai-host requires --target local, not {target}", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
+    options = DeployOptions(
+        name=name,
+        host=host,
+        openai_host=openai_host or "",
+        ports={which: port for which, port in ports.items() if port is not None},
+        detach=detach,
+        timeout_s=timeout,
+        drain_s=drain,
+        skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
+        manifest=expected,
+        trusted_report=trusted,
+        shares=parse_canary_shares(canary),
+        shadow=parse_mirror_share(shadow),
+        wait_warm=wait_warm,
+        settings=settings,
+        on_event=lambda state, what: note(f"  {state:<7} {what}"),
+    )
     if render is not None:
-        skip = tuple(sorted(check_gate_names(skip_gate or ())))
-        files = write(
-            artifact,
-            target,
-            render,
-            name=name,
-            host=host,
-            ports=ports,
-            skip=skip,
-            drain_s=drain,
-            manifest=expected,
-            trusted_report=trusted,
-            settings=settings,
-        )
-        show_rendered(target, render, files, json)
+        show_rendered(target, render, write(artifact, target, render, options), json)
         return
     for line in exposure_warnings(host, openai_host or ""):
         note(f"warning: {line}", "yellow")
@@ -161,23 +164,6 @@ def deploy(
         for line in skipped_check_lines(those):
             note(line, "yellow")
 
-    options = DeployOptions(
-        name=name,
-        host=host,
-        openai_host=openai_host or "",
-        ports={which: port for which, port in ports.items() if port is not None},
-        detach=detach,
-        timeout_s=timeout,
-        drain_s=drain,
-        skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
-        manifest=expected,
-        trusted_report=trusted,
-        shares=parse_canary_shares(canary),
-        shadow=parse_mirror_share(shadow),
-        wait_warm=wait_warm,
-        settings=settings,
-        on_event=lambda state, what: note(f"  {state:<7} {what}"),
-    )
     with counter() as on_progress:
         deployment = serve(artifact, target, options, on_progress=on_progress, baseline=baseline, on_left_out=leave_out)
     document = deployment.as_dict() | {"left_out": [asdict(each) for each in left_out]}

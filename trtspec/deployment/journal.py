@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from filelock import Timeout
 
@@ -122,6 +122,9 @@ def _port_of_config(path: Path) -> int:
 def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
+
+if TYPE_CHECKING:
+    from trtspec.store.artifact import Artifact
 
 log = logging.getLogger(__name__)
 
@@ -227,6 +230,19 @@ class DeploymentRecord:
             "grpc": f"{host}:{self.grpc}",
             "metrics": f"http://{host}:{self.metrics}/metrics",
         } | openai
+
+
+def staged_record(name: str, artifact: Artifact, **fields: Any) -> DeploymentRecord:
+    """Return the first record of a deployment of an artifact; `fields` has the ports and what the target adds."""
+    return DeploymentRecord(
+        name=name,
+        state="staged",
+        artifact=str(artifact.root.absolute()),
+        manifest=artifact.digest,
+        backend=artifact.manifest.backend.name,
+        method=artifact.recipe.speculation.method,
+        **({"pid": 0, "started": None, "shm_prefix": ""} | fields),
+    )
 
 
 def deploy_document(record: DeploymentRecord, state: str) -> dict[str, Any]:

@@ -130,21 +130,26 @@ def former_ports(record: DeploymentRecord | None, target: str, options: DeployOp
     return {name: port for name, port in had.items() if port and options.host_of(name) == record.host_of(name)}
 
 
-def foreign_port(children: Sequence[ProcessSpec], pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
-    """Return the port of `children` on which a process other than `pids` listens, if any.
+def foreign_port(child: ProcessSpec, pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
+    """Return the port of `child` on which a process other than `pids` listens, if any.
 
     With `ended`, a port that is bound without listening counts too.
     """
-    for child in children:
-        for name, port in child.listens.items():
-            foreign = listening_sockets(port, child.host)
-            if foreign:
-                foreign -= {inode for pid in pids for inode in process_sockets(pid)}
-            if foreign:
-                return PortInUse(f"{name} port {port} is in use{describe_owner(foreign)}", name)
-            if ended and (refused := bind_refusal(port, child.host)):
-                return PortInUse(f"{name} port {port} {refused}", name)
+    for name, port in child.listens.items():
+        foreign = listening_sockets(port, child.host)
+        if foreign:
+            foreign -= {inode for pid in pids for inode in process_sockets(pid)}
+        if foreign:
+            return PortInUse(f"{name} port {port} is in use{describe_owner(foreign)}", name)
+        if ended and (refused := bind_refusal(port, child.host)):
+            return PortInUse(f"{name} port {port} {refused}", name)
     return None
+
+
+def as_port_in_use(reason: str) -> PortInUse | None:
+    """Return the error whose message a supervisor recorded as the reason of a failed start, or None."""
+    name, _, what = reason.partition(" port ")
+    return PortInUse(reason, name) if name in PORTS and " is in use" in what else None
 
 
 def _may_bind(record: DeploymentRecord) -> bool:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from trtspec.core.http import UNIX, UnixConnection
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import wait_until
 from trtspec.deployment.server_process import responds
 from trtspec.serving.front import PORT_IN_USE, PROXY_SOCKET, proxy_command
-from trtspec.serving.triton.client import UNIX, UnixConnection
 from trtspec.serving.triton.names import DISCONNECTS, SOCKETS
 
 WAIT_S = 30.0
@@ -74,7 +74,7 @@ class Server:
             return everything(connection)
 
     def counts(self) -> dict[str, int]:
-        connection = UnixConnection(str(self.place / PROXY_SOCKET))
+        connection = UnixConnection(str(self.place / PROXY_SOCKET), 60)
         connection.request("GET", "/")
         counts: dict[str, int] = json.loads(connection.getresponse().read())
         return counts

@@ -14,7 +14,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import KNOBS
 from trtspec.backends.llmapi.check import check
 from trtspec.backends.llmapi.migrate import migrate
-from trtspec.core.processes import installed_version
+from trtspec.core.installation import installed_version
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks

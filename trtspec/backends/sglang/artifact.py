@@ -23,7 +23,7 @@ from trtspec.backends.serving import StandaloneServer, options, with_absolute_pa
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.backends.steps.files import EmitRepository, read_models
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import installed_version
+from trtspec.core.installation import installed_version
 from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
 from trtspec.store.artifact import Manifest

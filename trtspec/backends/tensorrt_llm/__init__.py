@@ -16,7 +16,7 @@ from trtspec.backends.tensorrt_llm.memory import memory
 from trtspec.backends.tensorrt_llm.rules import check
 from trtspec.backends.tensorrt_llm.specs import MODES, build_arguments
 from trtspec.backends.tensorrt_llm.toolchain import probes
-from trtspec.core.processes import installed_version
+from trtspec.core.installation import installed_version
 from trtspec.recipe.schema import Recipe
 
 if TYPE_CHECKING:

@@ -55,17 +55,12 @@ NEEDS = {
 DEFAULT_OVERLAY = "plain"
 
 
-def render_kubernetes(
-    workload: ContainerWorkload,
-    repository: Path,
-    host: str,
-    ports: Mapping[str, int | None],
-    settings: Mapping[str, str],
-) -> RenderedFiles:
+def render_kubernetes(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
     """Return the files; without an image only the Dockerfile, because an image gets its digest when built."""
-    if host != LOOPBACK or any(ports.values()):
+    options = workload.options
+    if options.host != LOOPBACK or options.ports:
         raise DeployError("a cluster's service has its own address and ports", hint="omit --host and the port options")
-    wanted = parse_settings(ClusterSettings, settings)
+    wanted = parse_settings(ClusterSettings, options.settings)
     if not wanted.image and wanted.form == "deployment":
         return {"Dockerfile": dockerfile(workload)}
     wanted.check()
@@ -86,13 +81,12 @@ def _base(workload: ContainerWorkload, settings: ClusterSettings) -> Iterator[tu
         "disruption-budget.yaml": workloads.disruption_budget(workload, settings),
         "network-policy.yaml": workloads.network_policy(workload, settings),
     }
-    listening = PORTS
     head = HEAD.format(
         name=workload.name,
         namespace=settings.namespace,
         gateway=settings.gateway.partition("/")[0],
         overlays=", ".join(OVERLAYS),
-        **listening,
+        **PORTS,
     )
     yield "kustomization.yaml", _kustomization("Kustomization", {"resources": [*objects]}, head)
     for path, document in objects.items():

@@ -21,6 +21,7 @@ from trtspec.deployment.containers import ARTIFACT, PORTS, PROPAGATION_S, Contai
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 from trtspec.deployment.targets.kubernetes.workloads import (
     all_labels,
+    cluster_object,
     labels,
     machines,
     main_container,
@@ -38,16 +39,11 @@ PICKER_PORT = 9002
 
 def pod_monitor(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the PodMonitor by which Prometheus scrapes the pods."""
-    return _object(
-        "monitoring.coreos.com/v1",
-        "PodMonitor",
-        workload,
-        settings,
-        {
-            "selector": {"matchLabels": served(workload, settings)},
-            "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],
-        },
-    )
+    spec = {
+        "selector": {"matchLabels": served(workload, settings)},
+        "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],
+    }
+    return cluster_object("monitoring.coreos.com/v1", "PodMonitor", workload, settings, spec)
 
 
 def scaled_object(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
@@ -67,7 +63,7 @@ def scaled_object(workload: ContainerWorkload, settings: ClusterSettings) -> dic
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behaviour(workload)}},
         "triggers": triggers,
     }
-    return _object("keda.sh/v1alpha1", "ScaledObject", workload, settings, spec)
+    return cluster_object("keda.sh/v1alpha1", "ScaledObject", workload, settings, spec)
 
 
 def autoscaler(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
@@ -86,7 +82,7 @@ def autoscaler(workload: ContainerWorkload, settings: ClusterSettings) -> dict[s
         "metrics": metrics,
         "behavior": _behaviour(workload),
     }
-    return _object("autoscaling/v2", "HorizontalPodAutoscaler", workload, settings, spec)
+    return cluster_object("autoscaling/v2", "HorizontalPodAutoscaler", workload, settings, spec)
 
 
 def inference_pool(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
@@ -101,7 +97,7 @@ def inference_pool(workload: ContainerWorkload, settings: ClusterSettings) -> di
             "failureMode": "FailOpen",
         },
     }
-    return _object("inference.networking.k8s.io/v1", "InferencePool", workload, settings, spec)
+    return cluster_object("inference.networking.k8s.io/v1", "InferencePool", workload, settings, spec)
 
 
 def route(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
@@ -120,16 +116,9 @@ def route(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, A
         "timeouts": {"request": "0s"},  # no limit for streams
     }
     spec = {"parentRefs": [{"name": gateway, "namespace": namespace}], "rules": [rule]}
-    document = _object("gateway.networking.k8s.io/v1", "HTTPRoute", workload, settings, spec)
+    document = cluster_object("gateway.networking.k8s.io/v1", "HTTPRoute", workload, settings, spec)
     document["metadata"]["name"] = settings.canary_of or workload.name
     return document
-
-
-def _object(
-    version: str, kind: str, workload: ContainerWorkload, settings: ClusterSettings, spec: Any
-) -> dict[str, Any]:
-    metadata = {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _scaled(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, str]:
@@ -198,13 +187,7 @@ def llm_inference_service(
         "router": {"gateway": {}, "route": {"group": group, "weight": weight}, "scheduler": {}},
         "template": _kserve_pod(workload, engine, settings),
     }
-    metadata = _metadata(workload, settings)
-    service = {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    service = cluster_object("serving.kserve.io/v1alpha2", "LLMInferenceService", workload, settings, spec)
     return [*_config_maps(workload, engine, settings), service]
 
 
@@ -225,12 +208,8 @@ def graph_deployment(workload: ContainerWorkload, repository: Path, settings: Cl
         "replicas": 1,
         "podTemplate": _template(workload, spec),
     }
-    graph = {
-        "apiVersion": "nvidia.com/v1beta1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": _metadata(workload, settings),
-        "spec": {"backendFramework": engine.framework, "components": [face, _worker(workload, engine, settings)]},
-    }
+    spec = {"backendFramework": engine.framework, "components": [face, _worker(workload, engine, settings)]}
+    graph = cluster_object("nvidia.com/v1beta1", "DynamoGraphDeployment", workload, settings, spec)
     return [*_config_maps(workload, engine, settings), graph]
 
 
@@ -283,10 +262,10 @@ def _config_maps(
 ) -> list[dict[str, Any]]:
     if not engine.files:
         return []
-    metadata = _metadata(workload, settings) | {"name": _config_name(workload, engine)}
-    return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(engine.files), "immutable": True}
-    ]
+    document = cluster_object("v1", "ConfigMap", workload, settings, {})
+    document["metadata"]["name"] = _config_name(workload, engine)
+    del document["spec"]
+    return [document | {"data": dict(engine.files), "immutable": True}]
 
 
 def _config_name(workload: ContainerWorkload, engine: StandaloneServer) -> str:
@@ -302,7 +281,3 @@ def _parallelism(workload: ContainerWorkload) -> dict[str, int]:
 
 def _template(workload: ContainerWorkload, spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"labels": labels(workload.name)}, "spec": spec}
-
-
-def _metadata(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
-    return {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}

@@ -205,26 +205,26 @@ def workload_object(workload: ContainerWorkload, settings: ClusterSettings) -> d
     return _deployment(workload, settings) if number == 1 else _leader_worker_set(workload, settings, number)
 
 
-def _metadata(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
-    return {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}
+def cluster_object(
+    version: str, kind: str, workload: ContainerWorkload, settings: ClusterSettings, spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an object with the workload's name and labels."""
+    metadata = {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _deployment(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "replicas": settings.replicas,
-            "revisionHistoryLimit": 3,
-            "minReadySeconds": SETTLE_S,
-            "progressDeadlineSeconds": workload.startup_s + 300,
-            # a new server answers before an old one ends; needs capacity for one more
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "selector": {"matchLabels": labels(workload.name)},
-            "template": pod_template(workload, settings, workload.command),
-        },
+    spec = {
+        "replicas": settings.replicas,
+        "revisionHistoryLimit": 3,
+        "minReadySeconds": SETTLE_S,
+        "progressDeadlineSeconds": workload.startup_s + 300,
+        # a new server answers before an old one ends; needs capacity for one more
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "selector": {"matchLabels": labels(workload.name)},
+        "template": pod_template(workload, settings, workload.command),
     }
+    return cluster_object("apps/v1", "Deployment", workload, settings, spec)
 
 
 def _leader_worker_set(workload: ContainerWorkload, settings: ClusterSettings, number: int) -> dict[str, Any]:
@@ -233,45 +233,31 @@ def _leader_worker_set(workload: ContainerWorkload, settings: ClusterSettings, n
     assert nodes is not None  # checked by machines()
     leader = ["sh", "-c", f"{nodes.leader} && exec {shlex.join(workload.command)}"]
     worker = main_container(workload, settings, ["sh", "-c", f"exec {nodes.worker}"])
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "replicas": settings.replicas,
-            "startupPolicy": "LeaderCreated",
-            "leaderWorkerTemplate": {
-                "size": number,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": pod_template(workload, settings, leader),
-                "workerTemplate": {
-                    "metadata": {"labels": all_labels(workload)},
-                    "spec": pod_spec(workload, settings, worker),
-                },
-            },
+    template = {
+        "size": number,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": pod_template(workload, settings, leader),
+        "workerTemplate": {
+            "metadata": {"labels": all_labels(workload)},
+            "spec": pod_spec(workload, settings, worker),
         },
     }
+    spec = {"replicas": settings.replicas, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template}
+    return cluster_object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", workload, settings, spec)
 
 
 def service(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the Service for clients in the cluster."""
     ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in PORTS.items()]
     spec = {"type": "ClusterIP", "selector": served(workload, settings), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(workload, settings), "spec": spec}
+    return cluster_object("v1", "Service", workload, settings, spec)
 
 
 def disruption_budget(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
     """Return the budget that limits voluntary disruptions to one server at a time."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": served(workload, settings)},
-        },
-    }
+    selector = {"matchLabels": served(workload, settings)}
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": selector}
+    return cluster_object("policy/v1", "PodDisruptionBudget", workload, settings, spec)
 
 
 def network_policy(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
@@ -289,14 +275,10 @@ def network_policy(workload: ContainerWorkload, settings: ClusterSettings) -> di
         own = {"podSelector": {"matchLabels": labels(workload.name)}}
         dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
         ingress, egress = [*ingress, {"from": [own]}], [{"to": [own]}, dns]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "podSelector": {"matchLabels": labels(workload.name)},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": egress,
-        },
+    spec = {
+        "podSelector": {"matchLabels": labels(workload.name)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": egress,
     }
+    return cluster_object("networking.k8s.io/v1", "NetworkPolicy", workload, settings, spec)
