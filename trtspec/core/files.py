@@ -106,12 +106,17 @@ def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
 
 
 def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
-    """Return the JSON object of a file as the dataclass `form`; raise OSError, or ValueError for values of other types.
+    """Return the JSON object of a file as the dataclass `form`; raise OSError, or ValueError like `parse_typed`."""
+    return parse_typed(form, read_bounded(path, max_bytes))
+
+
+def parse_typed(form: type[T], data: bytes) -> T:
+    """Return a JSON object as the dataclass `form`; raise ValueError for values of other types.
 
     Keys without a field in `form` are ignored so that later versions can add keys.
     """
     try:
-        found: T = _reader(cast(Any, form)).validate_json(read_bounded(path, max_bytes), strict=True)
+        found: T = _reader(cast(Any, form)).validate_json(data, strict=True)
     except ValueError as error:
         first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
         place = ".".join(map(str, first["loc"]))

@@ -20,17 +20,14 @@ from trtspec.deployment.container_errors import KUBECTL_CAUSES, ToolFailed, run_
 from trtspec.deployment.containers import (
     MAX_GRACE_S,
     PORTS,
-    ContainerWorkload,
     check_image,
     make_workload,
-    parse_settings,
     write_rendered,
 )
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document, staged_record
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
-from trtspec.deployment.targets.kubernetes.settings import OPTIONS, ClusterSettings
-from trtspec.deployment.targets.kubernetes.workloads import machines
+from trtspec.deployment.targets.kubernetes.settings import OPTIONS, ClusterWorkload, cluster_workload
 from trtspec.store.artifact import Artifact
 from trtspec.store.artifact_paths import REPOSITORY
 
@@ -50,19 +47,19 @@ def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: D
     if shutil.which(KUBECTL) is None:
         hint = "install it, or render the manifests for another machine with --render DIR"
         raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
-    wanted, workload = parse_settings(ClusterSettings, options.settings), make_workload(artifact, options)
-    check_image(wanted.image, workload)
+    workload = cluster_workload(make_workload(artifact, options))
+    check_image(workload.settings.image, workload)
     rendered, former = render_kubernetes(workload, artifact.root / REPOSITORY), journal.read()
     with _forgotten_on_failure(journal, former):
         write_rendered(_folder(journal), rendered)
-        place = _save_cluster(journal, workload, wanted)
-    host = f"{workload.name}.{wanted.namespace}.svc"
+        place = _save_cluster(journal, workload)
+    host = f"{workload.name}.{workload.settings.namespace}.svc"
     record = staged_record(journal.name, artifact, target="kubernetes", host=host, detached=True, **PORTS)
     record = journal.write(record)
     options.on_event("staged", f"the manifests are in {_folder(journal)}")
     with _forgotten_on_failure(journal, former, record):
         _run(place, "apply", *place["what"])
-    options.on_event("loaded", f"applied to the context {place['context']}, namespace {wanted.namespace}")
+    options.on_event("loaded", f"applied to the context {place['context']}, namespace {place['namespace']}")
     _wait_ready(place, options.timeout_s)
     record = journal.move(record, "live")
     options.on_event("live", "every pod has answered a request")
@@ -155,11 +152,12 @@ def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
         raise StepTimeout("the pods were not ready in time", hint=hint.strip()) from None
 
 
-def _save_cluster(journal: DeploymentJournal, workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def _save_cluster(journal: DeploymentJournal, workload: ClusterWorkload) -> dict[str, Any]:
     """Record the cluster context; later commands use it even if kubectl's current context has changed."""
+    settings = workload.settings
     context = settings.context or _plain([KUBECTL, "config", "current-context"]).decode().strip()
     kinds = {"kserve": "llminferenceservice", "dynamo": "dynamographdeployment"}
-    several = settings.form == "deployment" and machines(workload, settings) > 1
+    several = settings.form == "deployment" and workload.machines > 1
     place = {
         "context": context,
         "namespace": settings.namespace,
