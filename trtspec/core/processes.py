@@ -173,17 +173,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: floa
     return True
 
 
-def tail(path: Path, lines: int = 20, max_bytes: int = 64 << 10) -> str:
-    """Return the last lines of a text file; "" if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - max_bytes))
-            text = file.read(max_bytes).decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
-
-
 def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes that the page cache may use: available memory, at most the control group's limit.
 

@@ -317,6 +317,13 @@ def _journal_with_rollouts(name: str) -> DeploymentJournal:
     return journal
 
 
+def fetch_log(name: str) -> DeploymentJournal:
+    """Return the journal of a deployment whose log is on this machine, fetched from its target."""
+    journal = DeploymentJournal(name)
+    deployment_target(name).fetch_log(journal)
+    return journal
+
+
 def history(name: str) -> list[dict[str, Any]]:
     """Return the journal of a deployment and its revisions, oldest first."""
     journal = DeploymentJournal(name)

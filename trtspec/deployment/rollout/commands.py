@@ -19,9 +19,9 @@ from typing import Any
 from trtspec.bench.gates import GATES
 from trtspec.bench.verification_report import undecided_policy
 from trtspec.core.errors import DeployError, RolledBack, TrtspecError
-from trtspec.core.processes import tail
 from trtspec.deployment.health import request_text
 from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document
+from trtspec.deployment.log import tail_hint
 from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
 from trtspec.deployment.ports import as_port_in_use, reserved_ports
 from trtspec.deployment.revision import next_revision, revision_dir, stage_revision
@@ -148,14 +148,14 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
             on_event(rollout.state, _describe(rollout))
         if rollout.state == "rolled-back":
             message = f"revision {revision} is rolled back: {rollout.reason}"
-            raise RolledBack(message, hint=_log_tail_hint(journal), reason=rollout.reason)
+            raise RolledBack(message, hint=tail_hint(journal), reason=rollout.reason)
         if rollout.state == "holding" or (rollout.state == "promoted" and record.revision == revision):
             return RolloutResult(record, rollout)
         if not record.is_running:
-            raise DeployError("the deployment ended during the rollout", hint=_log_tail_hint(journal))
+            raise DeployError("the deployment ended during the rollout", hint=tail_hint(journal))
         if rollout.state == "staged" and time.monotonic() > begun_by:
             raise DeployError(
-                f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=_log_tail_hint(journal)
+                f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=tail_hint(journal)
             )
         time.sleep(POLL_S)
 
@@ -302,7 +302,7 @@ def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str
         if not record.is_running:
             break
         time.sleep(POLL_S)
-    raise DeployError(f"the supervisor did not finish within {SETTLED_S:.0f} s", hint=_log_tail_hint(journal))
+    raise DeployError(f"the supervisor did not finish within {SETTLED_S:.0f} s", hint=tail_hint(journal))
 
 
 def _read_current(journal: DeploymentJournal, revision: int) -> RolloutRecord:
@@ -332,7 +332,3 @@ def _describe(rollout: RolloutRecord) -> str:
         gets = f"{rollout.share} % of the requests" if rollout.record.openai else "synthetic requests"
         return f"revision {rollout.record.revision} gets {gets}"
     return rollout.reason or f"revision {rollout.record.revision}"
-
-
-def _log_tail_hint(journal: DeploymentJournal) -> str:
-    return f"last lines of {journal.log}:\n{tail(journal.log)}"

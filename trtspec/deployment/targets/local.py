@@ -29,14 +29,13 @@ from trtspec.core.processes import (
     sigterm_as_interrupt,
     start_time,
     stop_session,
-    tail,
     wait_until,
 )
 from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.gateway import gateway_process, is_gateway_ready, wait_for_first_response
 from trtspec.deployment.health import request_text
 from trtspec.deployment.journal import STARTING, DeploymentJournal, DeploymentRecord, deploy_document, status_document
-from trtspec.deployment.log import cause_of_death, rotate
+from trtspec.deployment.log import cause_of_death, rotate, tail, tail_hint
 from trtspec.deployment.options import PORTS, DeployOptions
 from trtspec.deployment.ports import PortInUse, as_port_in_use, former_ports, reserved_ports
 from trtspec.deployment.process_group import read_process_specs, write_process_specs
@@ -124,7 +123,7 @@ class LocalDeployment:
             return
         record = self.journal.known()
         what = f"failed: {record.reason}" if record.state == "failed" else f"exited with status {code}"
-        raise DeployError(f"the server {what}", hint=_log_hint(self.journal))
+        raise DeployError(f"the server {what}", hint=tail_hint(self.journal))
 
     def stop(self) -> None:
         """Stop the server."""
@@ -134,7 +133,7 @@ class LocalDeployment:
         """Wait until the supervisor has recorded a state of its start; `late` is the message of a timeout."""
         while not self.has_reached(state):
             if time.monotonic() >= deadline:
-                raise StepTimeout(late, hint=_log_hint(self.journal))
+                raise StepTimeout(late, hint=tail_hint(self.journal))
             time.sleep(POLL_S)
 
     def has_reached(self, state: str) -> bool:
@@ -147,11 +146,11 @@ class LocalDeployment:
                 raise taken
             code = self.process.wait(EXIT_TIMEOUT_S + STOP_MARGIN_S)
             kind = {each.exit_code: each for each in (StepTimeout, SmokeTestFailed)}.get(code, DeployError)
-            raise kind(reason, hint=_log_hint(self.journal))
+            raise kind(reason, hint=tail_hint(self.journal))
         if self.record.state not in STARTING:  # another command stopped it
             code = self.process.wait(EXIT_TIMEOUT_S + STOP_MARGIN_S)
         if code is not None:
-            raise DeployError(f"the server exited with status {code} during startup", hint=_log_hint(self.journal))
+            raise DeployError(f"the server exited with status {code} during startup", hint=tail_hint(self.journal))
         return STARTING.index(self.record.state) >= STARTING.index(state)
 
     def await_entry(self, deadline: float) -> None:
@@ -162,12 +161,12 @@ class LocalDeployment:
             return self.has_reached("smoke") and all(map(is_gateway_ready, urls))
 
         if not wait_until(answer, max(0.1, deadline - time.monotonic())):
-            raise StepTimeout("the OpenAI gateway was not ready in time", hint=_log_hint(self.journal))
+            raise StepTimeout("the OpenAI gateway was not ready in time", hint=tail_hint(self.journal))
 
     def await_warm(self, deadline: float) -> str:
         """Wait until each endpoint has served a first text; return a description."""
         began = time.monotonic()
-        entries = wait_for_first_response(self.record, self.journal.root, deadline, lambda: _log_hint(self.journal))
+        entries = wait_for_first_response(self.record, self.journal.root, deadline, lambda: tail_hint(self.journal))
         return f"first text from {' and '.join(entries)} after {time.monotonic() - began:.2f} s"
 
     def go_live(self) -> None:
@@ -294,10 +293,6 @@ def _probe_result(record: DeploymentRecord) -> dict[str, Any]:
         if not http_status(url, PROBE_TIMEOUT_S):
             error = f"the OpenAI gateway did not answer at {url}"
     return {"ok": error is None, "seconds": time.monotonic() - start, "error": error}
-
-
-def _log_hint(journal: DeploymentJournal) -> str:
-    return f"last lines of {journal.log}:\n{tail(journal.log)}"
 
 
 TARGET = DeployTarget(deploy=deploy_local, status=status, stop=stop, rollouts=True)
