@@ -68,15 +68,15 @@ def recorded(name: str, **fields: object) -> DeploymentRecord:
 def test_default_ports_are_those_of_the_documentation() -> None:
     for port in DEFAULT_PORTS.values():
         taken(port).close()
-    ports, openai = choose_ports(DeployOptions())
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (8000, 8001, 8002, 9000)
+    ports = choose_ports(DeployOptions())
+    assert tuple(ports.values()) == (8000, 8001, 8002, 9000)
 
 
 def test_taken_default_port_gives_the_next_free_one_and_a_sentence() -> None:
     sentences: list[str] = []
     with taken(8000):
-        ports, openai = choose_ports(DeployOptions(), on_moved=sentences.append)
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (8003, 8001, 8002, 9000)
+        ports = choose_ports(DeployOptions(), on_moved=sentences.append)
+    assert tuple(ports.values()) == (8003, 8001, 8002, 9000)
     [sentence] = sentences
     assert sentence.startswith("8000 is in use by ")
     assert sentence.endswith(f"(process {os.getpid()}), using 8003 for http")
@@ -88,8 +88,8 @@ def test_all_taken_defaults_give_the_same_ports_each_time() -> None:
     for each in sockets:
         each.close()
     assert found[0] == found[1]
-    ports, openai = found[0]
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (8003, 8004, 8005, 9001)
+    ports = found[0]
+    assert tuple(ports.values()) == (8003, 8004, 8005, 9001)
 
 
 def test_requested_port_that_is_taken_is_an_error_with_its_owner() -> None:
@@ -109,8 +109,8 @@ def test_port_without_permission_is_not_called_in_use(monkeypatch: pytest.Monkey
 def test_name_keeps_the_ports_it_had() -> None:
     before = record("x", http=18100, grpc=18101, metrics=18102, openai=18103)
     former = former_ports(before, "local", DeployOptions())
-    ports, openai = choose_ports(DeployOptions(), former=former)
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (18100, 18101, 18102, 18103)
+    ports = choose_ports(DeployOptions(), former=former)
+    assert tuple(ports.values()) == (18100, 18101, 18102, 18103)
     assert former_ports(before, "docker", DeployOptions()) == {}
     assert former_ports(before, "local", DeployOptions(host="127.0.0.2")) == {}
 
@@ -120,12 +120,12 @@ def test_ports_of_another_deployment_are_not_chosen_before_it_binds_them() -> No
     recorded("ended", state="stopped", http=8003)
     assert set(reserved_elsewhere()) == {8000, 8001, 8002, 9000}
     sentences: list[str] = []
-    with reserved_ports(DeploymentJournal("two"), DeployOptions(), on_moved=sentences.append) as (ports, openai):
-        assert {8000, 8001, 8002, 9000}.isdisjoint((ports.http, ports.grpc, ports.metrics, openai))
-        with reserved_ports(DeploymentJournal("three"), DeployOptions()) as (others, other):
-            mine = {ports.http, ports.grpc, ports.metrics, openai}
-            assert mine.isdisjoint((others.http, others.grpc, others.metrics, other))
-    assert sentences[0] == f"8000 is reserved for the deployment 'one', using {ports.http} for http"
+    with reserved_ports(DeploymentJournal("two"), DeployOptions(), on_moved=sentences.append) as ports:
+        assert {8000, 8001, 8002, 9000}.isdisjoint(ports.values())
+        with reserved_ports(DeploymentJournal("three"), DeployOptions()) as others:
+            mine = {*ports.values()}
+            assert mine.isdisjoint(others.values())
+    assert sentences[0] == f"8000 is reserved for the deployment 'one', using {ports['http']} for http"
     with pytest.raises(DeployError, match="http port 8000 is reserved for the deployment 'one'"):
         choose_ports(DeployOptions(ports={"http": 8000}), reserved=reserved_elsewhere())
     assert set(reserved_elsewhere()) == {8000, 8001, 8002, 9000}, "a reservation ends with its block"
@@ -197,7 +197,7 @@ def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str,
 
 @pytest.mark.triton
 def test_requested_port_that_is_taken_while_models_load_ends_the_deployment(echo: Path) -> None:
-    port = choose_ports(DeployOptions())[0].http
+    port = choose_ports(DeployOptions())["http"]
     thief = Thief("http")
     with pytest.raises(PortInUse, match=f"http port {port} is in use by"):
         deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief, ports={"http": port}))

@@ -17,6 +17,7 @@ import os
 import secrets
 import shlex
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,7 +164,8 @@ def stage_revision(
     journal: DeploymentJournal,
     revision: int,
     artifact: Artifact,
-    ports: ServerPorts,
+    ports: Mapping[str, int],
+    host: str,
     drain_s: int,
     start_s: float,
     detached: bool,
@@ -186,18 +188,18 @@ def stage_revision(
     repository = stage_repository(pinned, serving, place / "served")
     if stand_in:
         server = install_fallback(stand_in, server, serving.triton_backend, place / "backends", repository)
-    command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
+    bound = ServerPorts(ports["http"], ports["grpc"], ports["metrics"], host, SOCKETS)
+    command = launch.command(server, repository, bound, shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
     environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DISCONNECTS)}
-    url, listens = server_url(journal, revision), {"grpc": ports.grpc}
-    child = ProcessSpec(SERVER, command, url, environment, start_s, listens, ports.host)
-    url, listens = f"{UNIX}{place / PROXY_SOCKET}", {"http": ports.http, "metrics": ports.metrics}
-    doors, allowed = proxy_command(place, ports.host, listens), {VARIABLE: ",".join(allowed_hosts())}
-    front = ProcessSpec(FRONT, doors, url, allowed, FRONT_START_S, listens, ports.host)
+    url = server_url(journal, revision)
+    child = ProcessSpec(SERVER, command, url, environment, start_s, {"grpc": bound.grpc}, host)
+    url, listens = f"{UNIX}{place / PROXY_SOCKET}", {"http": bound.http, "metrics": bound.metrics}
+    doors, allowed = proxy_command(place, host, listens), {VARIABLE: ",".join(allowed_hosts())}
+    front = ProcessSpec(FRONT, doors, url, allowed, FRONT_START_S, listens, host)
     write_process_specs(place / "server.json", [child, front])
-    bound = {"http": ports.http, "grpc": ports.grpc, "metrics": ports.metrics, "host": ports.host}
-    started = {"shm_prefix": shm_prefix, "detached": detached, "drain_s": drain_s, "front": True}
-    return staged_record(journal.name, artifact, revision=revision, **bound, **started)
+    fields = {"host": host, "shm_prefix": shm_prefix, "detached": detached, "drain_s": drain_s, "front": True}
+    return staged_record(journal.name, artifact, revision=revision, **ports, **fields)
 
 
 def hardlink_artifact(artifact: Artifact, out: Path) -> Path:

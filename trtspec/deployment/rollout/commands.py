@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from trtspec.deployment.rollout.state import (
     write_rollout,
 )
 from trtspec.recipe.resolve import ResolvedRecipe
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S
 from trtspec.store.artifact import Artifact, load_artifact
 
 POLL_S = 0.1
@@ -99,7 +99,7 @@ def _run_rollout(
 ) -> RolloutResult:
     """Stage a revision and follow its rollout; retry with other ports if another process took one."""
     for tries_left in reversed(range(PORT_TRIES)):
-        with reserved_ports(journal, replace(options, ports=_server_ports(options)), PORTS[:3]) as (ports, _):
+        with reserved_ports(journal, replace(options, ports=_server_ports(options)), PORTS[:3]) as ports:
             rollout = _stage_rollout(journal, record, artifact, options, ports, before=before, source=source)
             try:
                 return watch_rollout(journal, rollout.record.revision, options.on_event)
@@ -215,7 +215,7 @@ def _stage_rollout(
     record: DeploymentRecord,
     artifact: Artifact,
     options: DeployOptions,
-    ports: ServerPorts,
+    ports: Mapping[str, int],
     *,
     before: int = 0,
     source: str = "",
@@ -234,7 +234,9 @@ def _stage_rollout(
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
     with _unstaged_on_failure(revision_dir(journal, revision)):
-        new = stage_revision(journal, revision, artifact, ports, drain_s, options.timeout_s, record.detached)
+        new = stage_revision(
+            journal, revision, artifact, ports, record.host, drain_s, options.timeout_s, record.detached
+        )
         new = replace(new, artifact=source or new.artifact, pid=record.pid, started=record.started)
         new = replace(new, openai=record.openai, openai_host=record.openai_host)
         if bool(record.openai) != artifact.recipe.serving.openai:

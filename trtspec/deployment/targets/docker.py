@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +171,11 @@ def deploy_docker(journal: DeploymentJournal, artifact: Artifact, options: Deplo
     if shutil.which(DOCKER) is None:
         hint = "install Docker with its compose plugin, or render the files for another machine with --render DIR"
         raise DeployError(f"{DOCKER} is not on PATH", hint=hint)
-    with _ports(journal, options) as ports:
+    former = journal.read()
+    kept, on_moved = former_ports(former, "docker", options), partial(options.on_event, "ports")
+    with reserved_ports(journal, options, former=kept, on_moved=on_moved) as ports:
         _check_not_running(journal)
-        former, workload = journal.read(), make_workload(artifact, replace(options, ports=ports))
+        workload = make_workload(artifact, replace(options, ports=ports))
         check_image(options.settings.get("image", ""), workload)
         write_rendered(_folder(journal), render_docker(workload, artifact.root / REPOSITORY))
         fields: dict[str, Any] = {"target": "docker", "host": options.host, "detached": options.detach}
@@ -184,18 +187,6 @@ def deploy_docker(journal: DeploymentJournal, artifact: Artifact, options: Deplo
         record = journal.move(record, "live")
         options.on_event("live", f"the container is healthy: a request was answered at {record.endpoints['http']}")
     return DockerDeployment(journal, record)
-
-
-@contextmanager
-def _ports(journal: DeploymentJournal, options: DeployOptions) -> Iterator[dict[str, int]]:
-    """Choose the ports of this machine that map to the container's."""
-    former = former_ports(journal.read(), "docker", options)
-
-    def on_moved(sentence: str) -> None:
-        options.on_event("ports", sentence)
-
-    with reserved_ports(journal, options, tuple(PORTS), former, on_moved) as (server, openai):
-        yield {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "openai": openai}
 
 
 @dataclass

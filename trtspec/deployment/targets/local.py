@@ -16,9 +16,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
@@ -41,7 +42,7 @@ from trtspec.deployment.ports import PortInUse, as_port_in_use, former_ports, re
 from trtspec.deployment.process_group import read_process_specs, write_process_specs
 from trtspec.deployment.revision import new_token, next_revision, remove_old_revisions, stage_revision
 from trtspec.serving.triton.hardening import without_secrets
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts, remove_shared_memory
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, remove_shared_memory
 from trtspec.store.artifact import Artifact
 
 PROBE_TIMEOUT_S = 10.0
@@ -74,12 +75,8 @@ def _served(journal: DeploymentJournal, artifact: Artifact, options: DeployOptio
     """Start a server and wait for its first answer; raise PortInUse if another process took one of its ports."""
     names = PORTS if artifact.recipe.serving.openai else PORTS[:3]
     former = former_ports(journal.read(), TARGET_NAME, options)
-
-    def on_moved(sentence: str) -> None:
-        options.on_event("ports", sentence)
-
-    with reserved_ports(journal, options, names, former, on_moved) as (ports, openai_port):
-        server = _start(journal, artifact, ports, openai_port, options)
+    with reserved_ports(journal, options, names, former, partial(options.on_event, "ports")) as ports:
+        server = _start(journal, artifact, ports, options)
         with server.stopped_on_failure():
             journal.write(server.record)
             options.on_event(
@@ -216,17 +213,19 @@ def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
 
 
 def _start(
-    journal: DeploymentJournal, artifact: Artifact, ports: ServerPorts, openai_port: int, options: DeployOptions
+    journal: DeploymentJournal, artifact: Artifact, ports: Mapping[str, int], options: DeployOptions
 ) -> LocalDeployment:
     """Stage a first revision and start its supervisor."""
     revision, former = next_revision(journal), journal.read()
     remove_old_revisions(journal, revision, {former.revision} if former else set())
     new_token(journal.root)
     drain_s = options.drain_s or EXIT_TIMEOUT_S
-    record = stage_revision(journal, revision, artifact, ports, drain_s, options.timeout_s, options.detach)
+    record = stage_revision(
+        journal, revision, artifact, ports, options.host, drain_s, options.timeout_s, options.detach
+    )
     children = []
-    if openai_port:
-        record = replace(record, openai=openai_port, openai_host=options.openai_host)
+    if record.openai:
+        record = replace(record, openai_host=options.openai_host)
         children = [gateway_process(journal, record)]
     write_process_specs(journal.children, children)
     rotate(journal.log)
