@@ -21,14 +21,14 @@ from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, RolledBack
 from trtspec.core.processes import session_processes, wait_until
-from trtspec.deployment.base import history
+from trtspec.deployment.base import history, promote, rollback, status
 from trtspec.deployment.health import process_model
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout import commands
 from trtspec.deployment.rollout.state import ROLLBACK, RolloutPolicy, active_rollout, read_rollout, send_command
-from trtspec.deployment.targets.local import status, stop
+from trtspec.deployment.targets.local import stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.python_models.metrics import artifact_method
 from trtspec.serving.triton.server import find_server
@@ -114,7 +114,7 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     assert wait_until(lambda: not live.processes(before.revision), 30), "the old server has ended"
     assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are closed"
     assert live.deploy(artifact)["revision"] == revision, "a served artifact is left unchanged"
-    found = commands.rollback("echo", lambda state, what: None)
+    found = rollback("echo", lambda state, what: None)
     assert (live.record.artifact, live.record.manifest) == (before.artifact, before.manifest)
     assert (found["revision"], found["files_of"]) == (revision + 1, before.revision)
     staged = next(entry["detail"] for entry in history("echo") if entry["revision"] == revision + 1)
@@ -199,12 +199,12 @@ def test_somebody_promotes_or_rolls_back_what_is_held(live: Live) -> None:
     with pytest.raises(DeployError, match="a rollout is already in progress"):
         live.deploy(live.make())
     assert status("echo")["rollout"]["state"] == "holding"
-    assert commands.rollback("echo", lambda state, what: None)["rollout"]["reason"] == "requested by command"
+    assert rollback("echo", lambda state, what: None)["rollout"]["reason"] == "requested by command"
     assert live.record == before
     with pytest.raises(DeployError, match="no rollout of 'echo' is in progress"):
-        commands.promote("echo")
+        promote("echo")
     live.deploy(artifact, 50)
-    assert commands.promote("echo")["revision"] == held["revision"] + 1
+    assert promote("echo")["revision"] == held["revision"] + 1
     assert live.answers()
 
 
@@ -242,6 +242,6 @@ def test_a_deployment_that_is_stopped_ends_the_rollout_and_leaves_nothing(live: 
     assert rollout is not None
     assert (rollout.state, rollout.reason) == ("rolled-back", "the deployment was stopped")
     with pytest.raises(DeployError, match="'echo' is stopped"):
-        commands.promote("echo")
+        promote("echo")
     assert live.deploy(live.make())["revision"] == record.revision + 2
     assert live.answers()

@@ -24,7 +24,7 @@ from tests.serving.triton.artifact import make_artifact, write_manifest
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment import gateway as entry
-from trtspec.deployment.base import history
+from trtspec.deployment.base import history, promote, rollback
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.revision import revision_dir
@@ -215,7 +215,7 @@ def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[s
         assert wait_until(lambda: found.answers.total() >= 40, 120)
         shares = sorted(found.answers.values())
         assert 0.15 < shares[0] / sum(shares) < 0.35
-        assert commands.promote("tiny")["rollout"]["state"] == "promoted"
+        assert promote("tiny")["rollout"]["state"] == "promoted"
         found.answers.clear()
         assert wait_until(lambda: found.answers.total() >= CLIENTS + 20, 120)
         late = Counter(found.answers)
@@ -228,7 +228,7 @@ def test_shadows_are_compared_and_no_client_hears_of_them(live: tuple[str, Path]
         held = roll(other_than_served(live), 10, shadow=50)["rollout"]
         assert wait_until(lambda: shadowed()["compared"] >= 12, 120)
         assert (found.answers.total() > 0, held["share"]) == (True, 10)
-        status = commands.rollback("tiny", lambda state, what: None)["rollout"]
+        status = rollback("tiny", lambda state, what: None)["rollout"]
     came_to = status["shadow"]
     assert (came_to["share"], came_to["failed"], came_to["different"]) == (50, 0, 0)
     assert came_to["sent"] >= came_to["compared"] >= 12
