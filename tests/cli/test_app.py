@@ -18,11 +18,10 @@ import pytest
 
 from tests.conftest import Run
 from trtspec import __version__
-from trtspec.cli.app import command_name
+from trtspec.cli.app import all_commands, command_name
 from trtspec.cli.render import print_json
-from trtspec.core.registry import discover
 
-COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
+COMMANDS = sorted(map(command_name, all_commands()))
 HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protobuf")
 
 

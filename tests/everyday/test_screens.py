@@ -30,9 +30,8 @@ import pytest
 
 from tests._support.shapes import make_checkpoint, shapes
 from tests._support.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
-from trtspec.cli.app import command_name
+from trtspec.cli.app import all_commands, command_name
 from trtspec.core.processes import start_time
-from trtspec.core.registry import discover
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
 pytestmark = [
@@ -58,7 +57,7 @@ engine:
   backend: llmapi
   gpu: h100
 """
-COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
+COMMANDS = sorted(map(command_name, all_commands()))
 
 
 @dataclass(frozen=True)

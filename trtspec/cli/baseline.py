@@ -10,6 +10,10 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import AllowCode, Json, Prompts
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.files import replace_file
 
 
 def baseline(
@@ -37,8 +41,6 @@ def baseline(
     Example: trtspec baseline build/quickstart -o baseline.json
     """
     from trtspec.bench.documents import save_document
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json
 
     with counter() as on_progress:
         root, document = _measure(what, prompts, max_tokens, runs, on_progress)
@@ -71,7 +73,6 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 
 def _served(name: str) -> tuple[Any, Path]:
     """Return a client and the artifact of a deployment; raise DeployError if the artifact was rebuilt since."""
-    from trtspec.core.errors import DeployError
     from trtspec.deployment.base import resolve_server_address
     from trtspec.serving.triton.client import Client
     from trtspec.store.artifact import manifest_sha256
@@ -88,9 +89,6 @@ def _served(name: str) -> tuple[Any, Path]:
 def _write(out: Path, document: dict[str, Any]) -> None:
     import json
 
-    from trtspec.core.errors import TrtspecError
-    from trtspec.core.files import replace_file
-
     try:
         replace_file(out, json.dumps(document, indent=1).encode() + b"\n")
     except OSError as error:
@@ -99,8 +97,6 @@ def _write(out: Path, document: dict[str, Any]) -> None:
 
 def show(document: dict[str, Any]) -> None:
     """Show the measurements and where they were taken."""
-    from trtspec.cli.render import print_line, show_table
-
     rows = [
         ("seconds per request", *(f"{document['request_s'][key]:.3f}" for key in ("mean", "p50", "p95"))),
         ("milliseconds per token", *(f"{document['ms_per_token'].get(key, 0):.2f}" for key in ("mean", "p50", "p95"))),

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Artifact, Json
+from trtspec.cli.render import print_command, print_json, print_line, show_table
+from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
-    from trtspec.report.readiness.items import ReadinessItem
-
-COLOURS = {"done": "green", "missing": "red", "not needed": "dim"}
+    from trtspec.report.readiness import ReadinessItem
 
 
 def checklist(
@@ -37,33 +38,25 @@ def checklist(
 
     Example: trtspec checklist build/quickstart --results profile.json
     """
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import GateNotMet
     from trtspec.report.monitoring.prometheus import Prometheus
-    from trtspec.report.readiness.facts import gather
-    from trtspec.report.readiness.items import check, checklist_document, missing_rows
+    from trtspec.report.readiness import check, gather, missing_items, readiness_document
 
     facts = gather(artifact, with_ or (), Prometheus(prometheus) if prometheus else None)
-    rows = check(facts)
+    items = check(facts)
     if json:
-        print_json(checklist_document(facts, rows))
+        print_json(readiness_document(facts, items))
     else:
-        show(rows, str(artifact))
-    raise typer.Exit(GateNotMet.exit_code if strict and missing_rows(rows) else 0)
+        show(items, missing_items(items), str(artifact))
+    raise typer.Exit(GateNotMet.exit_code if strict and missing_items(items) else 0)
 
 
-def show(rows: Sequence[ReadinessItem], artifact: str) -> None:
-    """Show the rows, the commands for the missing items, and their number."""
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import print_command, print_line, show_table
-    from trtspec.report.readiness.items import missing_rows
-
-    show_table("", ("", "state", "evidence"), [(row.name, row.state, row.evidence) for row in rows])
-    open_ = missing_rows(rows)
-    for row in open_:
-        print_command(row.name, row.command)
-    verdict = f"{pluralize(len(open_), 'item')} missing" if open_ else "nothing is missing"
-    print_line(f"{artifact}: {verdict}", "red" if open_ else "green")
+def show(items: Mapping[str, ReadinessItem], missing: Mapping[str, ReadinessItem], artifact: str) -> None:
+    """Show the items, the commands for the missing ones, and their number."""
+    show_table("", ("", "state", "evidence"), [(name, item.state, item.evidence) for name, item in items.items()])
+    for name, item in missing.items():
+        print_command(name, item.command)
+    verdict = f"{pluralize(len(missing), 'item')} missing" if missing else "nothing is missing"
+    print_line(f"{artifact}: {verdict}", "red" if missing else "green")
 
 
 panel = "Decide"

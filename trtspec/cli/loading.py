@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtspec.cli.load_options import LoadOptions
 from trtspec.cli.options import parse_seconds
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json, print_line
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ def bench_load(
     from trtspec.bench.documents import save_document
     from trtspec.bench.verdict import artifact_facts, derive_verdict, evidence, load_facts
     from trtspec.cli.load_results import load_gate, show_gate, show_load
-    from trtspec.cli.render import note, print_json, print_line
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
     verdict = derive_verdict(evidence(artifact_facts(root), load_facts(document["points"])))
@@ -56,7 +57,6 @@ def load_document(
     """Measure, and return the document and the served artifact, if known; TrtspecError for incompatible options."""
     from trtspec.bench.load.sample import parse_slo
     from trtspec.bench.sources import overlap
-    from trtspec.cli.render import note
 
     served, deployed = resolve_server(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
@@ -76,7 +76,6 @@ def load_document(
 def _measured(plan: LoadPlan, asked: LoadOptions, slo: Any) -> dict[str, Any]:
     from trtspec.bench.load.document import build_document
     from trtspec.bench.load.sweep import measure, samples_file
-    from trtspec.cli.progress import counter
 
     with samples_file(asked.samples_out) as samples, counter() as on_progress:
         swept = measure(plan, samples, on_progress)

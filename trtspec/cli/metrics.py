@@ -11,6 +11,8 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import AnyName, Json
+from trtspec.cli.render import print_json
+from trtspec.core.errors import TrtspecError
 
 RUNNING = ("starting", "live")
 
@@ -43,9 +45,6 @@ def metrics(
 
     Example: trtspec metrics rules > trtspec-rules.yaml
     """
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import TrtspecError
-
     if what not in [each.value for each in MetricsDocument]:
         show_metrics(what, name, json)
         return
@@ -63,8 +62,6 @@ def metrics(
 
 def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     """Print the current metrics of a deployment and of its OpenAI gateway."""
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import TrtspecError
     from trtspec.core.prometheus_text import parse_metrics
     from trtspec.deployment.journal import DeploymentJournal, deployment_names
     from trtspec.report.monitoring.prometheus import fetch
@@ -105,7 +102,6 @@ def _document(what: MetricsDocument, name: str | None) -> dict[str, Any]:
 
 def _endpoints(name: str | None) -> dict[str, str]:
     """Return the metrics addresses by deployment name, for one deployment or for all that are running."""
-    from trtspec.core.errors import TrtspecError
     from trtspec.deployment.base import deployments
     from trtspec.deployment.journal import DeploymentJournal
 

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtspec.cli.options import Json, Recipe
+from trtspec.cli.render import FORMAT_VERSION, print_json, print_line, show_table
+from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import PACKAGE, is_below, recipes_dir
 
 if TYPE_CHECKING:
     from trtspec.backends.base import Migration
@@ -34,11 +38,7 @@ def migrate(
 
     Example: trtspec migrate recipes/quickstart.yaml --to 1.3 -o /tmp/quickstart-1.3.yaml
     """
-    from dataclasses import asdict
 
-    from trtspec.cli.render import FORMAT_VERSION, print_json, print_line, show_table
-    from trtspec.core.errors import TrtspecError
-    from trtspec.core.paths import PACKAGE, is_below
     from trtspec.planning.migration import migrate as migrated
     from trtspec.recipe.load import load_recipe
 
@@ -79,8 +79,6 @@ def migrate(
 
 def default_output(loaded: LoadedRecipe, to: str) -> Path:
     """Return the default file: next to the old recipe, or in the current directory for a shipped recipe or stdin."""
-    from trtspec.core.paths import is_below, recipes_dir
-
     if loaded.path.is_file() and not is_below(loaded.path, recipes_dir()):
         return loaded.path.with_name(f"{loaded.path.stem}-{to}.yaml")
     return Path(f"{loaded.recipe.name}-{to}.yaml")
@@ -104,8 +102,6 @@ def _relative(path: str, directory: Path) -> str:
 
 
 def _write(out: Path, text: str) -> None:
-    from trtspec.core.errors import TrtspecError
-
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

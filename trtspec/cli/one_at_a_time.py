@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trtspec.cli.render import print_command, print_line, show_table
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_command, print_json, print_line, show_table
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def bench_one_at_a_time(
     """Measure, show and save the results; with `gates`, exit with the code of the verification."""
     from trtspec.bench.documents import save_document
     from trtspec.bench.verdict import artifact_facts, comparison_facts, derive_verdict, evidence
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json, print_line
 
     url, status = _find(what)
     other = _find(baseline)[0] if baseline else None
@@ -119,7 +118,6 @@ def _judge(
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.gates import check_gate_names
     from trtspec.bench.run_gates import GateWorkload, bench_gates
-    from trtspec.cli.render import note
     from trtspec.serving.triton.client import Client
 
     if url and not document:
@@ -160,7 +158,6 @@ def _gate_results(found: VerificationReport) -> dict[str, Any]:
 
 
 def _end(found: VerificationReport, what: str, *, quietly: bool) -> None:
-    from trtspec.cli.render import print_line
     from trtspec.cli.verify import show_checks
 
     if not quietly:

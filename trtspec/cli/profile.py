@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +14,8 @@ from trtspec.cli import completing
 from trtspec.cli import load_options as load
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Baseline, Json, Prompts, Recipe, Set
-from trtspec.cli.render import note, show_chart, show_table
+from trtspec.cli.progress import build_bars, counter
+from trtspec.cli.render import note, print_json, print_line, show_chart, show_table
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -32,7 +35,6 @@ Write = Annotated[bool, typer.Option("--write", help="Write the recommendation i
 def show_verdict(found: Recommendation) -> None:
     """Print the verdict on the recommended speculation."""
     from trtspec.bench.verdict import derive_verdict
-    from trtspec.cli.render import print_line
 
     verdict = derive_verdict(found.proposal)
     print_line(verdict.text, verdict.style)
@@ -40,11 +42,8 @@ def show_verdict(found: Recommendation) -> None:
 
 def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
     """Print the reason and the recipe section; `switches_off` is the recipe's current method or ""."""
-    import sys
 
     import yaml
-
-    from trtspec.cli.render import print_line
 
     print_line(found.why)
     if found.candidate is None and switches_off:
@@ -54,7 +53,6 @@ def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
 
 def write_recommendation(recipe: Path, found: Recommendation, was: str = "") -> None:
     """Write the recommended section into the recipe; `was` is the recipe's previous method or ""."""
-    from trtspec.cli.render import note
     from trtspec.recipe.yaml_edit import write_section
 
     written = write_section(recipe, "speculation", found.speculation)
@@ -103,8 +101,6 @@ def show(found: Profile) -> None:
 
 def _show_chart(found: Profile) -> None:
     """Plot the speed-up of each candidate by load, if there are several loads."""
-    from string import ascii_lowercase
-
     candidates = dict(zip(ascii_lowercase, found.measured, strict=False))
     batches = found.measured[0].batches if found.measured else ()
     if len(batches) > 1:
@@ -184,8 +180,6 @@ def profile(
     """
     from trtspec.bench.profile.document import save_profile
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
-    from trtspec.cli.progress import build_bars, counter
-    from trtspec.cli.render import print_json
     from trtspec.recipe.yaml_edit import check_editable
 
     servers = _servers(server, baseline, api, model, key_env)

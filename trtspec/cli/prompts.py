@@ -11,6 +11,8 @@ import typer
 
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.core.errors import TrtspecError
 
 
 def prompts(
@@ -31,8 +33,6 @@ def prompts(
 
     Example: trtspec prompts kinds --tokenizer recipes/models/quickstart-target
     """
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import TrtspecError
     from trtspec.engine.prompts.load import list_shipped, read_prompts, summarize
 
     if (file is None) is not shipped:
@@ -46,8 +46,6 @@ def prompts(
 
 
 def _show_sets(sets: list[dict[str, Any]]) -> None:
-    from trtspec.cli.render import show_table
-
     rows = [(each["name"], str(each["prompts"]), _spread(each["characters"]), ", ".join(_kinds(each))) for each in sets]
     show_table("", ("name", "prompts", "characters", "kinds"), rows, (1, 2))
 
@@ -57,8 +55,6 @@ def _kinds(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _show(summary: Mapping[str, Any]) -> None:
-    from trtspec.cli.render import print_line, show_table
-
     parts = [*summary["kinds"], {**summary, "kind": "all"}] if len(summary["kinds"]) > 1 else summary["kinds"]
     columns, right = ["kind", "prompts", "characters", "tokens"], (1, 2, 3)
     shown = 4 if summary["tokens"] else 3

@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.progress import build_bars, counter
+from trtspec.cli.render import note, print_json, print_line, show_diagnostics
+from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import cache_dir
 
 if TYPE_CHECKING:
     from trtspec.bench.layer_search import PrunedDraft
@@ -22,12 +29,8 @@ if TYPE_CHECKING:
 @contextmanager
 def build_target_only(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Path]]:
     """Build a recipe's target without its draft; the artifact is removed when the block ends."""
-    from dataclasses import replace
     from tempfile import TemporaryDirectory
 
-    from trtspec.cli.progress import build_bars
-    from trtspec.cli.render import show_diagnostics
-    from trtspec.core.paths import cache_dir
     from trtspec.planning.pipeline import open_store, plan_build, prepare_sources, run_build
     from trtspec.recipe.load import load_recipe
     from trtspec.recipe.schema import Speculation
@@ -49,8 +52,6 @@ def build_target_only(recipe: Path, overrides: list[str]) -> Iterator[tuple[Buil
 def write_pruned(build: Build, skip: Skip, out: Path) -> None:
     """Write the target of a build without the skipped layers as a checkpoint, and show its size."""
     from trtspec.bench.skip_search import draft_cost
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note
     from trtspec.methods.layer_pruning import Skip, prune_checkpoint
 
     model = build.context.target
@@ -102,9 +103,6 @@ def prune(
     from trtspec.bench.layer_search import search_layers
     from trtspec.bench.skip_search import SearchBudget
     from trtspec.checkpoints.writer import check_new
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import TrtspecError
 
     check_new(out)  # fail before minutes of search
     if vocab and layers:
@@ -129,11 +127,6 @@ def prune(
 
 
 def _show(found: PrunedDraft, out: Path) -> None:
-    import sys
-
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import note
-
     length = found.acceptance.token_weighted
     texts = pluralize(len(found.acceptance.texts), "text")
     note(
@@ -149,8 +142,6 @@ def _show(found: PrunedDraft, out: Path) -> None:
 def _reduce(
     recipe: Path, overrides: list[str], prompts: Path | None, vocab: int, max_tokens: int, seed: int, out: Path
 ) -> PruningResult:
-    from trtspec.cli.progress import build_bars
-    from trtspec.core.errors import TrtspecError
     from trtspec.recipe.load import load_recipe
     from trtspec.training.plan import TrainRequest
     from trtspec.training.prune_vocabulary import prune_vocabulary
@@ -166,9 +157,6 @@ def _reduce(
 
 
 def _show_reduced(found: PruningResult, *, as_json: bool) -> None:
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import note, print_json, print_line
-
     if as_json:
         print_json(found.as_dict())
         return

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +12,9 @@ from typing import Annotated
 import typer
 
 from trtspec.cli.options import Artifact, Json
+from trtspec.cli.render import note, print_json
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import replace_file
 
 
 class ReportFormat(str, Enum):
@@ -42,11 +47,7 @@ def report(
 
     Example: trtspec report build/quickstart -o report.html
     """
-    import sys
-    from dataclasses import asdict
 
-    from trtspec.cli.render import note, print_json
-    from trtspec.core.errors import TrtspecError
     from trtspec.report.ci_formats import render_annotations, render_junit, render_markdown
     from trtspec.report.documents import gather
     from trtspec.report.page import render_page
@@ -87,9 +88,6 @@ def report(
 
 
 def _write(out: Path, text: str) -> None:
-    from trtspec.core.errors import TrtspecError
-    from trtspec.core.files import replace_file
-
     try:
         replace_file(out, text.encode())
     except OSError as error:

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.progress import counter
+from trtspec.cli.prune import build_target_only, write_pruned
+from trtspec.cli.render import note, print_json, show_table
 
 if TYPE_CHECKING:
     from trtspec.bench.layer_search import SkipSearchResult
@@ -38,8 +43,6 @@ def swift(
     Example: trtspec swift recipes/quickstart.yaml
     """
     from trtspec.bench.skip_search import SearchBudget
-    from trtspec.cli.prune import write_pruned
-    from trtspec.cli.render import print_json
 
     limits = SearchBudget(max_skip, iterations, 60 * minutes, layers)
     build, found = _search(recipe, set_ or [], samples, max_tokens, limits, seed)
@@ -56,8 +59,6 @@ def _search(
 ) -> tuple[Build, SkipSearchResult]:
     """Build the recipe's target without its draft, and search it."""
     from trtspec.bench.layer_search import search_artifact
-    from trtspec.cli.progress import counter
-    from trtspec.cli.prune import build_target_only
 
     with build_target_only(recipe, overrides) as (build, root), counter() as on_progress:
         found = search_artifact(
@@ -67,11 +68,6 @@ def _search(
 
 
 def _show(found: SkipSearchResult) -> None:
-    import sys
-
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import note, show_table
-
     rows = [
         (
             ", ".join(

@@ -10,6 +10,9 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.progress import build_bars
+from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.core.errors import GateNotMet, TrtspecError
 from trtspec.training.settings import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
@@ -79,9 +82,6 @@ def train(
     Example: trtspec train recipes/quickstart.yaml --prompts kinds --max-minutes 10
     """
     from trtspec.bench.documents import save_target_document
-    from trtspec.cli.progress import build_bars
-    from trtspec.cli.render import note, print_json
-    from trtspec.core.errors import GateNotMet, TrtspecError
     from trtspec.recipe.yaml_edit import check_editable, write_section
     from trtspec.training.external.job import write_job
     from trtspec.training.external.take import import_result
@@ -120,8 +120,6 @@ def train(
 
 def show_job(out: Path, record: JobRecord, json: bool) -> None:
     """Print the job written for an external trainer."""
-    from trtspec.cli.render import note, print_json, print_line
-
     if json:
         print_json({**record.model_dump(mode="json"), "out": str(out)})
         return
@@ -135,8 +133,6 @@ def show_job(out: Path, record: JobRecord, json: bool) -> None:
 
 def show(found: TrainResult) -> None:
     """Print the acceptance before and after on held-out prompts, in total and by kind, and the decision."""
-    from trtspec.cli.render import print_line, show_table
-
     verdict = found.verdict
     rows = [
         (

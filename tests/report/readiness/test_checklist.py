@@ -19,11 +19,9 @@ from trtspec.bench.verification_report import VerificationCheck, make_report, sa
 from trtspec.core.processes import start_time
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.report import readiness
 from trtspec.report.monitoring.configuration import rules
-from trtspec.report.readiness import items
-from trtspec.report.readiness import items as built
-from trtspec.report.readiness.facts import ReadinessInputs, gather
-from trtspec.report.readiness.items import DONE, MISSING, NOT_NEEDED, ROWS, ReadinessItem
+from trtspec.report.readiness import DONE, ITEMS, MISSING, NOT_NEEDED, ReadinessInputs, ReadinessItem, gather
 from trtspec.store.artifact import load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import MANIFEST
 
@@ -240,7 +238,7 @@ LOOSER = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "named"), LOOSER)
 def test_what_is_looser_than_its_default_is_named(facts: ReadinessInputs, settings: dict[str, Any], named: str) -> None:
-    row = built.defaults(changed(facts, **settings))
+    row = readiness.defaults(changed(facts, **settings))
     assert row.state == MISSING
     assert row.evidence.startswith(named)
     assert ", " not in row.evidence.replace(", by default", "")
@@ -248,26 +246,26 @@ def test_what_is_looser_than_its_default_is_named(facts: ReadinessInputs, settin
 
 def test_what_is_stricter_than_its_default_is_done(facts: ReadinessInputs) -> None:
     stricter = {"gates__quantized_parity": 0.99, "serving__rollout__min_requests": 100, "serving__max_queue_size": 1}
-    assert built.defaults(changed(facts, **stricter)).state == DONE
+    assert readiness.defaults(changed(facts, **stricter)).state == DONE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "settings", "state"),
     [
-        (built.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 1.1}, DONE),
-        (built.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 0.0}, MISSING),
-        (built.limits, {"speculation__method": "none"}, NOT_NEEDED),
-        (built.gates, {"speculation__method": "none"}, NOT_NEEDED),
-        (items.load, {"speculation__method": "none"}, NOT_NEEDED),
-        (items.profile, {"speculation__method": "none"}, NOT_NEEDED),
-        (items.tune, {"speculation__method": "none"}, NOT_NEEDED),
-        (built.parity, {"target__quantization__weights": "fp8"}, MISSING),
-        (built.warmup, {"serving__warmup": True}, DONE),
-        (built.warmup, {"serving__warmup": False}, MISSING),
-        (built.rollout, {"serving__openai": False}, MISSING),
-        (built.rollout, {"serving__rollout__canary": [100]}, MISSING),
-        (built.rollout, {"serving__rollout__canary": [1, 50]}, DONE),
+        (readiness.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 1.1}, DONE),
+        (readiness.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 0.0}, MISSING),
+        (readiness.limits, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.gates, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.load, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.profile, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.tune, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.parity, {"target__quantization__weights": "fp8"}, MISSING),
+        (readiness.warmup, {"serving__warmup": True}, DONE),
+        (readiness.warmup, {"serving__warmup": False}, MISSING),
+        (readiness.rollout, {"serving__openai": False}, MISSING),
+        (readiness.rollout, {"serving__rollout__canary": [100]}, MISSING),
+        (readiness.rollout, {"serving__rollout__canary": [1, 50]}, DONE),
     ],
 )
 def test_rows_that_the_recipe_decides(
@@ -280,7 +278,7 @@ def test_rows_that_the_recipe_decides(
 def test_a_quantized_target_that_was_compared(facts: ReadinessInputs, artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     compared = changed(gather(artifact, (), None), target__quantization__weights="fp8")
-    assert built.parity(compared).state == DONE
+    assert readiness.parity(compared).state == DONE
 
 
 @pytest.mark.slow
@@ -328,7 +326,7 @@ def test_the_page_has_the_rows() -> None:
         name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].strip().split(", ")
     ]
     assert [name for name in named if name in NAMES] == [*NAMES]
-    assert len(ROWS) == len(NAMES)
+    assert tuple(ITEMS) == NAMES
 
 
 def test_there_is_no_artifact(workplace: Path, trtspec: Run) -> None:
