@@ -27,9 +27,9 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "advise baseline bench build cache check checklist compare convert-draft deploy doctor generate history init "
-        "inspect logs metrics migrate plan plugins profile promote prompts prune ps recipes report rm rollback "
-        "schema status stop swift train tune verify version"
+        "advise baseline bench build cache check compare convert-draft datasets deploy doctor generate history "
+        "init inspect logs metrics migrate plan plugins profile promote prune-layers prune-vocab ps readiness "
+        "recipes report rm rollback schema search-skips status stop train tune verify version"
     )
 
 
@@ -130,7 +130,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
                 *("runs", "new_tokens", "tokens_per_s", "median_tokens_per_s", "request_s", "ms_per_token", "samples"),
             },
         ),
-        "checklist": ((artifact,), {"name", "artifact", "manifest", "missing", "rows"}),
+        "readiness": ((artifact,), {"name", "artifact", "manifest", "missing", "rows"}),
         "inspect": (
             (artifact,),
             {
@@ -147,7 +147,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
                 "end_ids",
             },
         ),
-        "swift": (
+        "search-skips": (
             (recipe, "--num-prompts", 2, "--max-tokens", 2, "--iterations", 2),
             {"name", "candidates", "places", "tried", "seconds", "speculation", "export"},
         ),
@@ -169,7 +169,7 @@ def test_json_is_one_document_on_stdout(artifact: Path, trtspec: Run) -> None:
         done = trtspec(command, *arguments, "--json")
         assert done.code == 0, (command, done.err)
         assert set(done.document) == keys | {"format_version"}, command
-        shown_anyway = "" if command in ("build", "swift") else done.err  # these two show progress
+        shown_anyway = "" if command in ("build", "search-skips") else done.err  # these two show progress
         assert shown_anyway == "", command
         assert "\x1b" not in done.err
 

@@ -161,14 +161,14 @@ def test_reports_of_a_stranger_end_no_command(
     reports.mkdir()
     make(reports / "verify.json", victim)
     for arguments in (
-        ("checklist", artifact),
+        ("readiness", artifact),
         ("report", artifact, "--format", "junit"),
         ("compare", artifact, artifact),
     ):
         ended = trtspec(*arguments)
         assert (ended.code, "Traceback" in ended.err) == (0, False), arguments
     for document in ("--results", reports / "verify.json"), ("--results", workplace):
-        assert trtspec("checklist", artifact, *document).code == 1
+        assert trtspec("readiness", artifact, *document).code == 1
         assert trtspec("report", artifact, *document).code == 1
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     assert victim.read_text() == "theirs"

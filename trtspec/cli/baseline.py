@@ -36,7 +36,7 @@ def baseline(
     """Measure the target without speculation.
 
     Requests are sent one at a time. The result records the digests of the target and of the prompts, the machine and
-    the versions; `trtspec checklist` reads it.
+    the versions; `trtspec readiness` reads it.
 
     Example: trtspec baseline build/quickstart -o baseline.json
     """

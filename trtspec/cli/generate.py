@@ -27,7 +27,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Prompt text.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File of prompts, or a set listed by `trtspec prompts --list`."),
+        typer.Option(metavar="FILE", help="File of prompts, or a set listed by `trtspec datasets --list`."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,

@@ -89,7 +89,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Prompt file, or a set listed by `trtspec prompts --list` (default: the artifact's).",
+        help="Prompt file, or a set listed by `trtspec datasets --list` (default: the artifact's).",
     ),
 ]
 SkipGate = Annotated[

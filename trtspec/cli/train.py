@@ -25,7 +25,7 @@ FILE = "FILE"
 def train(
     recipe: Recipe,
     prompts: Annotated[
-        Path, typer.Option(metavar=FILE, help="Training prompts: a file, or a set listed by `trtspec prompts --list`.")
+        Path, typer.Option(metavar=FILE, help="Training prompts: a file, or a set listed by `trtspec datasets --list`.")
     ],
     set_: Set = None,
     keep: Annotated[

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Production readiness of an artifact: items with their state, evidence and command; docs/checklist.md documents them.
+"""Production readiness of an artifact: items with their state, evidence and command; docs/readiness.md documents them.
 
 The inputs are the manifest, the verification, saved documents, deployments and Prometheus.
 """
@@ -49,7 +49,7 @@ SERIES = "count(trtspec_requests_total)"
 
 @dataclass(frozen=True)
 class ReadinessInputs:
-    """Inputs of the checklist.
+    """Inputs of all items.
 
     `published` is the time at which the artifact was written. `report` is the verification by this user on this
     machine, and `verified` its time. `has_copy` is true if the artifact has a report from elsewhere, which is not
@@ -383,7 +383,7 @@ def missing_items(items: Mapping[str, ReadinessItem]) -> dict[str, ReadinessItem
 
 
 def readiness_document(facts: ReadinessInputs, items: Mapping[str, ReadinessItem]) -> dict[str, Any]:
-    """Return the document of `checklist --json`."""
+    """Return the document of `readiness --json`."""
     return {
         "format_version": FORMAT_VERSION,
         "name": facts.recipe.name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec checklist`."""
+"""`trtspec readiness`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trtspec.report.readiness import ReadinessItem
 
 
-def checklist(
+def readiness(
     artifact: Artifact,
     with_: Annotated[
         list[Path] | None,
@@ -36,7 +36,7 @@ def checklist(
 
     Shows the commands for missing items. Results of `trtspec baseline` for the artifact are found automatically.
 
-    Example: trtspec checklist build/quickstart --results profile.json
+    Example: trtspec readiness build/quickstart --results profile.json
     """
     from trtspec.report.monitoring.prometheus import Prometheus
     from trtspec.report.readiness import check, gather, missing_items, readiness_document
@@ -60,4 +60,4 @@ def show(items: Mapping[str, ReadinessItem], missing: Mapping[str, ReadinessItem
 
 
 panel = "Decide"
-command = checklist
+command = readiness

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checklist of a real artifact: each row in each state, and matching of documents."""
+"""The readiness of a real artifact: each row in each state, and matching of documents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = (
 
 
 def rows(trtspec: Run, artifact: Path, *arguments: object) -> dict[str, dict[str, Any]]:
-    found = trtspec("checklist", artifact, *arguments, "--json")
+    found = trtspec("readiness", artifact, *arguments, "--json")
     assert found.code == 0, found.err
     return {row["name"]: row for row in found.document["rows"]}
 
@@ -76,11 +76,11 @@ def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
 
 @pytest.mark.slow
 def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Path, trtspec: Run) -> None:
-    shown = trtspec("checklist", artifact)
+    shown = trtspec("readiness", artifact)
     assert shown.code == 0
     assert shown.out.endswith(f"{artifact}: 11 items missing\n")
     assert f"verified: trtspec verify {artifact}\n" in shown.out
-    assert trtspec("checklist", artifact, "--strict").code == 112
+    assert trtspec("readiness", artifact, "--strict").code == 112
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
 def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "x.json"
     path.write_text(text)
-    refused = trtspec("checklist", artifact, "--results", path)
+    refused = trtspec("readiness", artifact, "--results", path)
     assert refused.code == 1
     assert str(path) in refused.err
 
@@ -301,7 +301,7 @@ def test_a_prometheus_says_what_is_watched(artifact: Path, trtspec: Run) -> None
         assert (row["state"], row["evidence"]) == (MISSING, f"{url} lacks {lost}")
     with serving(lambda path: (200, b'{"status": "success", "data": {"result": [], "groups": []}}')) as url:
         assert rows(trtspec, artifact, "--prometheus", url)["metrics"]["state"] == MISSING
-    assert trtspec("checklist", artifact, "--prometheus", url).code == 1
+    assert trtspec("readiness", artifact, "--prometheus", url).code == 1
 
 
 def test_a_way_back(artifact: Path, trtspec: Run) -> None:
@@ -321,7 +321,7 @@ def test_a_way_back(artifact: Path, trtspec: Run) -> None:
 
 
 def test_the_page_has_the_rows() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "checklist.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "readiness.md").read_text(encoding="utf-8")
     named = [
         name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].strip().split(", ")
     ]
@@ -330,7 +330,7 @@ def test_the_page_has_the_rows() -> None:
 
 
 def test_there_is_no_artifact(workplace: Path, trtspec: Run) -> None:
-    refused = trtspec("checklist", "nosuch")
+    refused = trtspec("readiness", "nosuch")
     assert (refused.code, refused.out) == (1, "")
     assert "no artifact: the directory does not exist" in refused.err
 

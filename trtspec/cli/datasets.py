@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec prompts`."""
+"""`trtspec datasets`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.cli.render import print_json, print_line, show_table
 from trtspec.core.errors import TrtspecError
 
 
-def prompts(
+def datasets(
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="Prompt file, or the name of a shipped set."),
@@ -31,12 +31,12 @@ def prompts(
 
     Shows the format, and the number and lengths of the prompts by kind.
 
-    Example: trtspec prompts kinds --tokenizer recipes/models/quickstart-target
+    Example: trtspec datasets kinds --tokenizer recipes/models/quickstart-target
     """
     from trtspec.engine.prompts.load import list_shipped, read_prompts, summarize
 
     if (file is None) is not shipped:
-        raise TrtspecError("prompts requires either FILE or --list")
+        raise TrtspecError("datasets requires either FILE or --list")
     if file is None:
         sets = list_shipped()
         print_json({"format_version": 1, "sets": sets}) if json else _show_sets(sets)
@@ -83,4 +83,4 @@ def _spread(lengths: Mapping[str, int] | None) -> str:
 
 
 panel = "Measure"
-command = prompts
+command = datasets
