@@ -13,7 +13,7 @@ from trtspec.report.plots import style
 from trtspec.report.plots.bars import grouped
 from trtspec.report.plots.frame import WIDTH, Series
 from trtspec.report.plots.lines import against_load
-from trtspec.report.schemas import ProfileDocument
+from trtspec.planning.documents import ProfileDocument
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"

@@ -22,8 +22,8 @@ from trtspec.bench.verdict import (
     verification_facts,
 )
 from trtspec.bench.verification_report import VerificationCheck
+from trtspec.planning.documents import BatchSpeedup, ProfiledCandidate
 from trtspec.report.documents import ELSEWHERE, ReportInputs
-from trtspec.report.schemas import BatchSpeedup, ProfiledCandidate
 
 
 def verdict(facts: ReportInputs) -> SpeculationVerdict:
