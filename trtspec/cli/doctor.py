@@ -22,7 +22,6 @@ def doctor(json: Json = False) -> None:
 
     Example: trtspec doctor
     """
-
     from trtspec.planning.doctor import probe_machine
 
     findings = probe_machine()

@@ -41,9 +41,9 @@ def init(
 
     Example: trtspec init recipes/models/quickstart-target recipes/models/quickstart-draft -o /tmp/mine.yaml --force
     """
-    from trtspec.planning.init.write import InitRequest, make_recipe
+    from trtspec.planning.init.write import make_recipe
 
-    made = make_recipe(InitRequest(target, draft, name, gpu, method, backend), out, force=force)
+    made = make_recipe(target, draft, out=out, name=name, gpu=gpu, method=method, backend=backend, force=force)
     if json:
         print_json(describe(made))
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.cli.load_options import LoadOptions
-from trtspec.cli.options import parse_seconds
+from trtspec.cli.options import is_artifact, parse_seconds
 from trtspec.cli.progress import counter
 from trtspec.cli.render import note, print_json, print_line
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
@@ -55,7 +55,9 @@ def load_document(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
     """Measure, and return the document and the served artifact, if known; TrtspecError for incompatible options."""
+    from trtspec.bench.load.document import build_document
     from trtspec.bench.load.sample import parse_slo
+    from trtspec.bench.load.sweep import measure, samples_file
     from trtspec.bench.sources import overlap
 
     served, deployed = resolve_server(what, asked.api, asked.model or "", asked.key_env)
@@ -65,21 +67,16 @@ def load_document(
     plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
     if plan.workload.source == "random":
         note("random prompts generate realistic load, but their acceptance is not representative", "yellow")
-    document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
+    with samples_file(asked.samples_out) as samples, counter() as on_progress:
+        swept = measure(plan, samples, on_progress)
+    document = build_document(swept, plan.workload, slo, plan.driver)
+    identity = {key: deployed.get(key, "") for key in ("name", "backend", "method", "manifest")}
+    document["deployment"] = identity if deployed else None  # none for a plain URL
     if root and plan.workload.source != "random" and (shared := overlap(root, (p.text for p in plan.workload.prompts))):
         document["warnings"].append(shared.warning)
     if "baseline" not in document["arms"]:
         note(NO_BASELINE, "yellow")
     return document, root
-
-
-def _measured(plan: LoadPlan, asked: LoadOptions, slo: Any) -> dict[str, Any]:
-    from trtspec.bench.load.document import build_document
-    from trtspec.bench.load.sweep import measure, samples_file
-
-    with samples_file(asked.samples_out) as samples, counter() as on_progress:
-        swept = measure(plan, samples, on_progress)
-    return build_document(swept, plan.workload, slo, plan.driver)
 
 
 def _plan(
@@ -106,18 +103,13 @@ def _tokenizer(asked: LoadOptions, root: Path | None) -> Path | None:
     return asked.tokenizer or (root / TOKENIZER if root else None)
 
 
-def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the identity of the measured deployment, or None for a plain URL."""
-    return {key: status.get(key, "") for key in ("name", "backend", "method", "manifest")} if status else None
-
-
 def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
     """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
     from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
     from trtspec.bench.load.sweep import ServerAddress
     from trtspec.deployment.base import resolve_server_address
 
-    if "://" not in what and (Path(what).exists() or "/" in what):
+    if is_artifact(what):
         raise TrtspecError(
             "a load benchmark requires a server, not an artifact", where=what, hint=f"trtspec deploy {what}"
         )

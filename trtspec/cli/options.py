@@ -115,6 +115,11 @@ Baseline = Annotated[
 ]
 
 
+def is_artifact(what: str) -> bool:
+    """Return whether an argument names a directory; otherwise it is a URL or the name of a deployment."""
+    return "://" not in what and (Path(what).exists() or "/" in what)
+
+
 def allow_code(digests: Sequence[str]) -> None:
     """Allow code with these digests in this process and its children; TrtspecError for an invalid digest."""
     from trtspec.backends.code_policy import ALLOW, allowed_digests

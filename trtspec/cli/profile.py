@@ -42,7 +42,6 @@ def show_verdict(found: Recommendation) -> None:
 
 def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
     """Print the reason and the recipe section; `switches_off` is the recipe's current method or ""."""
-
     import yaml
 
     print_line(found.why)

@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from trtspec.cli.options import Artifact, Json
-from trtspec.cli.render import note, print_json
+from trtspec.cli.render import note, print_json, write_output
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import replace_file
 
 
 class ReportFormat(str, Enum):
@@ -47,7 +46,6 @@ def report(
 
     Example: trtspec report build/quickstart -o report.html
     """
-
     from trtspec.report.ci_formats import render_annotations, render_junit, render_markdown
     from trtspec.report.documents import gather
     from trtspec.report.page import render_page
@@ -67,7 +65,7 @@ def report(
     if out is None:
         sys.stdout.write(text)
         return
-    _write(out, text)
+    write_output(out, text, "the report")
     if json:
         titles = [section.title for section in sections(facts)]
         print_json(
@@ -85,13 +83,6 @@ def report(
         if kept := [each.name for each in facts.sources if each.is_kept]:
             note(f"includes results saved on this machine: {', '.join(kept)}")
         note(f"{out}: {len(text.encode()):,} bytes, {verification_summary(facts)}")
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        replace_file(out, text.encode())
-    except OSError as error:
-        raise TrtspecError(f"cannot write the report: {error.strerror}", where=str(out)) from None
 
 
 panel = "Decide"

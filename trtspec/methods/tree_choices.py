@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.core.registry import did_you_mean
 from trtspec.recipe.schema import refuse
-from trtspec.recipe.validate import quote_node
 
 Choice = tuple[int, ...]
 
@@ -29,12 +28,12 @@ def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple
     """
     if isinstance(written, str):
         if written not in known:
-            message = f"unknown tree {quote_node(written)}; known: {', '.join(known)}"
+            message = f"unknown tree {quote_value(written)}; known: {', '.join(known)}"
             raise refuse("bad-value", message, did_you_mean(written, known))
         return known[written]
     if not isinstance(written, list):
         raise refuse(
-            "wrong-type", f"{quote_node(written)} is neither a name nor a list of choices such as [[0], [1], [0, 0]]"
+            "wrong-type", f"{quote_value(written)} is neither a name nor a list of choices such as [[0], [1], [0, 0]]"
         )
     if not 1 <= len(written) <= MOST_NODES:
         raise refuse("out-of-range", f"{len(written)} choices, expected 1 to {MOST_NODES}")
@@ -74,7 +73,7 @@ def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> list[Diagnost
 def _choice(written: Any) -> Choice:
     ranks = isinstance(written, list) and all(type(rank) is int and rank >= 0 for rank in written)
     if not (ranks and written):
-        raise refuse("bad-value", f"{quote_node(written)} is not a choice: expected ranks from 0 on, such as [0, 2]")
+        raise refuse("bad-value", f"{quote_value(written)} is not a choice: expected ranks from 0 on, such as [0, 2]")
     return tuple(written)
 
 
@@ -82,10 +81,10 @@ def _check_tree(choices: tuple[Choice, ...]) -> None:
     seen: set[Choice] = set()
     for choice in sorted(choices, key=len):
         if choice in seen:
-            raise refuse("bad-value", f"{quote_node(list(choice))} is listed twice")
+            raise refuse("bad-value", f"{quote_value(list(choice))} is listed twice")
         if choice[:-1] and choice[:-1] not in seen:
             raise refuse(
-                "bad-value", f"{quote_node(list(choice))} needs {quote_node(list(choice[:-1]))}, which is missing"
+                "bad-value", f"{quote_value(list(choice))} needs {quote_value(list(choice[:-1]))}, which is missing"
             )
         seen.add(choice)
 
