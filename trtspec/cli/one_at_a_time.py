@@ -124,11 +124,13 @@ def _measure(
     from trtspec.bench.bench import measure_engine, measure_server
     from trtspec.store.artifact import load_manifest
 
-    if root and not server:
-        with open_artifact(root) as artifact:
-            return measure_engine(artifact, texts, max_tokens, runs, on_progress)[0]
-    acceptance = load_manifest(root).recipe.speculation.acceptance if root else "unknown"
-    return measure_server(server, texts, max_tokens, runs, on_progress, acceptance, alone)
+    if server:
+        acceptance = load_manifest(root).recipe.speculation.acceptance if root else "unknown"
+        return measure_server(server, texts, max_tokens, runs, on_progress, acceptance, alone)
+    if root is None:
+        raise ValueError("neither a server nor an artifact")
+    with open_artifact(root) as artifact:
+        return measure_engine(artifact, texts, max_tokens, runs, on_progress)[0]
 
 
 def _warn(warning: object) -> None:
