@@ -99,7 +99,7 @@ def test_the_draft_length_is_the_one_that_promises_most() -> None:
 def test_the_command_writes_a_draft_that_a_recipe_takes(recipe: Path, trtspec: Run) -> None:
     prompts = recipe.parent / "mine.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"the rest {n}"}) + "\n" for n in range(4)))
-    arguments = ("prune", recipe, "--prompts", prompts, "--layers", 3, "--max-tokens", 6)
+    arguments = ("prune-layers", recipe, "--prompts", prompts, "--layers", 3, "--max-tokens", 6)
     done = trtspec(*arguments, "--out", "pruned")
     assert done.code == 0, done.err
     assert "3 of 4 layers" in done.err

@@ -2,7 +2,7 @@
 """Store verification results: the checks, the skipped checks with reasons, and the saved record.
 
 `verify` and `bench --gates` write the same record to this user's state directory, keyed by the SHA-256 of the manifest
-and the machine; `deploy` and `checklist` read it. The copy in the artifact, reports/verify.json, is for people and CI.
+and the machine; `deploy` and `readiness` read it. The copy in the artifact, reports/verify.json, is for people and CI.
 It is untrusted, because anyone who handled the artifact could have written it, unless its SHA-256 is given
 (`trusted_report`).
 """
