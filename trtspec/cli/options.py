@@ -40,24 +40,11 @@ Recipes = Annotated[list[Path], _RECIPE_ARGUMENT]
 Artifact = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory written by `trtspec build`.", show_default=False)
 ]
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="Deployment name.",
-        show_default=False,
-        autocompletion=completing.deployments,
-    ),
-]
-AnyName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
-        help="Deployment name.",
-        show_default=False,
-        autocompletion=completing.deployments,
-    ),
-]
+_NAME_ARGUMENT = typer.Argument(
+    metavar="NAME", help="Deployment name.", show_default=False, autocompletion=completing.deployments
+)
+Name = Annotated[str, _NAME_ARGUMENT]
+AnyName = Annotated[str | None, _NAME_ARGUMENT]
 Set = Annotated[
     list[str] | None,
     typer.Option(

@@ -20,7 +20,7 @@ from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.profile.document import Profile, ServerProfile
-    from trtspec.bench.profile.options import ProfileRequest, ProgressUI, ServerSet
+    from trtspec.bench.profile.options import ServerSet
     from trtspec.bench.profile.recommend import Recommendation
 
 
@@ -178,6 +178,7 @@ def profile(
     Example: trtspec profile recipes/quickstart.yaml --num-prompts 8 --methods draft_target,ngram
     """
     from trtspec.bench.profile.document import save_profile
+    from trtspec.bench.profile.engine_profiler import run as profile_in_process
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.recipe.yaml_edit import check_editable
 
@@ -190,7 +191,13 @@ def profile(
         check_editable(recipe)  # fail before minutes of measuring
     limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
     asked = ProfileRequest(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
-    found = _run(asked, servers, ProgressUI(build_bars, counter))
+    screen = ProgressUI(build_bars, counter)
+    if servers:
+        from trtspec.bench.profile.server_profile import run as profile_servers  # needs aiohttp
+
+        found = profile_servers(asked, servers, screen)
+    else:
+        found = profile_in_process(asked, screen)
     document = found.as_dict()
     save_profile(document, "profile")
     if json:
@@ -215,16 +222,6 @@ def _servers(
     alone = resolve_server(baseline, api, "", key_env)[0] if baseline else None
     artifact = Path(deployed["artifact"]) if deployed else None
     return ServerSet(served, alone, artifact, [other for other, _ in others])
-
-
-def _run(asked: ProfileRequest, servers: ServerSet | None, screen: ProgressUI) -> Profile:
-    if servers:
-        from trtspec.bench.profile import server_profile as served
-
-        return served.run(asked, servers, screen)
-    from trtspec.bench.profile import engine_profiler as profile
-
-    return profile.run(asked, screen)
 
 
 def _names(written: str | None) -> list[str] | None:

@@ -33,17 +33,14 @@ def verdict(facts: ReportInputs) -> SpeculationVerdict:
 
 def collect_evidence(facts: ReportInputs) -> Evidence:
     """Return the evidence on the artifact's speculation and on other drafts for its target."""
-    found = [
+    return evidence(
         manifest_facts(facts.manifest, facts.root),
         verification_facts(None if facts.elsewhere else facts.verification),
         _profile_evidence(facts),
-    ]
-    found += [
         _load_evidence(facts),
         _bench_evidence(facts),
         {"rivals": _rivals(facts), "foreign": mismatched_documents(facts)},
-    ]
-    return evidence(*found)
+    )
 
 
 def verification_summary(facts: ReportInputs) -> str:
@@ -103,9 +100,7 @@ def _load_evidence(facts: ReportInputs) -> dict[str, Any]:
     if not (found := facts.counted("load")):
         return {}
     points = [each.model_dump() for each in found.points]
-    return (load_facts(points) if any(each["speedup"] for each in points) else {}) | (
-        {"is_expected": False} if any(each["speedup"] for each in points) else {}
-    )
+    return load_facts(points) | {"is_expected": False} if any(each["speedup"] for each in points) else {}
 
 
 def _bench_evidence(facts: ReportInputs) -> dict[str, Any]:
