@@ -27,7 +27,7 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "advise baseline bench build cache check compare convert-draft datasets deploy doctor generate history "
+        "advise baseline bench build cache check ci compare convert-draft datasets deploy doctor generate history "
         "init inspect logs metrics migrate plan plugins profile promote prune-layers prune-vocab ps readiness "
         "recipes report rm rollback schema search-skips status stop train tune verify version"
     )
