@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.core import paths
 from trtspec.core.paths import recipes_dir
 
 
