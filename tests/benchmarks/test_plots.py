@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.plots import DOCS, PLOTS, ROOT
+from benchmarks.plots import DOCS, PLOTS
 
 
 @pytest.mark.parametrize("name", PLOTS)
