@@ -34,8 +34,8 @@ def ci(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file (default: stdout).")] = None,
     python: Annotated[str, typer.Option(help="Python version of the jobs.")] = "3.12",
     install: Annotated[
-        str, typer.Option(metavar="PACKAGES", help="Argument of pip install.")
-    ] = "trtspec[embedded,triton]",
+        str, typer.Option(metavar="PACKAGES", help="Argument of pip install (default: trtspec with its extras).")
+    ] = "",
     cpu_runner: Annotated[
         str, typer.Option(metavar="LABEL", help="Runner of jobs without a GPU (default: the system's).")
     ] = "",

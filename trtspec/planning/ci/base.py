@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from trtspec.backends.base import AUTO, find_backend
+from trtspec.backends.base import AUTO, find_backend, in_process_backend
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import find_extension
 from trtspec.recipe.load import load_matrix
@@ -30,7 +30,7 @@ class PipelineOptions:
 
     Attributes:
         python: the Python version of all jobs.
-        install: the arguments of `pip install`.
+        install: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
         cpu_runner, gpu_runner: label of the runners, "" for the system's default; the second is for backends whose
             engine needs a GPU.
         branch: the branch whose pushes start the pipeline.
@@ -39,7 +39,7 @@ class PipelineOptions:
     """
 
     python: str = "3.12"
-    install: str = "trtspec[embedded,triton]"
+    install: str = ""
     cpu_runner: str = ""
     gpu_runner: str = "gpu"
     branch: str = "main"
@@ -105,7 +105,8 @@ class Pipeline:
 
     def install(self) -> str:
         """Return the command that installs trtspec."""
-        return shlex.join(["python", "-m", "pip", "install", *shlex.split(self.options.install)])
+        packages = self.options.install or f"trtspec[{in_process_backend()[0]},triton]"
+        return shlex.join(["python", "-m", "pip", "install", *shlex.split(packages)])
 
     def checks(self) -> list[str]:
         """Return the commands that check all recipes."""
