@@ -226,7 +226,7 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
     def total(texts: list[TrainingText]) -> float:
         batch = TrainingBatch.of(texts, CPU)
         loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"])
-        return loss.item() * len(batch.places)
+        return loss.item() * len(batch.positions)
 
     assert total([short, long]) == pytest.approx(total([short]) + total([long]), rel=1e-5)
 
@@ -245,7 +245,7 @@ def test_lessons_that_are_kept_are_those_that_are_not(
         logits, features = kept.of(batch)
         wanted, others = anew.of(batch)
         torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
-        for row, text in enumerate(batch.texts if features is not None else ()):
+        for row, text in enumerate(batch.texts):
             own = slice(len(text.tokens))
             torch.testing.assert_close(features[row, own], others[row, own], atol=1e-5, rtol=1e-5)
-    assert (len(kept._kept), len(anew._kept)) == (9, 0)
+    assert (len(kept._cached), len(anew._cached)) == (9, 0)

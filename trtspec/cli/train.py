@@ -83,8 +83,7 @@ def train(
     from trtspec.cli.render import note, print_json
     from trtspec.core.errors import GateNotMet, TrtspecError
     from trtspec.recipe.yaml_edit import check_editable, write_section
-    from trtspec.training.external.job import write_job
-    from trtspec.training.external.take import import_result
+    from trtspec.training.external.job import import_result, write_job
     from trtspec.training.plan import TrainRequest, section_with
     from trtspec.training.run import run
 

@@ -54,16 +54,13 @@ class MakeDraft(Step):
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Create the draft; TrtspecError for sizes that do not fit the target."""
         from trtspec.training.tensors import make_part
-        from trtspec.training.trainable import (  # imports torch, which planning does not need
-            DraftInitializer,
-            find_initializer,
-        )
+        from trtspec.training.trainable import DraftInitializer, find_trainable  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
         with self.target.unchanged():
             model = load_model(self.target.root, "auto")
             origin = DraftInitializer(model, texts, self.draft_len, self.sizes, self.seed)
-            blank = find_initializer(self.method, self.sizes).make(origin)
+            blank = find_trainable(self.method).make(origin)
         write_config(out, blank.config)
         dtype = STORED[model.config.dtype]
         write_tensors(out / blank.file, [make_part(name, each, dtype) for name, each in blank.tensors.items()])
@@ -159,10 +156,7 @@ class TrainDraft(Step):
         """Train; TrtspecError for a draft that cannot be trained, and for unsuitable responses."""
         from trtspec.training.teacher import TargetOutputs, Teacher
         from trtspec.training.tensors import write_checkpoint
-        from trtspec.training.trainable import (  # imports torch, which planning does not need
-            DraftSource,
-            find_trainable,
-        )
+        from trtspec.training.trainable import DraftSource, find_trainable  # imports torch
         from trtspec.training.trainer import Trainer
 
         answered = read_texts(inputs[self.texts] / TEXTS)

@@ -7,13 +7,16 @@ split -> generate responses -> measure before, prune -> convert the result -> me
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import new_directory, write_config, write_tensors
 from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.methods.base import VocabularyNames, methods
 from trtspec.planning.prediction.predict import step_cost
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
@@ -33,7 +36,7 @@ from trtspec.training.plan import (
 )
 from trtspec.training.texts import HELD_OUT, TEXTS, read_texts
 
-METHODS = ("dflash", "dspark", "eagle3", "p_eagle")
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,12 @@ class ReduceDraft(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the net; CheckpointError if it does not draft more tokens than `count`."""
-        from trtspec.training.vocabulary import (
-            ReducedNet,  # imports torch, which planning does not need
-            most_frequent,
-        )
+        from trtspec.training.vocabulary import ReducedNet, most_frequent  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side != HELD_OUT]
         with self.source.unchanged(), self.target.unchanged():
-            net = ReducedNet(self.source.root, self.method, load_model(self.target.root, "auto"))
+            find_names = _able_methods()[self.method]
+            net = ReducedNet(self.source.root, load_model(self.target.root, "auto"), find_names)
             if self.count >= len(net.drafted):
                 message = f"drafts {len(net.drafted)} tokens, not more than the requested {self.count}"
                 raise CheckpointError(message, where=str(self.source.root), hint="request fewer")
@@ -74,7 +75,9 @@ class ReduceDraft(Step):
             write_tensors(out / "model.safetensors", net.parts(ids))
 
 
-FORMAT_VERSION = 1
+def _able_methods() -> dict[str, Callable[[Source], VocabularyNames]]:
+    """Return `vocabulary_names` of the methods whose heads may have their own vocabulary."""
+    return {name: method.vocabulary_names for name, method in methods().items() if method.vocabulary_names}
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,8 @@ def prune_vocabulary(asked: TrainRequest, left: int, out: Path, watching: Progre
     """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
     loaded = load_requested_recipe(asked)
     speculation = loaded.recipe.speculation
-    if speculation.draft is None or speculation.method not in METHODS:
-        message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(METHODS)}"
+    if speculation.draft is None or speculation.method not in (able := _able_methods()):
+        message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(able)}"
         raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe")
     build = plan_recipe(loaded, watching)
     answers = answer_step(asked, build)

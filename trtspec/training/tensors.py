@@ -9,7 +9,7 @@ source.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ DOWN, UP = "lora_down", "lora_up"
 
 
 class SourceTensors:
-    """Source tensors of rules, in float32; those for which `trained` returns True become parameters.
+    """Source tensors of rules, in float32; those of rules that are not `frozen` become parameters.
 
     With a `lora` rank their matrices are frozen, and two thin matrices for each are trained instead
     (arXiv:2106.09685). CheckpointError for quantized tensors and experts.
@@ -39,13 +39,13 @@ class SourceTensors:
         self,
         source: Source,
         rules: Sequence[Rule],
-        trained: Callable[[Rule], bool],
-        lora: int,
-        seed: int,
         device: torch.device,
+        frozen: Collection[str] = (),
+        *,
+        lora: int = 0,
+        seed: int = 0,
     ) -> None:
         self.source, self.rules = source, {rule.name: rule for rule in rules}
-        self._lora = lora
         self._replaced: set[str] = set()
         self.device = device
         named = {tensor.name: rule for rule in rules for tensor in rule.sources if tensor.name}
@@ -58,10 +58,11 @@ class SourceTensors:
                     hint="train an unquantized draft without experts",
                 )
         self.fixed = {name: _load(source, name, device) for name in named}
-        wanted = [name for name, rule in named.items() if trained(rule) and self.fixed[name].is_floating_point()]
         generator = torch.Generator().manual_seed(seed)
         self.parameters: dict[str, Tensor] = {}
-        for name in wanted:
+        for name, rule in named.items():
+            if rule.name in frozen or not self.fixed[name].is_floating_point():
+                continue
             if lora and self.fixed[name].dim() == 2:
                 self.parameters |= _thin(name, self.fixed[name], lora, generator)
             elif not lora:
@@ -135,6 +136,11 @@ class ConvertedView(Mapping[str, Tensor]):
         rows = whole[asked.first_row : asked.first_row + asked.shape[0]] if asked.stored_rows else whole
         missing = asked.target_rows - len(rows)
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing > 0 else rows
+
+
+def converted_view(source: Source, rules: Sequence[Rule]) -> ConvertedView:
+    """Return the converted tensors of rules on the CPU, without parameters."""
+    return SourceTensors(source, rules, torch.device("cpu"), [rule.name for rule in rules]).view()
 
 
 def _load(source: Source, name: str, device: torch.device) -> Tensor:

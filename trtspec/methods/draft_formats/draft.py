@@ -33,7 +33,7 @@ from trtspec.methods.draft_formats.facts import (
     layer_keys,
 )
 from trtspec.methods.draft_head import count_layers
-from trtspec.methods.eagle3 import find_names
+from trtspec.methods.eagle3 import default_aux_layers, find_names
 from trtspec.methods.medusa import LISTED, OF_THE_BASE, SHARED, Heads, find_heads
 
 EAGLE = ("eagle3", "p_eagle")
@@ -189,6 +189,11 @@ class SourceDraft:
         """Return the names of shared target tensors that an earlier conversion omitted."""
         names = self.carried.get("facts", {}).get(LEFT_OUT)
         return tuple(name for name in OF_THE_TARGET if isinstance(names, list) and name in names)
+
+    def layers_read(self, num_layers: int) -> tuple[int, ...]:
+        """Return the target's layers whose hidden states the draft reads, numbered by their inputs."""
+        named: tuple[int, ...] | None = self.facts.get("hidden_layers") or self.facts.get("aux_layers")
+        return named or default_aux_layers(num_layers)
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
         """Return the error to raise for this draft."""

@@ -25,6 +25,7 @@ from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.trtllm import read_config
 from trtspec.families.decoder import attention, mlp
+from trtspec.methods.base import VocabularyNames
 
 NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
 LAYER = f"{NAME}.layers.0"
@@ -49,14 +50,14 @@ class Eagle3HeadConfig:
     aux_layers: tuple[int, ...]
     target_hidden_size: int
     target_vocab_size: int
-    norm_before_fc: bool
-    fc_norm: bool
-    norm_before_residual: bool
-    norm_output: bool
-    fc_bias: bool
-    own_embedding: bool
-    own_head: bool
-    maps_ids: bool
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    fc_bias: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+    maps_ids: bool = False
 
     @property
     def fuse_norms(self) -> tuple[str, ...]:
@@ -87,12 +88,10 @@ def stored_head(document: ConfigReader, names: Collection[str], target: ModelCon
 
 
 @dataclass(frozen=True)
-class Eagle3Names:
-    """A source's tensor names: the common `prefix`, the `layer`'s prefix after it, and the LM head's name."""
+class Eagle3Names(VocabularyNames):
+    """A source's tensor names; `layer` is the layer's prefix after the common one."""
 
-    prefix: str = ""
     layer: str = "layers.0"
-    head: str = "lm_head.weight"
 
 
 def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> list[Rule]:
@@ -113,8 +112,8 @@ def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> li
     found += _layer_rules(head.layer, f"{names.prefix}{names.layer}")
     found.append(rule("norm.weight", hidden))
     if head.own_head:
-        lm_head = rule("lm_head.weight", vocab, hidden, source=names.head, split=Split.VOCABULARY)
-        found.append(replace(lm_head, copy=names.head == EMBEDDING))
+        lm_head = rule("lm_head.weight", vocab, hidden, source=names.lm_head, split=Split.VOCABULARY)
+        found.append(replace(lm_head, copy=names.lm_head == EMBEDDING))
     if head.maps_ids:
         found.append(replace(rule("d2t", vocab), dtype="I64"))
     return found

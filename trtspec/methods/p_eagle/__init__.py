@@ -116,4 +116,5 @@ METHOD = Method(
     default_draft_len=7,
     read_head=read_head,
     suggest=_suggest,
+    vocabulary_names=find_names,
 )

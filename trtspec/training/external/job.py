@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job for an external trainer: a directory to copy to a GPU machine, and the step that imports the trained draft.
+"""A job for an external trainer: a directory to copy to a GPU machine, and the import of the draft trained there.
 
-The directory contains:
+The draft is evaluated like any other. The directory contains:
 
     rows.jsonl            token ids and masks of the training split only
     run.yaml              the trainer's configuration
@@ -23,19 +23,21 @@ from pydantic import Field, ValidationError
 
 from trtspec.backends.context import PlanContext
 from trtspec.bench.sources import RECORD
+from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.writer import check_new, new_directory
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.methods.draft_formats.convert import RenderedDraft, render_draft
-from trtspec.methods.eagle3 import default_aux_layers
+from trtspec.methods.draft_formats.draft import read_draft
 from trtspec.planning.pipeline import Build
 from trtspec.recipe.schema import StrictModel
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.draft_steps import check_held_out
+from trtspec.training.evaluation import TrainResult
 from trtspec.training.external.base import CONFIG, DRAFT, ExternalTrainer, TrainingJob, find_trainer
 from trtspec.training.external.rows import ROWS, held_out_digest, make_row, training_texts, write_lines
 from trtspec.training.plan import (
@@ -46,7 +48,9 @@ from trtspec.training.plan import (
     plan_recipe,
     require_target,
     run_steps,
+    source_files,
 )
+from trtspec.training.run import train_and_evaluate
 from trtspec.training.texts import TEXTS, TrainingText, read_texts
 
 JOB = "trtspec_job.json"
@@ -99,9 +103,9 @@ def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tupl
     out = asked.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
     check_new(out)
     build = plan_recipe(loaded, watching)
-    draft = _draft(trainer, build)
+    draft = _render_draft(trainer, build)
     job = _job(asked, build, trainer, draft)
-    _rendered(trainer, job)  # report configuration errors before generating responses
+    _render_config(trainer, job)  # report configuration errors before generating responses
     (answered,) = run_steps([answer_step(asked, build)], build, watching)
     texts = read_texts(answered / TEXTS)
     check_held_out(texts)
@@ -110,7 +114,7 @@ def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tupl
         return out, _write(root, name, trainer, job, build, texts)
 
 
-def _draft(trainer: ExternalTrainer, build: Build) -> RenderedDraft:
+def _render_draft(trainer: ExternalTrainer, build: Build) -> RenderedDraft:
     """Return the recipe's draft in the trainer's dialect."""
     recipe, sources = build.recipe, build.context.sources
     dialect = trainer.kinds[recipe.speculation.method].dialect
@@ -123,7 +127,7 @@ def _write(
 ) -> JobRecord:
     rows, recipe = training_texts(texts), build.recipe
     job = replace(job, longest=max(len(text.tokens) for text in rows))
-    (root / CONFIG).write_text(_rendered(trainer, job))
+    (root / CONFIG).write_text(_render_config(trainer, job))
     write_lines(root / ROWS, map(make_row, rows))
     record = JobRecord(
         name=recipe.name,
@@ -144,12 +148,11 @@ def _write(
 def _job(asked: TrainRequest, build: Build, trainer: ExternalTrainer, draft: RenderedDraft) -> TrainingJob:
     """Return the job, without its longest row, which is not known yet."""
     target, facts = require_target(build.context), draft.draft.facts
-    captured = facts.get("hidden_layers") or facts.get("aux_layers") or default_aux_layers(target.config.num_layers)
     return TrainingJob(
         trainer.kinds[draft.draft.kind],
         build.recipe.target.model,
         target.config.num_layers,
-        captured,
+        draft.draft.layers_read(target.config.num_layers),
         draft.config,
         build.context.draft_shape.max_depth,
         1,
@@ -158,7 +161,7 @@ def _job(asked: TrainRequest, build: Build, trainer: ExternalTrainer, draft: Ren
     )
 
 
-def _rendered(trainer: ExternalTrainer, job: TrainingJob) -> str:
+def _render_config(trainer: ExternalTrainer, job: TrainingJob) -> str:
     try:
         config = trainer.config(job)
     except ValidationError as error:
@@ -243,3 +246,40 @@ class TakeDraft(Step):
         (out / "draft").rmdir()
         record = {"trainer": self.trainer, "dialect": converted.draft.dialect}
         (out / RECORD).write_text(json.dumps(record) + "\n")
+
+
+def import_result(asked: TrainRequest, result: Path, watching: ProgressFactory) -> TrainResult:
+    """Evaluate a trainer's result in a job's directory, and publish it if it is better.
+
+    `result` is that directory, or one of the drafts in it. TrtspecError for an inconsistent draft.
+    """
+    root, record = read_job(result)
+    trainer = find_trainer(record.trainer)
+
+    def taking(_: TrainRequest, build: Build, answers: AnswerPrompts) -> TakeDraft:
+        trained = load_source(_find_result(result, root, trainer))
+        return _take(trained, record, build, answers)
+
+    return train_and_evaluate(asked, load_with_draft(asked, [record.method]), watching, taking)
+
+
+def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPrompts) -> TakeDraft:
+    target, sources = require_target(build.context), build.context.sources
+    if (found := read_draft(trained, target)).kind != record.method:
+        raise found.refuse(f"is a {found.kind} draft; the recipe's method is {record.method}")
+    own = read_draft(sources["draft"], target)
+    name = f"{record.trainer} {record.version}"
+    return TakeDraft(
+        source_files(trained), source_files(sources["target"]), answers, own.dialect, record.held_out, name
+    )
+
+
+def _find_result(result: Path, root: Path, trainer: ExternalTrainer) -> Path:
+    """Return the path of the trained draft: `result`, or the trainer's output path if `result` is the job."""
+    path = (root / trainer.result if result.absolute() == root else result.absolute()).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise TrtspecError("a link points out of the job's directory", where=str(path), hint="copy the draft there")
+    if not (path / "config.json").is_file():
+        hint = f"{trainer.title} writes it to {trainer.result}; choose another draft with --result"
+        raise TrtspecError("no trained draft found", where=str(path), hint=hint)
+    return path
