@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -38,7 +38,7 @@ from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.draft_steps import check_held_out
 from trtspec.training.evaluation import TrainResult
-from trtspec.training.external.base import CONFIG, DRAFT, ExternalTrainer, TrainingJob, find_trainer
+from trtspec.training.external.base import CONFIG, DRAFT, LEARNING_RATE, ExternalTrainer, TrainingJob, find_trainer
 from trtspec.training.external.rows import ROWS, held_out_digest, make_row, training_texts, write_lines
 from trtspec.training.plan import (
     ProgressFactory,
@@ -105,7 +105,7 @@ def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tupl
     build = plan_recipe(loaded, watching)
     draft = _render_draft(trainer, build)
     job = _job(asked, build, trainer, draft)
-    _render_config(trainer, job)  # report configuration errors before generating responses
+    render_config(trainer, job)  # report unsupported drafts before generating responses
     (answered,) = run_steps([answer_step(asked, build)], build, watching)
     texts = read_texts(answered / TEXTS)
     check_held_out(texts)
@@ -126,8 +126,8 @@ def _write(
     root: Path, name: str, trainer: ExternalTrainer, job: TrainingJob, build: Build, texts: list[TrainingText]
 ) -> JobRecord:
     rows, recipe = training_texts(texts), build.recipe
-    job = replace(job, longest=max(len(text.tokens) for text in rows))
-    (root / CONFIG).write_text(_render_config(trainer, job))
+    job = job.model_copy(update={"longest": max(len(text.tokens) for text in rows)})
+    (root / CONFIG).write_text(render_config(trainer, job))
     write_lines(root / ROWS, map(make_row, rows))
     record = JobRecord(
         name=recipe.name,
@@ -147,29 +147,36 @@ def _write(
 
 def _job(asked: TrainRequest, build: Build, trainer: ExternalTrainer, draft: RenderedDraft) -> TrainingJob:
     """Return the job, without its longest row, which is not known yet."""
-    target, facts = require_target(build.context), draft.draft.facts
-    return TrainingJob(
-        trainer.kinds[draft.draft.kind],
-        build.recipe.target.model,
-        target.config.num_layers,
-        draft.draft.layers_read(target.config.num_layers),
-        draft.config,
-        build.context.draft_shape.max_depth,
-        1,
-        facts["draft_vocab_size"] < target.config.vocab_size,
-        asked.settings,
-    )
-
-
-def _render_config(trainer: ExternalTrainer, job: TrainingJob) -> str:
+    target, settings = require_target(build.context), asked.settings
     try:
-        config = trainer.config(job)
+        return TrainingJob(
+            kind=trainer.kinds[draft.draft.kind],
+            target=build.recipe.target.model,
+            layers=target.config.num_layers,
+            captured=draft.draft.layers_read(target.config.num_layers),
+            draft=draft.config,
+            draft_len=build.context.draft_shape.max_depth,
+            maps=draft.draft.facts["draft_vocab_size"] < target.config.vocab_size,
+            learning_rate=settings.learning_rate or LEARNING_RATE,
+            steps=settings.steps or None,
+            seed=settings.seed,
+        )
     except ValidationError as error:
         wrong = error.errors()[0]
         key, problem = ".".join(map(str, wrong["loc"])), simplify_pydantic_message(wrong["msg"])
         message = f"{trainer.title}, {key}: {problem}, got {wrong['input']!r}"
         raise TrtspecError(message, hint="change the corresponding option") from None
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+
+
+def render_config(trainer: ExternalTrainer, job: TrainingJob) -> str:
+    """Return run.yaml; TrtspecError for a draft that the trainer does not support."""
+    return yaml.safe_dump(_without_none(trainer.config(job)), sort_keys=False)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return value
 
 
 def _warnings(trainer: ExternalTrainer, context: PlanContext) -> list[str]:
