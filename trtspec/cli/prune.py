@@ -172,7 +172,7 @@ def _show_reduced(found: PruningResult, *, as_json: bool) -> None:
     if as_json:
         print_json(found.as_dict())
         return
-    whole, (before, after) = found.verdict.whole, found.costs
+    whole, (before, after) = found.comparison.whole, found.costs
     texts = pluralize(len(whole.before.texts), "held-out text")
     note(
         f"on {texts}: {whole.before.token_weighted} tokens per step before, {whole.after.token_weighted} now; a step"

@@ -136,7 +136,7 @@ def show(found: TrainResult) -> None:
     """Print the acceptance before and after on held-out prompts, in total and by kind, and the decision."""
     from trtspec.cli.render import print_line, show_table
 
-    verdict = found.verdict
+    comparison = found.comparison
     rows = [
         (
             each.kind,
@@ -146,9 +146,9 @@ def show(found: TrainResult) -> None:
             str(each.before.token_weighted),
             str(each.after.token_weighted),
             f"{each.share:+.0%}",
-            each.word,
+            each.outcome,
         )
-        for each in (verdict.whole, *verdict.kinds)
+        for each in (comparison.whole, *comparison.kinds)
     ]
     columns = ("held-out prompts", "", "accepted", "after", "tokens per step", "after", "", "")
     by = f"{found.record['steps']} steps" if "steps" in found.record else f"trained by {found.record['trainer']}"
@@ -156,7 +156,7 @@ def show(found: TrainResult) -> None:
     show_table(f"{found.name}: {by}{how}", columns, rows, right=tuple(range(1, 7)))
     if found.left_out:
         print_line(f"{found.left_out} prompts skipped: too long for the engine with --max-tokens", "yellow")
-    for refusal in verdict.refusals:
+    for refusal in comparison.rejections:
         print_line(f"rejected: {refusal}", "red")
     if found.published:
         print_line(f"{found.out}: published", "green")

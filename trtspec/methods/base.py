@@ -153,7 +153,7 @@ class Method:
     default_draft_len: int = 0
     options: type[Options] = Options
     draft_shape: Callable[[Any, int], DraftShape] = chain
-    check_options: Callable[[Any, ModelConfig], list[Diagnostic]] = lambda options, config: []
+    check_options: Callable[[Any, ModelConfig], Iterable[Diagnostic]] = lambda options, config: ()
     check_model: Callable[[Source], Iterable[Diagnostic]] = lambda source: ()
     read_head: Callable[[Source, HeadTarget, Any], DraftHead] | None = None
     suggest: Callable[[Source], Suggestion | None] | None = None

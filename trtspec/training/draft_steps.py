@@ -46,11 +46,6 @@ class MakeDraft(Step):
     sizes: Sizes
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "make-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Create the draft; TrtspecError for sizes that do not fit the target."""
         from trtspec.training.tensors import make_part
@@ -146,11 +141,6 @@ class TrainDraft(Step):
     method: str
     draft_len: int
     settings: TrainSettings
-
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "train-draft"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Train; TrtspecError for a draft that cannot be trained, and for unsuitable responses."""

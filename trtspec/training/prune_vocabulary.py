@@ -22,7 +22,7 @@ from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.draft_steps import read_counts, read_held_out
-from trtspec.training.evaluation import TrainingVerdict, describe_acceptance
+from trtspec.training.evaluation import DraftComparison
 from trtspec.training.plan import (
     ProgressFactory,
     TrainRequest,
@@ -53,11 +53,6 @@ class ReduceDraft(Step):
     texts: AnswerPrompts
     method: str
     count: int
-
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "reduce-draft"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the net; CheckpointError if it does not draft more tokens than `count`."""
@@ -90,21 +85,20 @@ class PruningResult:
     name: str
     out: Path
     left: int
-    verdict: TrainingVerdict
+    comparison: DraftComparison
     costs: tuple[float, float]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `prune --vocab --json`."""
-        whole = self.verdict.whole
-        sides = zip(("before", "after"), (whole.before, whole.after), self.costs, strict=True)
+        found = self.comparison.as_dict()
+        for side, cost in zip(("before", "after"), self.costs, strict=True):
+            found[side]["step_cost"] = round(cost, 4)
         return {
             "format_version": FORMAT_VERSION,
             "name": self.name,
             "draft": str(self.out),
             "draft_vocab_size": self.left,
-            **{word: describe_acceptance(side) | {"step_cost": round(cost, 4)} for word, side, cost in sides},
-            "change": whole.change.as_list(),
-            "kinds": [each.as_dict() for each in self.verdict.kinds],
+            **found,
         }
 
 
@@ -123,12 +117,9 @@ def prune_vocabulary(asked: TrainRequest, left: int, out: Path, watching: Progre
     answered, before, reduced = run_steps(steps, build, watching)
     fewer = build_with(asked, reduced)
     (after,) = run_steps([measure_draft("after", fewer, answers)], fewer, watching)
-    verdict = TrainingVerdict.of(read_held_out(answered), read_counts(before), read_counts(after))
-    _write(reduced, out)
-    return PruningResult(loaded.recipe.name, out, left, verdict, (step_cost(build.context), step_cost(fewer.context)))
-
-
-def _write(reduced: Path, out: Path) -> None:
+    comparison = DraftComparison.of(read_held_out(answered), read_counts(before), read_counts(after))
     with new_directory(out) as temporary:
         for path in reduced.iterdir():
             shutil.copyfile(path, temporary / path.name)
+    costs = step_cost(build.context), step_cost(fewer.context)
+    return PruningResult(loaded.recipe.name, out, left, comparison, costs)

@@ -2,7 +2,7 @@
 """Train and evaluate a recipe's draft on prompts; the only module here that defines the order of steps.
 
 split -> generate responses -> measure before, train (here, or import an external result) -> convert the result
--> measure after -> judge -> publish
+-> measure after -> compare -> publish
 
 If the recipe names no draft, one is created after the responses, and the baseline is the target alone.
 """
@@ -27,7 +27,7 @@ from trtspec.recipe.schema import Speculation
 from trtspec.store.step import Step
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.draft_steps import MakeDraft, read_counts, read_held_out
-from trtspec.training.evaluation import TrainingVerdict, TrainResult, check_draft_path, publish
+from trtspec.training.evaluation import DraftComparison, TrainResult, check_draft_path, publish
 from trtspec.training.plan import (
     ProgressFactory,
     TrainRequest,
@@ -70,8 +70,8 @@ def train_and_evaluate(
     answered, split, measured, trained = run_steps(steps, build, watching)
     better = build_with(asked, trained)
     (again,) = run_steps([measure_draft("after", better, answers)], better, watching)
-    verdict = TrainingVerdict.of(read_held_out(answered), read_counts(measured), read_counts(again))
-    return _result(loaded, build, out, (answered, split, trained), verdict)
+    comparison = DraftComparison.of(read_held_out(answered), read_counts(measured), read_counts(again))
+    return _result(loaded, build, out, (answered, split, trained), comparison)
 
 
 def _output_dir(asked: TrainRequest, loaded: LoadedRecipe) -> Path:
@@ -81,7 +81,7 @@ def _output_dir(asked: TrainRequest, loaded: LoadedRecipe) -> Path:
 
 
 def _result(
-    loaded: LoadedRecipe, build: Build, out: Path, outputs: tuple[Path, Path, Path], verdict: TrainingVerdict
+    loaded: LoadedRecipe, build: Build, out: Path, outputs: tuple[Path, Path, Path], comparison: DraftComparison
 ) -> TrainResult:
     """Return the result of a training, and publish the draft if it is better.
 
@@ -94,7 +94,7 @@ def _result(
         recipe.speculation.method,
         out,
         trained,
-        verdict,
+        comparison,
         json.loads((trained / RECORD).read_text()),
         read_num_skipped(split),
         from_scratch=recipe.speculation.draft is None,
@@ -122,8 +122,8 @@ def _from_scratch(asked: TrainRequest, loaded: LoadedRecipe, watching: ProgressF
     better, texts = build_with(asked, trained), read_held_out(answered)
     (measured,) = run_steps([measure_draft("after", better, answers)], better, watching)
     alone = [StepCounts(len(text.answer) - 1, 0, 0) for text in texts]  # one for each token but the first
-    verdict = TrainingVerdict.of(texts, alone, read_counts(measured), step_cost(better.context))
-    return _result(loaded, bare, out, (answered, split, trained), verdict)
+    comparison = DraftComparison.of(texts, alone, read_counts(measured), step_cost(better.context))
+    return _result(loaded, bare, out, (answered, split, trained), comparison)
 
 
 def _check_makes(asked: TrainRequest, loaded: LoadedRecipe) -> None:

@@ -153,11 +153,6 @@ class SplitPrompts(Step):
     max_input_len: int
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "split-prompts"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Split; TrtspecError for prompts unsuitable for training or evaluation."""
         new, kept, judges = (self._load(files) for files in ((self.prompts,), self.keep, self.held_out))

@@ -250,10 +250,6 @@ def _draft_shape(options: MedusaOptions, draft_len: int) -> DraftShape:
     return DraftShape(max(map(len, options.paths)), len(options.paths))
 
 
-def _check_options(options: MedusaOptions, config: ModelConfig) -> list[Diagnostic]:
-    return check_ranks(options.paths, config)
-
-
 def _suggest(source: Source) -> Suggestion | None:
     if not has_heads(source):
         return None
@@ -271,7 +267,7 @@ METHOD = Method(
     draft_passes="one",
     options=MedusaOptions,
     draft_shape=_draft_shape,
-    check_options=_check_options,
+    check_options=lambda options, config: check_ranks(options.paths, config),
     read_head=read_head,
     suggest=_suggest,
     variants=lambda options: smaller_trees(options.paths),

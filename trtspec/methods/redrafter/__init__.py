@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.model_config import ConfigReader
 from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
 from trtspec.methods.draft_head import NOT_THIS_KIND, check_sizes
 
@@ -107,7 +106,7 @@ def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> Dr
         },
         rules=list(head.rules()),
         excluded=("*drafter*",),
-        diagnostics=tuple(_check_head(head, config)),
+        diagnostics=tuple(check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)),
     )
 
 
@@ -138,10 +137,6 @@ def _num_layers(reader: ConfigReader, key: str) -> int:
     if not 0 <= layers <= MOST_LAYERS:
         raise reader.refuse_value(f"{key} is {layers}, expected a number of at most {MOST_LAYERS}")
     return layers
-
-
-def _check_head(head: RedrafterHeadConfig, config: ModelConfig) -> Iterator[Diagnostic]:
-    yield from check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)
 
 
 def _draft_shape(options: RedrafterOptions, draft_len: int) -> DraftShape:

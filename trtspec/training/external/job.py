@@ -233,11 +233,6 @@ class TakeDraft(Step):
     held_out: str
     trainer: str
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "take-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Convert; TrtspecError for different held-out prompts, and for an inconsistent draft."""
         from trtspec.methods.draft_formats.convert import convert_draft
