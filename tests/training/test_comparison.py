@@ -36,7 +36,7 @@ def compare(**means: tuple[float, float]) -> DraftComparison:
 def test_better_at_all() -> None:
     found = compare(a=(2.0, 3.0), b=(2.0, 2.5))
     assert not found.rejections
-    assert [each.outcome for each in found.kinds] == ["better", "better"]
+    assert [each.label for each in found.kinds] == ["better", "better"]
 
 
 def test_no_gain_is_refused() -> None:

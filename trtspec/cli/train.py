@@ -146,7 +146,7 @@ def show(found: TrainResult) -> None:
             str(each.before.token_weighted),
             str(each.after.token_weighted),
             f"{each.share:+.0%}",
-            each.outcome,
+            each.label,
         )
         for each in (comparison.whole, *comparison.kinds)
     ]

@@ -28,6 +28,8 @@ from trtspec.training.settings import Sizes, TrainSettings
 from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, VALIDATION, TrainingText, read_texts
 
 STORED = {"bfloat16": "BF16", "float16": "F16"}
+COUNTS = "counts.json"
+VALIDATION_TEXTS = 48
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,6 @@ class MakeDraft(Step):
         write_tensors(out / blank.file, [make_part(name, each, dtype) for name, each in blank.tensors.items()])
         for path in model.source.tokenizer_files if blank.has_tokenizer else ():
             shutil.copyfile(path, out / path.name)
-
-
-COUNTS = "counts.json"
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,6 @@ def read_counts(path: Path) -> list[StepCounts]:
         StepCounts(each["steps"], each["drafted"], each["accepted"], tuple(each["reached"]), tuple(each["drafted_at"]))
         for each in json.loads((path / COUNTS).read_text())
     ]
-
-
-VALIDATION_TEXTS = 48
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class AcceptanceComparison:
         return len(self.before.texts) >= MIN_EVAL_PROMPTS
 
     @property
-    def outcome(self) -> str:
+    def label(self) -> str:
         """Return "better", "worse" or "as before"."""
         return "worse" if self.is_worse else "better" if self.is_better else "as before"
 
@@ -88,7 +88,7 @@ class AcceptanceComparison:
             "kept": self.kept,
             "prompts": len(self.before.texts),
             **self.sides(),
-            "verdict": self.outcome,
+            "verdict": self.label,
         }
 
     def sides(self) -> dict[str, Any]:

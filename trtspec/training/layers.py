@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differentiable parts of drafts: decoder layers, attention of chains and blocks, weights shared with the target.
 
-Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The results equal those of
-the torch engine's fused and rearranged layers.
+Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The results
+are equal to those of the torch engine's fused and rearranged layers.
 """
 
 from __future__ import annotations

@@ -102,20 +102,20 @@ class PruningResult:
         }
 
 
-def prune_vocabulary(asked: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
+def prune_vocabulary(request: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
     """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
-    loaded = load_requested_recipe(asked)
+    loaded = load_requested_recipe(request)
     speculation = loaded.recipe.speculation
     if speculation.draft is None or speculation.method not in (able := _able_methods()):
         message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(able)}"
-        raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe")
+        raise TrtspecError(message, where=str(request.recipe), hint="choose another recipe")
     build = plan_recipe(loaded, watching)
-    answers = answer_step(asked, build)
+    answers = answer_step(request, build)
     target, source = (source_files(build.context.sources[role]) for role in ("target", "draft"))
     reduction = ReduceDraft(target, source, answers, speculation.method, left)
     steps = [answers, measure_draft("before", build, answers), reduction]
     answered, before, reduced = run_steps(steps, build, watching)
-    fewer = build_with(asked, reduced)
+    fewer = build_with(request, reduced)
     (after,) = run_steps([measure_draft("after", fewer, answers)], fewer, watching)
     comparison = DraftComparison.of(read_held_out(answered), read_counts(before), read_counts(after))
     with new_directory(out) as temporary:

@@ -47,35 +47,35 @@ from trtspec.training.texts import HELD_OUT, TEXTS, read_texts
 TrainingStep = Callable[[TrainRequest, Build, AnswerPrompts], Step]
 
 
-def run(asked: TrainRequest, watching: ProgressFactory) -> TrainResult:
+def run(request: TrainRequest, watching: ProgressFactory) -> TrainResult:
     """Train the recipe's draft, and publish it if it is better; TrtspecError if that is not possible."""
-    loaded = load_for_training(asked, extension_names("trtspec.methods", "training"))
+    loaded = load_for_training(request, extension_names("trtspec.methods", "training"))
     if loaded.recipe.speculation.draft is None:
-        return _from_scratch(asked, loaded, watching)
-    check_no_sizes(asked)
-    return train_and_evaluate(asked, loaded, watching, train_here)
+        return _from_scratch(request, loaded, watching)
+    check_no_sizes(request)
+    return train_and_evaluate(request, loaded, watching, train_here)
 
 
 def train_and_evaluate(
-    asked: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory, training: TrainingStep
+    request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory, training: TrainingStep
 ) -> TrainResult:
     """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better."""
-    out = _output_dir(asked, loaded)
+    out = _output_dir(request, loaded)
     build = plan_recipe(loaded, watching)
     if build.context.translates:
         message = "the draft's vocabulary differs from the target's, whose tokens it is trained on"
-        raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
-    answers = answer_step(asked, build)
-    steps = [answers, answers.prompts, measure_draft("before", build, answers), training(asked, build, answers)]
+        raise TrtspecError(message, where=str(request.recipe), hint="train a draft with the target's tokenizer")
+    answers = answer_step(request, build)
+    steps = [answers, answers.prompts, measure_draft("before", build, answers), training(request, build, answers)]
     answered, split, measured, trained = run_steps(steps, build, watching)
-    better = build_with(asked, trained)
+    better = build_with(request, trained)
     (again,) = run_steps([measure_draft("after", better, answers)], better, watching)
     comparison = DraftComparison.of(read_held_out(answered), read_counts(measured), read_counts(again))
     return _result(loaded, build, out, (answered, split, trained), comparison)
 
 
-def _output_dir(asked: TrainRequest, loaded: LoadedRecipe) -> Path:
-    out = asked.out or Path("drafts") / loaded.recipe.name
+def _output_dir(request: TrainRequest, loaded: LoadedRecipe) -> Path:
+    out = request.out or Path("drafts") / loaded.recipe.name
     check_draft_path(out)
     return out
 
@@ -106,42 +106,42 @@ def _result(
     return found
 
 
-def _from_scratch(asked: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory) -> TrainResult:
+def _from_scratch(request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory) -> TrainResult:
     """Create a draft of the recipe's method, train it and evaluate it."""
-    _check_makes(asked, loaded)
-    out = _output_dir(asked, loaded)
+    _check_makes(request, loaded)
+    out = _output_dir(request, loaded)
     bare = plan_recipe(
         replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching
     )
-    answers = answer_step(asked, bare)
-    making = _make_step(asked, loaded.recipe.speculation, bare, answers)
+    answers = answer_step(request, bare)
+    making = _make_step(request, loaded.recipe.speculation, bare, answers)
     answered, split, made = run_steps([answers, answers.prompts, making], bare, watching)
-    build = build_with(asked, made)
-    train = train_here(replace(asked, settings=replace(asked.settings, from_scratch=True)), build, answers)
+    build = build_with(request, made)
+    train = train_here(replace(request, settings=replace(request.settings, from_scratch=True)), build, answers)
     (trained,) = run_steps([train], build, watching)
-    better, texts = build_with(asked, trained), read_held_out(answered)
+    better, texts = build_with(request, trained), read_held_out(answered)
     (measured,) = run_steps([measure_draft("after", better, answers)], better, watching)
     alone = [StepCounts(len(text.answer) - 1, 0, 0) for text in texts]  # one for each token but the first
     comparison = DraftComparison.of(texts, alone, read_counts(measured), step_cost(better.context))
     return _result(loaded, bare, out, (answered, split, trained), comparison)
 
 
-def _check_makes(asked: TrainRequest, loaded: LoadedRecipe) -> None:
+def _check_makes(request: TrainRequest, loaded: LoadedRecipe) -> None:
     """Raise TrtspecError for sizes and training options that the method's draft does not support."""
-    if asked.settings.lora:
+    if request.settings.lora:
         message = "--lora does not change a draft's weights, which are random in a draft from scratch"
-        raise TrtspecError(message, where=str(asked.recipe), hint="remove it, or name a draft")
+        raise TrtspecError(message, where=str(request.recipe), hint="remove it, or name a draft")
     from trtspec.training.trainable import find_trainable  # imports torch, which checks do not need
 
     method = loaded.recipe.speculation.method
-    find_trainable(method).check_sizes(method, asked.sizes)
+    find_trainable(method).check_sizes(method, request.sizes)
 
 
-def _make_step(asked: TrainRequest, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
+def _make_step(request: TrainRequest, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
     method = find_method(speculation.method)
     depth = method.shape_for(method.parse(speculation.options), speculation.draft_len).max_depth
     files = source_files(bare.context.sources["target"])
-    return MakeDraft(files, answers, speculation.method, depth, asked.sizes, asked.settings.seed)
+    return MakeDraft(files, answers, speculation.method, depth, request.sizes, request.settings.seed)
 
 
 def _prompts(answered: Path) -> list[str]:

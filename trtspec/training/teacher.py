@@ -40,7 +40,7 @@ class Teacher:
     def read(self, tokens: Tensor, at: Tensor, aux_layers: Sequence[int]) -> TargetOutput:
         """Return logits [len(at), vocab] at flat indices, and features [rows, width, aux_layers * hidden], in float32.
 
-        Without `aux_layers` the features have no width.
+        Without `aux_layers` the width of the features is 0.
         """
         rows, width = tokens.shape
         window = self.model.windows.chain([0] * rows, width)

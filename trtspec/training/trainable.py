@@ -34,6 +34,10 @@ from trtspec.training.texts import TrainingText
 from trtspec.training.vocabulary import most_frequent
 
 STEP_WEIGHT = 0.8  # loss weight of a pass relative to the previous: it counts only if earlier tokens are right
+LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # for larger vocabularies, the draft vocabulary of published heads
+MOST_LAYERS = 5  # as in the published nets of DFlash and DSpark
+LEAST_READ = 3  # hidden states of the target, in published heads
+DEEP = 8  # targets with fewer layers cannot use the published choices of layers, which would coincide
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class DraftSource:
         return load_source(self.root)
 
     def tensors(self, origin: Source, rules: Iterable[Rule], frozen: Collection[str] = ()) -> SourceTensors:
-        """Return the tensors of rules on the target's device; those of the `frozen` rules are not trained."""
+        """Return the tensors of rules on the target's device; `frozen` rules are not trained."""
         settings = self.settings
         return SourceTensors(origin, list(rules), self.target.device, frozen, lora=settings.lora, seed=settings.seed)
 
@@ -91,12 +95,6 @@ class TrainableDraft(ABC):
     def confidence(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
         """Return the draft's confidence that its token is accepted, as logits [n], or None if not predicted."""
         return None
-
-
-LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # for larger vocabularies, the draft vocabulary of published heads
-MOST_LAYERS = 5  # as in the published nets of DFlash and DSpark
-LEAST_READ = 3  # hidden states of the target, in published heads
-DEEP = 8  # targets with fewer layers cannot use the published choices of layers, which would coincide
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from trtspec.training.tensors import converted_view, make_part
 from trtspec.training.texts import TrainingText
 
 MOST_MISSED = 0.005  # share of the responses' tokens below which the vocabulary is not changed
+VOCAB = "draft_vocab_size"
 
 
 def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
@@ -69,9 +70,6 @@ def stored_maps(weights: Path) -> dict[str, Tensor]:
     """Return d2t [draft vocab] and t2d [vocab] of a head's safetensors file, if present."""
     with safe_open(weights, framework="pt") as file:
         return {name: file.get_tensor(name) for name in ("d2t", "t2d") if name in file.keys()}  # noqa: SIM118
-
-
-VOCAB = "draft_vocab_size"
 
 
 class ReducedNet:

@@ -31,8 +31,8 @@ from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import MOST_LAYERS, read_config
 from trtspec.core.diagnostics import quote_value
-from trtspec.families.decoder import attention, mlp, read_decoder
-from trtspec.methods.draft_head import NOT_THIS_KIND, count_layers, resolve_num_layers
+from trtspec.families.decoder import read_decoder
+from trtspec.methods.draft_head import NOT_THIS_KIND, count_layers, layer_rules, resolve_num_layers
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
 # Defaults of transformers' Qwen3Config, 5.23.
@@ -252,7 +252,7 @@ def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
     shapes |= {name: shape for name, shape in optional.items() if name in sources}
     found = [_rule(kind, name, sources.get(name, name), shape) for name, shape in shapes.items()]
     for number in range(net.layer.num_layers):
-        found += [_in_net(kind, number, rule) for rule in attention(net.layer, number) + mlp(net.layer, number)]
+        found += layer_rules(net.layer, number, f"{kind}.layers.{number}", f"layers.{number}")
     return found
 
 
@@ -264,8 +264,3 @@ def common_name(name: str) -> str:
 def _rule(kind: str, name: str, source: str, shape: tuple[int, ...]) -> Rule:
     rule = Rule(f"{kind}.{name}", (SourceTensor(source, shape),), Stage.LAST, Split.WHOLE)
     return replace(rule, dtype="I64") if name == "d2t" else rule
-
-
-def _in_net(kind: str, number: int, rule: Rule) -> Rule:
-    sources = tuple(replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in rule.sources)
-    return Rule(f"{kind}.layers.{number}.{rule.target}", sources, Stage.LAST, rule.split)

@@ -226,7 +226,7 @@ class RenderedDraft:
 
     def _check_target_tensors(self) -> None:
         """Raise CheckpointError unless the model that contains a draft is bit-identical to the target."""
-        for name, tensor in self.draft.beside.items():
+        for name, tensor in self.draft.target_tensors.items():
             if self.target is None:
                 message = "is stored in a whole model, which is not converted"
                 raise self.draft.refuse(message, "give --target to compare them")

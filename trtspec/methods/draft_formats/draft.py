@@ -149,7 +149,7 @@ class SourceDraft:
     """A draft of one `kind` (a method's name), read from the dialect `dialect`.
 
     `layer` is the config of its layers, and `tensors` are by the names that most dialects share. `carried` are keys by
-    dialect that do not affect computation. `beside` are the target's tensors in the same files, by their names.
+    dialect that do not affect computation. `target_tensors` are the target's tensors in the same files, by their names.
     `warnings` come from the methods' readers.
     """
 
@@ -160,7 +160,7 @@ class SourceDraft:
     tensors: dict[str, TensorInfo]
     carried: Carried
     where: str
-    beside: dict[str, TensorInfo]
+    target_tensors: dict[str, TensorInfo]
     warnings: tuple[Diagnostic, ...]
 
     @property
@@ -201,11 +201,11 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     facts[SOFT] = target.config.num_layers if target else facts[SOFT] or _soft(carried)
     # by the names that most dialects share; Medusa heads by TensorRT-LLM's names
     tensors = dict(_head_tensors(source) if schema.names else _renamed(source))
-    beside = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
+    target_tensors = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
     layer = layer_keys(source, schema)
     if layer.get("num_hidden_layers") and (layers := count_layers(tensors)):
         layer["num_hidden_layers"] = layers  # some heads have the target's number here
-    return SourceDraft(kind, name, facts, layer, tensors, carried, str(source.root), beside, warnings)
+    return SourceDraft(kind, name, facts, layer, tensors, carried, str(source.root), target_tensors, warnings)
 
 
 def is_quantized(source: Source) -> bool:

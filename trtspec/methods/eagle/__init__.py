@@ -20,9 +20,9 @@ from trtspec.checkpoints.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import EMBEDDING, LM_HEAD
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.families.decoder import HEAD_DEFAULTS, attention, mlp, read_decoder
+from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.draft_head import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers
+from trtspec.methods.draft_head import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers, layer_rules
 from trtspec.methods.tree_choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices, smaller_trees
 from trtspec.recipe.schema import refuse
 
@@ -123,11 +123,8 @@ def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
             ("vocab_embedding.weight", SourceTensor(_EMBEDDING, (vocab, hidden)), Split.EMBEDDING),
         )
     ]
-    for rule in attention(config, 0) + mlp(config, 0):
-        if rule.target != "input_layernorm.weight":
-            sources = tuple(replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in rule.sources)
-            found.append(Rule(f"{prefix}.layers.0.{rule.target}", sources, Stage.LAST, rule.split, copy=True))
-    return found
+    layer = layer_rules(config, 0, f"{prefix}.layers.0", "layers.0")
+    return found + [replace(rule, copy=True) for rule in layer if not rule.name.endswith(".input_layernorm.weight")]
 
 
 def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftHead:

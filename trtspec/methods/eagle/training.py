@@ -26,6 +26,9 @@ from trtspec.training.trainable import (
     plain_layer,
 )
 
+NET = f"{NETS}.0.drafter"
+EMBEDDING = f"{NET}.vocab_embedding.weight"
+
 
 def make(origin: DraftInitializer) -> InitialDraft:
     """Return a head without a bias, which some engines do not support."""
@@ -35,10 +38,6 @@ def make(origin: DraftInitializer) -> InitialDraft:
     fused[:, : layer.hidden_size] /= origin.embedding_size
     config = origin.layer_config(layer, "LlamaForCausalLM", 1) | {"bias": False}
     return InitialDraft(config, origin.fill(rules, {"fc.weight": fused}))
-
-
-NET = f"{NETS}.0.drafter"
-EMBEDDING = f"{NET}.vocab_embedding.weight"
 
 
 class TrainableEagle(TrainableDraft):

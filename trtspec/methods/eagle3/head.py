@@ -17,15 +17,15 @@ the head. Tensor names begin with `eagle3.`:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.trtllm import read_config
-from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import VocabularyNames
+from trtspec.methods.draft_head import layer_rules
 
 NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
 LAYER = f"{NAME}.layers.0"
@@ -119,17 +119,11 @@ def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> li
     return found
 
 
-def _layer_rules(config: ModelConfig, source: str) -> list[Rule]:
-    """Return the rules of a decoder layer whose attention input has twice the width."""
-    hidden_norm = Rule(
-        "hidden_norm.weight", (SourceTensor("model.layers.0.hidden_norm.weight", (config.hidden_size,)),), 0
-    )
-    found = []
-    for rule in [hidden_norm, *attention(config, 0), *mlp(config, 0)]:
-        sources = tuple(
-            replace(tensor, name=tensor.name.replace("model.layers.0", source, 1)) for tensor in rule.sources
-        )
-        if rule.target == "attention.qkv.weight":
-            sources = tuple(replace(tensor, shape=(tensor.shape[0], 2 * config.hidden_size)) for tensor in sources)
-        found.append(Rule(f"{LAYER}.{rule.target}", sources, Stage.LAST, rule.split))
-    return found
+def _layer_rules(config: ModelConfig, source: str) -> Iterator[Rule]:
+    """Yield the rules of a decoder layer whose attention input has twice the width."""
+    hidden_norm = SourceTensor(f"{source}.hidden_norm.weight", (config.hidden_size,))
+    yield Rule(f"{LAYER}.hidden_norm.weight", (hidden_norm,), Stage.LAST)
+    for rule in layer_rules(config, 0, LAYER, source):
+        is_wide = rule.name == f"{LAYER}.attention.qkv.weight"
+        wide = (replace(tensor, shape=(tensor.shape[0], 2 * config.hidden_size)) for tensor in rule.sources)
+        yield replace(rule, sources=tuple(wide)) if is_wide else rule

@@ -36,6 +36,8 @@ from trtspec.training.trainable import (
 )
 from trtspec.training.vocabulary import chosen_ids, moved_rows
 
+EMBEDDING = f"{NAME}.vocab_embedding.weight"
+
 
 def initial_head(origin: DraftInitializer, layers: int) -> Eagle3HeadConfig:
     """Return a head of `layers` layers for a target, without optional norms."""
@@ -81,9 +83,6 @@ def make(origin: DraftInitializer) -> InitialDraft:
     rules = head_rules(initial_head(origin, 1), Eagle3Names(layer="midlayer"))
     config = initial_config(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}
     return InitialDraft(config, origin.fill(rules, initial_tensors(origin)))
-
-
-EMBEDDING = f"{NAME}.vocab_embedding.weight"
 
 
 class TrainableEagle3(TrainableDraft):

@@ -25,6 +25,8 @@ from trtspec.methods.tree_choices import MEDUSA_CHOICES, Choice, check_ranks, fi
 
 LM_HEAD = "lm_head.weight"
 _FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind": "(?P<kind>weight|bias)"}
+SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
+OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
 
 
 @dataclass(frozen=True)
@@ -189,10 +191,6 @@ def _matrix(source: Source, heads: Heads) -> TensorInfo | None:
             f"{name}, the first head's vocabulary matrix, is missing", "export the heads with their matrices"
         )
     return matrix
-
-
-SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
-OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
 
 
 class MedusaOptions(LossyOptions):

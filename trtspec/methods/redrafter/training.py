@@ -24,6 +24,7 @@ from trtspec.training.trainable import (
 )
 
 LAYERS = 1
+NAME = "drafter"
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
@@ -46,9 +47,6 @@ def make(origin: DraftInitializer) -> InitialDraft:
         "torch_dtype": config.dtype,
     }
     return InitialDraft(keys, origin.fill(head.rules(), given))
-
-
-NAME = "drafter"
 
 
 class TrainableRecurrentDrafter(TrainableDraft):

@@ -56,6 +56,28 @@ from trtspec.training.texts import TEXTS, TrainingText, read_texts
 JOB = "trtspec_job.json"
 MOST_BYTES = 1 << 16
 Word = Annotated[str, Field(min_length=1, max_length=256)]
+RUN = """\
+#!/bin/sh
+# Trains the draft; run on the GPU machine. TARGET is the target's directory or hub id there.
+set -eu
+cd "$(dirname "$0")"
+TARGET=${{TARGET:-{target}}}
+{commands}"""
+README = """\
+# {record.method} of {record.name}, trained by {trainer.title} {trainer.version}
+
+Requirements: {trainer.needs} ({trainer.source}).
+
+    TARGET={target} sh run.sh
+
+rows.jsonl contains the {record.rows} rows of the training split ({record.tokens} tokens of answers) and nothing else;
+{record.left_out} could not be written for this trainer. run.yaml configures the training and its length.
+The trained draft is in {trainer.result} afterwards. Copy this directory back to the recipe's machine and run:
+
+    trtspec train RECIPE --prompts FILE --result DIRECTORY
+
+with the options that wrote it. The draft is then converted and measured on the held-out prompts.
+"""
 
 
 class JobRecord(StrictModel):
@@ -93,20 +115,20 @@ def read_job(result: Path) -> tuple[Path, JobRecord]:
         raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None
 
 
-def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tuple[Path, JobRecord]:
+def write_job(request: TrainRequest, name: str, watching: ProgressFactory) -> tuple[Path, JobRecord]:
     """Generate the target's responses and write the named trainer's input; return its path and record.
 
     TrtspecError, before anything is written, if the job is not possible.
     """
     trainer = find_trainer(name)
-    loaded = load_with_draft(asked, trainer.kinds)
-    out = asked.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
+    loaded = load_with_draft(request, trainer.kinds)
+    out = request.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
     check_new(out)
     build = plan_recipe(loaded, watching)
     draft = _render_draft(trainer, build)
-    job = _job(asked, build, trainer, draft)
+    job = _job(request, build, trainer, draft)
     render_config(trainer, job)  # report unsupported drafts before generating responses
-    (answered,) = run_steps([answer_step(asked, build)], build, watching)
+    (answered,) = run_steps([answer_step(request, build)], build, watching)
     texts = read_texts(answered / TEXTS)
     check_held_out(texts)
     with new_directory(out) as root:
@@ -145,9 +167,9 @@ def _write(
     return record
 
 
-def _job(asked: TrainRequest, build: Build, trainer: ExternalTrainer, draft: RenderedDraft) -> TrainingJob:
+def _job(request: TrainRequest, build: Build, trainer: ExternalTrainer, draft: RenderedDraft) -> TrainingJob:
     """Return the job, without its longest row, which is not known yet."""
-    target, settings = require_target(build.context), asked.settings
+    target, settings = require_target(build.context), request.settings
     try:
         return TrainingJob(
             kind=trainer.kinds[draft.draft.kind],
@@ -184,31 +206,6 @@ def _warnings(trainer: ExternalTrainer, context: PlanContext) -> list[str]:
     if family in trainer.families:
         return []
     return [f"{trainer.title} has published no draft for {family} targets: {', '.join(sorted(trainer.families))}"]
-
-
-RUN = """\
-#!/bin/sh
-# Trains the draft; run on the GPU machine. TARGET is the target's directory or hub id there.
-set -eu
-cd "$(dirname "$0")"
-TARGET=${{TARGET:-{target}}}
-{commands}"""
-
-README = """\
-# {record.method} of {record.name}, trained by {trainer.title} {trainer.version}
-
-Requirements: {trainer.needs} ({trainer.source}).
-
-    TARGET={target} sh run.sh
-
-rows.jsonl contains the {record.rows} rows of the training split ({record.tokens} tokens of answers) and nothing else;
-{record.left_out} could not be written for this trainer. run.yaml configures the training and its length.
-The trained draft is in {trainer.result} afterwards. Copy this directory back to the recipe's machine and run:
-
-    trtspec train RECIPE --prompts FILE --result DIRECTORY
-
-with the options that wrote it. The draft is then converted and measured on the held-out prompts.
-"""
 
 
 def _write_guide(root: Path, trainer: ExternalTrainer, job: TrainingJob, record: JobRecord) -> None:
@@ -250,7 +247,7 @@ class TakeDraft(Step):
         (out / RECORD).write_text(json.dumps(record) + "\n")
 
 
-def import_result(asked: TrainRequest, result: Path, watching: ProgressFactory) -> TrainResult:
+def import_result(request: TrainRequest, result: Path, watching: ProgressFactory) -> TrainResult:
     """Evaluate a trainer's result in a job's directory, and publish it if it is better.
 
     `result` is that directory, or one of the drafts in it. TrtspecError for an inconsistent draft.
@@ -262,7 +259,7 @@ def import_result(asked: TrainRequest, result: Path, watching: ProgressFactory) 
         trained = load_source(_find_result(result, root, trainer))
         return _take(trained, record, build, answers)
 
-    return train_and_evaluate(asked, load_with_draft(asked, [record.method]), watching, taking)
+    return train_and_evaluate(request, load_with_draft(request, [record.method]), watching, taking)
 
 
 def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPrompts) -> TakeDraft:
