@@ -46,6 +46,12 @@ class Growth(NamedTuple):
     nodes: int
 
 
+def _size(option: str, most: int, what: str) -> Any:
+    """Return the field of an option for dynamic trees; its default depends on `dynamic`."""
+    description = f"Dynamic: {what} ({_DEFAULTS[option]})"
+    return Field(default=None, validate_default=True, ge=1, le=most, description=description)
+
+
 class EagleOptions(LossyOptions):
     """Either the choices of a static tree, or with `dynamic` the size of a dynamic tree; the other options are None."""
 
@@ -57,27 +63,9 @@ class EagleOptions(LossyOptions):
         validate_default=True,
         description=f"Name of a published tree, or paths: [0, 2] is the third best after the best ({_DEFAULT_CHOICES})",
     )
-    top_k: int | None = Field(
-        default=None,
-        validate_default=True,
-        ge=1,
-        le=64,
-        description=f"Dynamic: tokens ranked after a node, and nodes extended per level ({_DEFAULTS['top_k']})",
-    )
-    depth: int | None = Field(
-        default=None,
-        validate_default=True,
-        ge=1,
-        le=32,
-        description=f"Dynamic: levels of tokens, one more than EAGLE-2's depth ({_DEFAULTS['depth']})",
-    )
-    nodes: int | None = Field(
-        default=None,
-        validate_default=True,
-        ge=1,
-        le=MOST_NODES,
-        description=f"Dynamic: total drafted tokens ({_DEFAULTS['nodes']})",
-    )
+    top_k: int | None = _size("top_k", 64, "tokens ranked after a node, and nodes extended per level")
+    depth: int | None = _size("depth", 32, "levels of tokens, one more than EAGLE-2's depth")
+    nodes: int | None = _size("nodes", MOST_NODES, "total drafted tokens")
 
     @field_validator("choices", mode="before")
     @classmethod
