@@ -18,7 +18,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import find_method
 from trtspec.methods.layer_pruning import KINDS, Skip
-from trtspec.methods.speedup import expected_speedup
+from trtspec.planning.prediction.speedup import expected_speedup
 
 # After this many known proposals in a row, the neighbourhood of the best set is considered explored.
 MOST_REPEATS = 500

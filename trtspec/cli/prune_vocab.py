@@ -58,7 +58,7 @@ def prune_vocab(
 
 
 def _show(found: PruningResult) -> None:
-    whole, (before, after) = found.verdict.whole, found.costs
+    whole, (before, after) = found.comparison.whole, found.costs
     texts = pluralize(len(whole.before.texts), "held-out text")
     note(
         f"on {texts}: {whole.before.token_weighted} tokens per step before, {whole.after.token_weighted} now; a step"

@@ -83,8 +83,7 @@ def train(
     """
     from trtspec.bench.documents import save_target_document
     from trtspec.recipe.yaml_edit import check_editable, write_section
-    from trtspec.training.external.job import write_job
-    from trtspec.training.external.take import import_result
+    from trtspec.training.external.job import import_result, write_job
     from trtspec.training.plan import TrainRequest, section_with
     from trtspec.training.run import run
 
@@ -133,7 +132,7 @@ def show_job(out: Path, record: JobRecord, json: bool) -> None:
 
 def show(found: TrainResult) -> None:
     """Print the acceptance before and after on held-out prompts, in total and by kind, and the decision."""
-    verdict = found.verdict
+    comparison = found.comparison
     rows = [
         (
             each.kind,
@@ -143,9 +142,9 @@ def show(found: TrainResult) -> None:
             str(each.before.token_weighted),
             str(each.after.token_weighted),
             f"{each.share:+.0%}",
-            each.word,
+            each.label,
         )
-        for each in (verdict.whole, *verdict.kinds)
+        for each in (comparison.whole, *comparison.kinds)
     ]
     columns = ("held-out prompts", "", "accepted", "after", "tokens per step", "after", "", "")
     by = f"{found.record['steps']} steps" if "steps" in found.record else f"trained by {found.record['trainer']}"
@@ -153,7 +152,7 @@ def show(found: TrainResult) -> None:
     show_table(f"{found.name}: {by}{how}", columns, rows, right=tuple(range(1, 7)))
     if found.left_out:
         print_line(f"{found.left_out} prompts skipped: too long for the engine with --max-tokens", "yellow")
-    for refusal in verdict.refusals:
+    for refusal in comparison.rejections:
         print_line(f"rejected: {refusal}", "red")
     if found.published:
         print_line(f"{found.out}: published", "green")

@@ -114,7 +114,7 @@ class Speculator:
         checkpoint = load_checkpoint(target)
         dtype = compute_dtype(settings.dtype, device, checkpoint)
         model = Decoder(checkpoint, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
-        if wrong := method.check_options(options, model.config):
+        if wrong := list(method.check_options(options, model.config)):
             raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
         room = BatchShape(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len, settings.reuse_tokens)
         drafter = drafter_class(DrafterConfig(model, draft, room, options, draft_shape, settings.confidence))

@@ -28,6 +28,8 @@ from trtspec.training.settings import Sizes, TrainSettings
 from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, VALIDATION, TrainingText, read_texts
 
 STORED = {"bfloat16": "BF16", "float16": "F16"}
+COUNTS = "counts.json"
+VALIDATION_TEXTS = 48
 
 
 @dataclass(frozen=True)
@@ -46,32 +48,21 @@ class MakeDraft(Step):
     sizes: Sizes
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "make-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Create the draft; TrtspecError for sizes that do not fit the target."""
         from trtspec.training.tensors import make_part
-        from trtspec.training.trainable import (  # imports torch, which planning does not need
-            DraftInitializer,
-            find_initializer,
-        )
+        from trtspec.training.trainable import DraftInitializer, find_trainable  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
         with self.target.unchanged():
             model = load_model(self.target.root, "auto")
             origin = DraftInitializer(model, texts, self.draft_len, self.sizes, self.seed)
-            blank = find_initializer(self.method, self.sizes).make(origin)
+            blank = find_trainable(self.method).make(origin)
         write_config(out, blank.config)
         dtype = STORED[model.config.dtype]
         write_tensors(out / blank.file, [make_part(name, each, dtype) for name, each in blank.tensors.items()])
         for path in model.source.tokenizer_files if blank.has_tokenizer else ():
             shutil.copyfile(path, out / path.name)
-
-
-COUNTS = "counts.json"
 
 
 @dataclass(frozen=True)
@@ -133,9 +124,6 @@ def read_counts(path: Path) -> list[StepCounts]:
     ]
 
 
-VALIDATION_TEXTS = 48
-
-
 @dataclass(frozen=True)
 class TrainDraft(Step):
     """Train the draft in `source` for its target, and write a Hugging Face directory of the same layout."""
@@ -150,19 +138,11 @@ class TrainDraft(Step):
     draft_len: int
     settings: TrainSettings
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "train-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Train; TrtspecError for a draft that cannot be trained, and for unsuitable responses."""
         from trtspec.training.teacher import TargetOutputs, Teacher
         from trtspec.training.tensors import write_checkpoint
-        from trtspec.training.trainable import (  # imports torch, which planning does not need
-            DraftSource,
-            find_trainable,
-        )
+        from trtspec.training.trainable import DraftSource, find_trainable  # imports torch
         from trtspec.training.trainer import Trainer
 
         answered = read_texts(inputs[self.texts] / TEXTS)

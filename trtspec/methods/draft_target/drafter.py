@@ -23,12 +23,12 @@ from trtspec.engine.model.positions import Window
 from trtspec.engine.prefill import PrefixCache, prefill
 
 
-class DraftModelDrafter(Drafter):
-    """Drafts with a converted checkpoint of the target's vocabulary, or of one with a stored vocabulary mapping."""
+class ModelDrafter(Drafter):
+    """A converted checkpoint of the target's vocabulary, or of one with a stored vocabulary mapping, with its cache."""
 
-    def __init__(self, setup: DrafterConfig) -> None:
+    def __init__(self, setup: DrafterConfig, method: str) -> None:
         if setup.root is None:
-            raise CheckpointError("draft_target needs a draft checkpoint", hint="set speculation.draft")
+            raise CheckpointError(f"{method} needs a draft checkpoint", hint="set speculation.draft")
         room, checkpoint = setup.room, load_checkpoint(setup.root)
         sizes = setup.target.config.vocab_size, checkpoint.config.vocab_size
         self._reading = load_vocab_adapter(setup.root, *sizes, room.device)
@@ -36,11 +36,8 @@ class DraftModelDrafter(Drafter):
         length = room.length * self._reading.longer
         self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
         self._prefixes = PrefixCache(self._model.cache, room.kept_tokens * self._reading.longer)
-        self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
-        self._draws: bool = setup.options.use_draft_logits
         self._known = [0] * room.rows  # number of processed tokens of each row's text
         self._at = [0] * room.rows  # their number of draft tokens, which are in the cache
-        self._ahead = 0  # number of drafted tokens processed in this step
         self.vocab_size = None if self._reading.longer > 1 else sizes[1]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
@@ -50,6 +47,26 @@ class DraftModelDrafter(Drafter):
         prefill(self._model, encoded, first_row, max_tokens, starts=cached)
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._at[first_row : first_row + len(prompts)] = map(len, encoded)
+
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Add the keys and values of the processed tokens to the prefix cache."""
+        if self._at[row] < self._room:  # otherwise the text was too long, and the entries are undefined
+            self._prefixes.keep(row, self._reading.spell(text), self._at[row])
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row's cache."""
+        self._model.cache.move_row(source, target, self._at[source])
+        self._known[target], self._at[target] = self._known[source], self._at[source]
+
+
+class DraftModelDrafter(ModelDrafter):
+    """Drafts one token per pass."""
+
+    def __init__(self, setup: DrafterConfig) -> None:
+        super().__init__(setup, "draft_target")
+        self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
+        self._draws: bool = setup.options.use_draft_logits
+        self._ahead = 0  # number of drafted tokens processed in this step
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft one token per pass until all chains have ended; rows whose text is too long get no draft."""
@@ -90,16 +107,6 @@ class DraftModelDrafter(Drafter):
             self._known[row] += accepted
             self._at[row] += accepted
         self._ahead = 0
-
-    def keep(self, row: int, text: Sequence[int]) -> None:
-        """Add the keys and values of the processed tokens to the prefix cache."""
-        if self._at[row] < self._room:  # otherwise the text was too long, and the entries are undefined
-            self._prefixes.keep(row, self._reading.spell(text), self._at[row])
-
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's cache."""
-        self._model.cache.move_row(source, target, self._at[source])
-        self._known[target], self._at[target] = self._known[source], self._at[source]
 
 
 DRAFTER = DraftModelDrafter

@@ -21,22 +21,6 @@ from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
 NAME = "dspark"
 
 
-class MarkovHead:
-    """The Markov head: a low-rank map from a token to a bias on the logits of the next token."""
-
-    def __init__(self, weights: HeadWeights) -> None:
-        self._from = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
-        self._to = weights.linear(f"{NAME}.{MARKOV}markov_w2")
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [rows, rank] of the target's tokens [rows]."""
-        return F.embedding(tokens, self._from)
-
-    def biased(self, logits: Tensor, embedded: Tensor) -> Tensor:
-        """Return logits [rows, the draft's vocabulary] plus the bias of the previous tokens."""
-        return self._to.add_to(logits, embedded)
-
-
 class ConfidenceHead:
     """Estimates the probability that the target accepts the token at a position, before it is drafted.
 
@@ -60,7 +44,9 @@ class DSparkDrafter(BlockDrafter):
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, NAME)
         weights, width = self.network.weights, self.network.net.confidence_width
-        self._markov = MarkovHead(weights)
+        # the Markov head: a low-rank map from a token to a bias on the logits of the next token
+        self._markov_embedding = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
+        self._markov_bias = weights.linear(f"{NAME}.{MARKOV}markov_w2")
         is_used = width and setup.confidence  # without a bound the head is not needed
         self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if is_used else None
         self._floors = ConfidenceFloor(chain=setup.confidence)
@@ -73,8 +59,8 @@ class DSparkDrafter(BlockDrafter):
         tokens = torch.tensor([text[-1] for text in texts], device=hidden.device)
         embedded, biased = list[Tensor](), list[Tensor]()
         for position in range(depth):
-            embedded.append(self._markov.embed(tokens))
-            biased.append(self._markov.biased(logits[:, position], embedded[-1]))
+            embedded.append(F.embedding(tokens, self._markov_embedding))
+            biased.append(self._markov_bias.add_to(logits[:, position], embedded[-1]))
             tokens = chain.add(biased[-1])
         if self._floors == NO_FLOOR:
             return chain.draft([depth] * rows)

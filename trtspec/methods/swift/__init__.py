@@ -28,12 +28,8 @@ class SwiftOptions(Options):
     )
 
 
-def _check_options(options: SwiftOptions, config: ModelConfig) -> list[Diagnostic]:
-    return list(check_skip(options.skip, config.num_layers))
-
-
-def check_skip(skip: Skip, num_layers: int) -> Iterator[Diagnostic]:
-    """Report errors of a skip set for a target of `num_layers` layers."""
+def _check_options(options: SwiftOptions, config: ModelConfig) -> Iterator[Diagnostic]:
+    skip, num_layers = options.skip, config.num_layers
     for kind in KINDS:
         layers = skip.of(kind)
         if outside := sorted({layer for layer in layers if not 0 <= layer < num_layers}):

@@ -9,10 +9,15 @@ from typing import Any
 from trtspec.backends.base import find_backend
 from trtspec.backends.context import PlanContext
 from trtspec.core.gpus import Gpu
-from trtspec.methods.speedup import expected_tokens
 from trtspec.planning.memory import largest_batch
 from trtspec.planning.prediction.predict import Prediction, Unpredictable, predict
-from trtspec.planning.prediction.speedup import GpuGroup, TargetDraftPair, published_acceptance, tree_tokens
+from trtspec.planning.prediction.speedup import (
+    GpuGroup,
+    TargetDraftPair,
+    expected_tokens,
+    published_acceptance,
+    tree_tokens,
+)
 
 
 def dollars_per_million(gpu_price: float, gpus: int, tokens_per_s: float) -> float:
