@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext, SelectedBackend
+from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
@@ -23,7 +25,6 @@ from trtspec.methods.base import DraftShape
 from trtspec.recipe.schema import Engine, Recipe
 
 if TYPE_CHECKING:
-    from trtspec.backends.serving import ServingHooks
     from trtspec.store.files import FileReader
     from trtspec.store.step import Step
 
@@ -91,8 +92,8 @@ class Migration:
 # Converts the recipe to the backend's version `migration.version` and records the change of each key.
 Migrate = Callable[[Migration, Recipe], None]
 
-
 PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -114,23 +115,9 @@ class AutoSelection:
     offer: Callable[[str, str | None], BackendOffer]
 
 
-def _plain_serving() -> ServingHooks:
-    from trtspec.backends.serving import ServingHooks
-
-    return ServingHooks()
-
-
-def _never(version: str, method: str) -> bool:
-    return False
-
-
-def _nothing(context: PlanContext) -> Iterable[Diagnostic]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Backend:
-    """One engine. Functions that need heavy modules import them lazily, because `check` loads every backend.
+    """One engine. Functions that need heavy modules are `deferred`, because `check` loads every backend.
 
     Fields:
         methods: returns the supported speculation methods and the engine's name for each.
@@ -167,14 +154,14 @@ class Backend:
     stretches: frozenset[str] = frozenset()
     knobs: frozenset[str] = frozenset()
     warms: bool = False
-    maps_vocabularies: Callable[[str, str], bool] = _never
+    maps_vocabularies: Callable[[str, str], bool] = lambda version, method: False
     devices: tuple[str, ...] = ("gpu",)
     dtypes: tuple[str, ...] = ("auto", "float16", "bfloat16")
     defaults: tuple[str, ...] = ("trtspec",)
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
-    check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing
-    serving: Callable[[], ServingHooks] = _plain_serving
+    check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
+    serving: Callable[[], ServingHooks] = ServingHooks
     auto: AutoSelection | None = None
     build_arguments: Callable[[str, DraftShape], list[str]] | None = None
     probes: Callable[[], list[DoctorCheck]] = list
@@ -183,6 +170,21 @@ class Backend:
     def positions(self, config: ModelConfig) -> int:
         """Return the longest text of a model on this backend, in tokens."""
         return config.positions(self.stretches, keeps_windows=self.keeps_windows)
+
+
+def methods_of_releases(releases: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the methods of a backend whose releases have these; `check` rejects one that the chosen release lacks."""
+    return {"none": ""} | {ours: theirs for methods in releases for ours, theirs in methods.items()}
+
+
+def deferred(target: str) -> Callable[..., Any]:
+    """Return a function that calls the function "module:name", whose module is imported by the first call."""
+    module, _, name = target.partition(":")
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments)
+
+    return call
 
 
 def backends() -> dict[str, Backend]:
@@ -214,9 +216,6 @@ def engine_arguments(method: str, shape: DraftShape) -> list[str]:
     """Return the engine builder's arguments for a method, from the first backend that has any; else an empty list."""
     candidates = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
     return next((arguments for arguments in candidates if arguments), [])
-
-
-AUTO = "auto"
 
 
 def choose_backend(engine: Engine, method: str) -> SelectedBackend:

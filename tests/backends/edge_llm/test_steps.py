@@ -86,7 +86,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.11.0", tensorrt: 
 
 def show_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = DetectedGpu("NVIDIA GeForce RTX 5090", 120, "590.44.01", 32607)
-    for module in ("toolchain", "serve"):
+    for module in ("toolchain", "repository"):
         monkeypatch.setattr(f"trtspec.backends.edge_llm.{module}.detect_gpus", lambda: [gpu])
 
 

@@ -7,7 +7,6 @@ them, the artifact contains the exported ONNX and a build script instead.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,10 +25,9 @@ from trtspec.backends.edge_llm.build import (
     encode_machine,
     has_chat_template,
 )
-from trtspec.backends.edge_llm.repository import MODELS, EmitEdgeRepository
+from trtspec.backends.edge_llm.repository import repository_step
 from trtspec.backends.edge_llm.toolchain import EdgeToolchain, probe_toolchain
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.backends.steps.files import read_models
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.core.gpus import find_gpu
@@ -49,10 +47,8 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
     built = _engines(context, checkpoints, tools) if tools.builds_engines else _exports(context, checkpoints, tools)
     steps |= {**built, **companion_steps(context, reader)}
-    document = json.dumps(model_json(context))
-    steps[REPOSITORY] = EmitEdgeRepository(
-        read_models(MODELS), document, engine_.max_batch_size, context.resolved.serving.streaming
-    )
+    streaming = context.resolved.serving.streaming
+    steps[REPOSITORY] = repository_step(model_json(context), engine_.max_batch_size, streaming=streaming)
     steps[""] = DescribeBuild(build_command(context), tuple(_facts(context, tools).items()))
     lack = tools.lack()
     runs = [directory for directory, step in steps.items() if isinstance(step, RunEdgeTool)]

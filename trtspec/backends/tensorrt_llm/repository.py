@@ -300,13 +300,15 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
     }
 
 
-SERVING = ServingHooks(
-    triton_backend="tensorrtllm",
-    check_machine=check_machine,
-    stage=relocate,
-    launch=read_launch,
-    models=MODELS,
-    images=container_images,
-    # triton-inference-server/tensorrtllm_backend:README.md@0b9d7d5a
-    kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
-)
+def serving() -> ServingHooks:
+    """Return how engines are served."""
+    return ServingHooks(
+        triton_backend="tensorrtllm",
+        check_machine=check_machine,
+        stage=relocate,
+        launch=read_launch,
+        models=MODELS,
+        images=container_images,
+        # triton-inference-server/tensorrtllm_backend:README.md@0b9d7d5a
+        kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
+    )

@@ -8,13 +8,16 @@ The facts are data with public sources: one file for each minor version (1.2.yam
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from trtspec.backends.base import BackendOffer
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import load_package_yaml
+from trtspec.core.processes import installed_version
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
@@ -184,6 +187,28 @@ def find_version_spec(version: str) -> VersionSpec:
 def minors_with(option: str) -> list[str]:
     """Return the minor versions whose trtllm-build has an option."""
     return [minor for minor, spec in version_specs().items() if option in spec.options]
+
+
+def minor_version(version: str) -> tuple[int, int]:
+    """Return the major and minor version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def offer_installed(
+    package: str, methods: Callable[[], Mapping[str, str]], method: str, gpu: str | None, *, builds: bool = False
+) -> BackendOffer:
+    """Accept a method that the installed `package` has; the last release with trtllm-build is 1.2.1 (pull 15918)."""
+    installed = installed_version(package)
+    if not installed:
+        return BackendOffer(False, "TensorRT-LLM is not installed here")
+    if gpu is None:
+        return BackendOffer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
+    if builds and minor_version(installed) >= (1, 3):
+        return BackendOffer(False, f"TensorRT-LLM {installed} does not include trtllm-build")
+    if method not in methods():
+        return BackendOffer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
+    return BackendOffer(True, f"TensorRT-LLM {installed} is installed")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
