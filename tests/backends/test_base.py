@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from trtspec.backends import base
-from trtspec.backends.common import trtllm_versions
 from trtspec.backends.base import backends, choose_backend, choose_version
+from trtspec.backends.common import trtllm_versions
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import GPUS, find_gpu
 from trtspec.recipe.schema import Engine

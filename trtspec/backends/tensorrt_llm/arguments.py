@@ -97,10 +97,4 @@ def option_arguments(option: BuildOption, value: Any) -> list[str] | None:
     if option.type == "int":
         return [name, str(value)] if isinstance(value, int) and value >= 0 else None
     words = str(value).split() if option.type == "strings" else [str(value)]
-    choices = option_choices(option)
-    return None if choices and not set(words) <= set(choices) else [name, *words]
-
-
-def option_choices(option: BuildOption) -> tuple[str, ...]:
-    """Return the valid values of an option, empty if any value is valid."""
-    return ("enable", "disable") if option.type == "switch" else option.choices
+    return None if option.choices and not set(words) <= set(option.choices) else [name, *words]

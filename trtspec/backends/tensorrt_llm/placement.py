@@ -30,18 +30,19 @@ NO_POOLS = ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model of the repository: its `gpu_device_ids`, and `participant_ids` if MPI ranks are assigned.
+    """A model of the repository: the GPUs of its ranks, in order, and its ranks among all MPI processes.
 
-    Its KV cache takes `kv_cache_fraction` of the free memory, at most `max_cache_tokens`; 0 is unlimited. With
-    `chunked_context` prompts may be longer than a step.
+    `participant_ids` are needed only for fast logits. Its KV cache takes `kv_cache_fraction` of the memory that is free
+    when the engine is loaded, at most `max_cache_tokens`; 0 is unlimited. With `chunked_context` prompts may be longer
+    than a step.
     """
 
     name: str
     gpu_device_ids: tuple[int, ...]
     participant_ids: tuple[int, ...]
     kv_cache_fraction: float
-    max_cache_tokens: int
-    chunked_context: bool
+    max_cache_tokens: int = 0
+    chunked_context: bool = False
 
 
 @dataclass(frozen=True)

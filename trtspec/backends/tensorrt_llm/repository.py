@@ -25,7 +25,7 @@ from typing import Any
 from trtspec.backends.common.trtllm_versions import container_images, is_release
 from trtspec.backends.serving import Launch, ServingHooks
 from trtspec.backends.steps.files import EmitRepository
-from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
+from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, PlacedModel, no_pools
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER, installed_versions
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded
@@ -70,34 +70,9 @@ PATHS = ("gpt_model_path", "tokenizer_dir")
 MAX_TOP_K = 1024
 DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # also the names of decoding_mode
 DRAFTED_OUTSIDE = ("draft_target", "ngram")
+LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 
 Choices = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class LookaheadSizes:
-    """The sizes of lookahead decoding that the engine was built for; requests may use smaller ones."""
-
-    window: int
-    ngram: int
-    verification: int
-
-
-@dataclass(frozen=True)
-class EngineServing:
-    """The GPUs and the memory limits of one engine.
-
-    `gpu_ids` are the GPUs of its ranks, in order. `participant_ids` are its ranks among all MPI processes, needed only
-    for fast logits. `kv_cache_fraction` applies to the memory that is free when the engine is loaded;
-    `max_cache_tokens` also limits the cache if engines share a GPU, else it is 0. With `chunked_context` a prompt may
-    be longer than a step.
-    """
-
-    gpu_ids: tuple[int, ...]
-    kv_cache_fraction: float
-    participant_ids: tuple[int, ...] = ()
-    max_cache_tokens: int = 0
-    chunked_context: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +80,9 @@ class EngineRepositorySettings(ServingSettings):
     """The settings of a repository; lengths are in tokens, the method's `options` are JSON.
 
     `vocab_size` is the number of the target's logits, including padding. `draft` is None without a draft model,
-    `choices` is the tree of medusa or eagle, `lookahead` is None for other methods. `fast_logits` sends draft logits
-    from GPU to GPU. `greedy_only` rejects sampled requests. `schedule` contains pairs (number of texts, draft_len) for
-    drafting outside the engine.
+    `choices` is the tree of medusa or eagle. `lookahead` are the sizes that the engine was built for, of which requests
+    may use smaller ones; empty for other methods. `fast_logits` sends draft logits from GPU to GPU. `greedy_only`
+    rejects sampled requests. `schedule` contains pairs (number of texts, draft_len) for drafting outside the engine.
     """
 
     method: str
@@ -115,10 +90,10 @@ class EngineRepositorySettings(ServingSettings):
     options: str
     max_seq_len: int
     vocab_size: int
-    target: EngineServing
-    draft: EngineServing | None = None
+    target: PlacedModel
+    draft: PlacedModel | None = None
     choices: Choices = ()
-    lookahead: LookaheadSizes | None = None
+    lookahead: tuple[int, ...] = ()
     fast_logits: bool = False
     greedy_only: bool = False
     schedule: tuple[tuple[int, int], ...] = ()
@@ -131,7 +106,6 @@ class EmitEngineRepository(EmitRepository):
     settings: EngineRepositorySettings
 
     def emit(self, out: Path) -> None:
-        """Write the models."""
         settings = self.settings
         text: Parameters = {
             "tokenizer_dir": from_model(TOKENIZER),
@@ -141,12 +115,11 @@ class EmitEngineRepository(EmitRepository):
         }
         emit_model(out, PREPROCESSING, settings, text)
         emit_model(out, POSTPROCESSING, settings, text)
-        engines = {TARGET: ("target", settings.target), DRAFT: ("draft", settings.draft)}
-        for model, (role, serving) in engines.items():
-            if serving:
-                parameters = _engine(settings, serving, from_model(engine(role)))
+        for role, placed in (("target", settings.target), ("draft", settings.draft)):
+            if placed:
+                parameters = _engine(settings, placed, from_model(engine(role)))
                 warmed = _samples(settings, role) if settings.warmup else ()
-                emit_model(out, model, settings, parameters, source=MODELS / TARGET, samples=warmed)
+                emit_model(out, placed.name, settings, parameters, source=MODELS / TARGET, samples=warmed)
         for model in (BLS, ENSEMBLE):  # one model under two names: NVIDIA's, and the one that clients use
             emit_model(out, model, settings, _text(settings), source=model_repository_dir() / BLS)
 
@@ -176,33 +149,31 @@ def _samples(settings: EngineRepositorySettings, role: str) -> tuple[WarmupSampl
     return samples(settings.max_batch_size, settings.max_seq_len, settings.draft_len, outside)
 
 
-def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: str) -> Parameters:
+def _engine(settings: EngineRepositorySettings, placed: PlacedModel, path: str) -> Parameters:
     """Return an engine's parameters; the value None removes a parameter.
 
     Only a target drafts inside its engine: with a draft model, neither engine has a mode or a tree.
     """
-    method, sizes = settings.method, settings.lookahead
+    method = settings.method
     return {
         "gpt_model_path": path,
-        "gpu_device_ids": _joined(serving.gpu_ids) or None,
-        "participant_ids": _joined(serving.participant_ids) or None,
-        "kv_cache_free_gpu_mem_fraction": serving.kv_cache_fraction,
-        "max_tokens_in_paged_kv_cache": serving.max_cache_tokens or None,
-        "enable_chunked_context": serving.chunked_context,
+        "gpu_device_ids": _joined(placed.gpu_device_ids) or None,
+        "participant_ids": _joined(placed.participant_ids) or None,
+        "kv_cache_free_gpu_mem_fraction": placed.kv_cache_fraction,
+        "max_tokens_in_paged_kv_cache": placed.max_cache_tokens or None,
+        "enable_chunked_context": placed.chunked_context,
         "speculative_decoding_fast_logits": settings.fast_logits,
         "exclude_input_in_output": settings.defaults != NVIDIA,
         "decoding_mode": method if method in DRAFTED_INSIDE else None,
         "medusa_choices": _tree(settings.choices) if method == "medusa" else None,
         "eagle_choices": _tree(settings.choices) if method == "eagle" else None,
-        "lookahead_window_size": sizes.window if sizes else None,
-        "lookahead_ngram_size": sizes.ngram if sizes else None,
-        "lookahead_verification_set_size": sizes.verification if sizes else None,
+        **dict(zip(LOOKAHEAD_SIZES, settings.lookahead or (None,) * 3, strict=True)),
     }
 
 
 def _text(settings: EngineRepositorySettings) -> Parameters:
     """Return the parameters of the text model; engines that draft inside are plain engines for it."""
-    outside, sizes = settings.method in DRAFTED_OUTSIDE, settings.lookahead
+    outside = settings.method in DRAFTED_OUTSIDE
     return {
         "tensorrt_llm_model_name": TARGET,
         "tensorrt_llm_draft_model_name": DRAFT if settings.draft else "",
@@ -215,9 +186,7 @@ def _text(settings: EngineRepositorySettings) -> Parameters:
         "max_seq_len": settings.max_seq_len,
         "greedy_only": settings.greedy_only,
         "max_top_k": MAX_TOP_K,
-        "lookahead_window_size": sizes.window if sizes else "",
-        "lookahead_ngram_size": sizes.ngram if sizes else "",
-        "lookahead_verification_set_size": sizes.verification if sizes else "",
+        **dict(zip(LOOKAHEAD_SIZES, settings.lookahead or ("",) * 3, strict=True)),
         "tokenizer_dir": from_model(TOKENIZER),
     }
 

@@ -135,16 +135,6 @@ def _describe(gpu: Gpu) -> str:
     return f"{gpu.name} (compute capability {gpu.sm // 10}.{gpu.sm % 10})"
 
 
-RULES = (
-    check_gpu_set,
-    check_gpu_supported,
-    check_fp8_kernels,
-    check_rowwise_on_blackwell,
-    check_plugins_on_blackwell,
-    check_architecture,
-)
-
-
 FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
@@ -198,11 +188,3 @@ def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
                 hint = "exclude modules without attention.dense, or kv_cache: none"
                 path = f"{spec.path}.quantization.exclude.{number}"
                 yield Diagnostic(path, "fp8", message, hint, source=f"{ATTENTION}, {ATTENTION_PLUGIN}")
-
-
-FORMAT_RULES = (
-    check_cache_reuse,
-    check_rowwise_trees,
-    check_rowwise_head_norms,
-    check_fp8_output_scale,
-)

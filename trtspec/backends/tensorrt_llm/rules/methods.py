@@ -183,19 +183,3 @@ def check_logits_shape(context: PlanContext) -> Iterator[Diagnostic]:
 def _target(context: PlanContext, mode: str) -> EngineSpec | None:
     target = engine_specs(context)[0]
     return target if target.mode == mode else None
-
-
-RULES = (
-    check_acceptance,
-    check_eagle_architecture,
-    check_eagle_quantization,
-    check_pipeline_stages,
-    check_no_schedule,
-    check_eagle_batch_size,
-    check_eagle_tree,
-    check_greedy_only,
-    check_upstream_examples,
-    check_documented_stages,
-    check_lookahead_sizes,
-    check_logits_shape,
-)

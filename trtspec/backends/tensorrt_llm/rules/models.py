@@ -130,17 +130,3 @@ def check_partial_rotary(context: PlanContext) -> Iterator[Diagnostic]:
             message = f"upstream does not list a {spec.config.architecture} that rotates {share}, as Phi-4-mini does"
             path = f"{spec.path}.model"
             yield Diagnostic(path, "rope", message, "verify the artifact", "warning", source=PHI_README)
-
-
-RULES = (
-    check_tree_mask_support,
-    check_window_rope_scaling,
-    check_window_layers,
-    check_head_norm_epsilon,
-    check_gemma_embedding,
-    check_rowwise_extensions,
-    check_longrope_factor,
-    check_phi_stages,
-    check_phi_tensor_parallel,
-    check_partial_rotary,
-)

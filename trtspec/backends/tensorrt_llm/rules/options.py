@@ -8,7 +8,7 @@ from typing import Any
 
 from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec, minors_with
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.arguments import option_arguments, option_choices
+from trtspec.backends.tensorrt_llm.arguments import option_arguments
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, engine_specs, speculation_mode
 from trtspec.core.diagnostics import Diagnostic, quote_value
@@ -69,9 +69,8 @@ def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
     """A value has the option's type and is one of its choices."""
     for name, option, value in _recipe_options(context):
         if option_arguments(option, value) is None:
-            choices = option_choices(option)
-            expected = f"one of {', '.join(choices)}" if choices else _TYPES[option.type]
-            hint = did_you_mean(str(value), choices)
+            expected = f"one of {', '.join(option.choices)}" if option.choices else _TYPES[option.type]
+            hint = did_you_mean(str(value), option.choices)
             yield _diagnostic(name, "bad-value", f"{name} must be {expected}, not {quote_value(value)}", hint, BUILD)
 
 
@@ -202,19 +201,3 @@ def _diagnostic(
     name: str, code: str, message: str, hint: str | None, source: str, *, warns: bool = False
 ) -> Diagnostic:
     return Diagnostic(f"engine.extra.{name}", code, message, hint, "warning" if warns else "error", source)
-
-
-RULES = (
-    check_options_exist,
-    check_options_allowed,
-    check_option_values,
-    check_inflight_batching,
-    check_cache_reuse_options,
-    check_fp8_attention_enabled,
-    check_fp8_attention_disabled,
-    check_context_logits,
-    check_multiple_profiles,
-    check_plugin_weights,
-    check_fused_mlp,
-    check_fusions,
-)

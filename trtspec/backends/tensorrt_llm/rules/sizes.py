@@ -104,17 +104,6 @@ def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
-RULES = (
-    check_draft_tokens_per_step,
-    check_prompt_fits,
-    check_chunked_drafts,
-    check_large_steps,
-    check_weights_fit,
-    check_text_fits,
-    check_batch_fits,
-)
-
-
 # the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
 GPUS_PER_NODE = 8
 
@@ -164,6 +153,3 @@ def check_fast_logits(context: PlanContext) -> Iterator[Diagnostic]:
         message = "fast_logits is ignored without use_draft_logits"
         hint = "use_draft_logits: true, or remove fast_logits"
         yield Diagnostic("serving.fast_logits", "not-supported", message, hint, source=DRAFT_README)
-
-
-SERVING_RULES = (check_rank_gpus, check_single_node, check_draft_placement, check_fast_logits)
