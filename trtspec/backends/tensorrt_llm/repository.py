@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.common.trtllm_versions import container_images, is_release
 from trtspec.backends.serving import Launch, ServingHooks
 from trtspec.backends.steps.files import EmitRepository
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, PlacedModel, no_pools
-from trtspec.backends.tensorrt_llm.toolchain import BUILDER, installed_versions
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER, PACKAGE
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
@@ -256,7 +257,7 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
     if builder is None:
         hint = "deploy in the container with the TensorRT-LLM version that built the engines"
         raise DeployError(f"{BUILDER} is not on PATH, so TensorRT-LLM's version is unknown", hint=hint)
-    tensorrt_llm, tensorrt = installed_versions(Path(builder))
+    tensorrt_llm, tensorrt = installed_versions(Path(builder), PACKAGE)
     gpus = detect_gpus()
     fitting = [gpu for gpu in gpus if gpu.is_a(wanted)]
     gpu = next(iter([*fitting, *gpus]), None)
