@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -93,6 +93,13 @@ class PlanContext:
             has_draft_model=self.head is None,
         )
         return resolve_recipe(self.recipe, decisions)
+
+
+def recipe_models(context: PlanContext) -> Iterator[tuple[str, str, ModelSource]]:
+    """Yield (role, recipe path, model of the recipe) of each model that the recipe names."""
+    yield "target", "target", context.recipe.target
+    if context.recipe.speculation.draft:
+        yield "draft", "speculation.draft", context.recipe.speculation.draft
 
 
 def _format(asked: ModelSource | None, model: SourceModel | None) -> QuantFormat:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trtspec.backends.base import Migration
-from trtspec.backends.common.memory import check_num_tokens, check_placement, recipe_models
-from trtspec.backends.context import PlanContext
+from trtspec.backends.common.checks import METHOD, OPTIONS, check_unconverted
+from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.edge_llm.arguments import drafting_sizes
 from trtspec.backends.edge_llm.versions import EdgeRelease, releases
 from trtspec.checkpoints.prequantized import source_format
@@ -20,7 +20,6 @@ from trtspec.methods.eagle3.head import NAME
 from trtspec.methods.mtp import count_layers
 from trtspec.recipe.schema import Recipe
 
-METHOD, OPTIONS = "speculation.method", "speculation.options"
 PACKAGE = "NVIDIA/TensorRT-Edge-LLM"
 CLI = f"{PACKAGE}:experimental/builder/cli.py@0.11.0"
 ENGINE = f"{PACKAGE}:experimental/server/runtime/engine.py@0.11.0"
@@ -42,8 +41,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_eagle3(context)
     yield from _check_quantization(context, release)
     yield from _check_parallel(context)
-    yield from check_placement(context)
-    yield from check_num_tokens(context)
+    yield from check_unconverted(context, "Edge-LLM")
     yield from _check_engine(context)
 
 
@@ -152,9 +150,6 @@ def _check_engine(context: PlanContext) -> Iterator[Diagnostic]:
         if getattr(build, key):
             message = f"Edge-LLM's builder does not support {key}"
             yield Diagnostic(f"engine.build.{key}", "not-supported", message, "remove it", source=CLI)
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which Edge-LLM does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:

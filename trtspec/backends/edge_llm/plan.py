@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.memory import recipe_models
 from trtspec.backends.common.steps import companion_steps
-from trtspec.backends.context import PlanContext
+from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, onnx, quantize_arguments
 from trtspec.backends.edge_llm.build import (
     DescribeBuild,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtspec.backends.common.checks import DRAFT, check_extra, unused
 from trtspec.backends.common.memory import MemoryPlan, plan_memory
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.prequantized import QuantFormat
@@ -43,19 +44,16 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
 def check(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield warnings for keys without effect and for lengths that change texts, and errors of the drafter."""
     engine, serving = context.recipe.engine, context.recipe.serving
-    for option in engine.extra:
-        message = "an option of trtllm-build, which the torch engine does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
+    yield from check_extra(context, "the torch engine")
     for key in sorted(engine.build.model_fields_set):
         message = f"{key} applies to trtllm-build, which the torch engine does not use"
-        yield Diagnostic(f"engine.build.{key}", "unused", message, severity="warning")
+        yield unused(f"engine.build.{key}", message)
     yield from _check_longrope(context)
     yield from _check_block_nets(context)
     if context.translates:
         yield _check_vocabulary(context)
     if serving.fast_logits:
-        message = "the torch engine does not transfer logits between GPUs"
-        yield Diagnostic("serving.fast_logits", "unused", message, severity="warning")
+        yield unused("serving.fast_logits", "the torch engine does not transfer logits between GPUs")
 
 
 def _check_vocabulary(context: PlanContext) -> Diagnostic:
@@ -82,14 +80,14 @@ def _meanings(source: Source) -> dict[Meaning, int]:
 
 
 def _draft_diagnostic(message: str, hint: str | None, severity: Severity = "error") -> Diagnostic:
-    return Diagnostic("speculation.draft.model", "vocabulary", message, hint, severity)
+    return Diagnostic(DRAFT, "vocabulary", message, hint, severity)
 
 
 def _check_block_nets(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield an error for settings of a block drafter that the torch engine does not support."""
     if context.head and detect_kind(context.head.source) and (keys := special_keys(context.head.source)):
         message = f"the torch engine does not support these keys of the draft's config.json: {', '.join(keys)}"
-        yield Diagnostic("speculation.draft.model", "not-supported", message, "choose another engine.backend")
+        yield Diagnostic(DRAFT, "not-supported", message, "choose another engine.backend")
 
 
 def _check_longrope(context: PlanContext) -> Iterator[Diagnostic]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from trtspec.backends.base import AutoSelection, Backend, deferred, methods_of_releases
-from trtspec.backends.common.memory import free_memory_limit, plan_source_memory
+from trtspec.backends.common.memory import plan_source_memory
 from trtspec.backends.common.trtllm_versions import offer_installed, version_specs
 from trtspec.backends.llmapi.arguments import KNOBS
 from trtspec.backends.llmapi.check import check
@@ -30,7 +30,7 @@ def _methods() -> Mapping[str, str]:
 BACKEND = Backend(
     summary="TensorRT-LLM's LLM API on its PyTorch backend",
     methods=_methods,
-    memory=partial(plan_source_memory, limit=free_memory_limit),
+    memory=partial(plan_source_memory, fraction_of="free"),
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     converts=False,
     knobs=KNOBS,

@@ -5,9 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.memory import check_num_tokens, check_placement, recipe_models
+from trtspec.backends.common.checks import (
+    DRAFT,
+    METHOD,
+    OPTIONS,
+    check_draft_parallel,
+    check_unconverted,
+    unused,
+)
 from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
-from trtspec.backends.context import PlanContext
+from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.llmapi.arguments import (
     DRAFTS_TREES,
     check_draft_lengths,
@@ -26,7 +33,6 @@ from trtspec.methods.mtp import count_layers
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 
-METHOD, OPTIONS = "speculation.method", "speculation.options"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
 SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
 SUFFIX_SLOTS = 1024
@@ -58,12 +64,8 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_head(context)
     yield from _check_quant_format(context)
     yield from _check_rotary_keys(context)
-    yield from _check_parallel(context)
-    yield from check_placement(context)
-    yield from check_num_tokens(context, step_tokens(context))
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which the LLM API does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
+    yield from check_draft_parallel(context, LLM_ARGS)
+    yield from check_unconverted(context, "the LLM API", draft_tokens=step_tokens(context))
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
@@ -82,7 +84,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic(f"{OPTIONS}.use_draft_logits", "not-supported", message, "remove it", source=LLM_ARGS)
     if isinstance(options, NgramOptions) and "min_match" in context.recipe.speculation.options:
         message = "the LLM API does not support a minimum match length: it drafts after a single repeated token"
-        yield Diagnostic(f"{OPTIONS}.min_match", "unused", message, severity="warning", source=LLM_ARGS)
+        yield unused(f"{OPTIONS}.min_match", message, LLM_ARGS)
     if isinstance(options, Eagle3Options) and options.top_k:
         yield from _check_tree(context, options.top_k)
     if isinstance(options, SuffixOptions):
@@ -93,7 +95,7 @@ def _check_suffix(context: PlanContext, options: SuffixOptions) -> Iterable[Diag
     for key in ("max_tree_depth", "max_spec_factor", "min_token_prob"):
         if key in context.recipe.speculation.options:
             message = f"the LLM API's suffix automaton does not support {key}: it drafts what follows the longest match"
-            yield Diagnostic(f"{OPTIONS}.{key}", "unused", message, severity="warning", source=SUFFIX_SOURCE)
+            yield unused(f"{OPTIONS}.{key}", message, SUFFIX_SOURCE)
     configured = context.recipe.speculation.options.get("max_cached_requests", 0)
     least = context.recipe.engine.max_batch_size
     if options.max_cached_requests and configured and not least <= options.max_cached_requests <= SUFFIX_SLOTS:
@@ -142,19 +144,19 @@ def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield problems of a drafter whose format differs from the one that the PyTorch backend reads."""
     if context.recipe.speculation.method not in NETS:
         return
-    config, path = context.sources["draft"].config, "speculation.draft.model"
+    config = context.sources["draft"].config
     if "speculators_model_type" in config:
         message = "the head is in the format of speculators; the LLM API expects its sizes at the top of config.json"
-        yield Diagnostic(path, "layout", message, "use the format of its authors or of ModelOpt", source=EAGLE3_SOURCE)
+        yield Diagnostic(DRAFT, "layout", message, "use the format of its authors or of ModelOpt", source=EAGLE3_SOURCE)
     for key in NORMS:
         if config.get(key):
             message = f"the head has {key}, which the LLM API may not support"
-            yield Diagnostic(path, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
+            yield Diagnostic(DRAFT, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
     positions, length = config.get("max_position_embeddings"), context.recipe.engine.max_seq_len
     if context.head is None and isinstance(positions, int) and positions < length:  # `check` reports loaded heads
         message = f"the head has {positions} positions, fewer than max_seq_len {length}, and its RoPE table ends there"
         hint = "fewer drafts may be accepted beyond that position; measure with long texts"
-        yield Diagnostic(path, "positions", message, hint, "warning", ROPE_SOURCE)
+        yield Diagnostic(DRAFT, "positions", message, hint, "warning", ROPE_SOURCE)
 
 
 def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
@@ -187,10 +189,3 @@ def _check_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
         if gpu and not gpu.has_fp8 and "fp8" in found:
             message = f"the {role} is {found}, but {gpu.name} does not support FP8"
             yield Diagnostic("engine.gpu", "quantization", message, "FP8 needs compute capability 8.9")
-
-
-def _check_parallel(context: PlanContext) -> Iterable[Diagnostic]:
-    draft, parallel = context.recipe.speculation.draft, context.recipe.target.parallel
-    if draft and "parallel" in draft.model_fields_set and draft.parallel.ranks != parallel.ranks:
-        message = f"the draft uses the target's parallelism, {parallel.ranks} GPUs"
-        yield Diagnostic("speculation.draft.parallel", "parallel", message, "remove it", source=LLM_ARGS)

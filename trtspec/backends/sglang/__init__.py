@@ -6,14 +6,14 @@ from __future__ import annotations
 from functools import partial
 
 from trtspec.backends.base import Backend, deferred, methods_of_releases
-from trtspec.backends.common.memory import plan_source_memory, static_memory_limit
+from trtspec.backends.common.memory import plan_source_memory
 from trtspec.backends.sglang.check import check
 from trtspec.backends.sglang.versions import releases
 
 BACKEND = Backend(
     summary="SGLang, in a Python model of Triton",
     methods=lambda: methods_of_releases(each.methods for each in releases().values()),
-    memory=partial(plan_source_memory, limit=static_memory_limit),
+    memory=partial(plan_source_memory, fraction_of="static"),
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     converts=False,
     stretches=frozenset({"linear", "dynamic"}),

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.memory import check_num_tokens, check_online, check_placement
+from trtspec.backends.common.checks import (
+    DRAFT,
+    METHOD,
+    OPTIONS,
+    SCHEDULE,
+    VERIFY,
+    check_draft_parallel,
+    check_online,
+    check_unconverted,
+    unused,
+)
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.arguments import tree_width
 from trtspec.backends.sglang.versions import ALGORITHMS, CHECKPOINT_METHODS, releases
@@ -15,8 +25,6 @@ from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.mtp import count_layers
 from trtspec.methods.ngram import NgramOptions
 
-METHOD, OPTIONS, DRAFT = "speculation.method", "speculation.options", "speculation.draft.model"
-SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
 SRT = "sgl-project/sglang:python/sglang/srt"
 HOOK = f"{SRT}/arg_groups/speculative_hook.py@v0.5.23"
 ADAPTIVE = f"{SRT}/speculative/adaptive_spec_params.py@v0.5.23"
@@ -44,11 +52,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_verify(context)
     yield from _check_parallel(context)
     yield from check_online(context, "SGLang", ONLINE)
-    yield from check_placement(context)
-    yield from check_num_tokens(context)
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which SGLang does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
+    yield from check_unconverted(context, "SGLang")
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
@@ -66,11 +70,10 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=HOOK)
     if isinstance(options, DraftTargetOptions) and "use_draft_logits" in configured:
         message = "SGLang drafts and verifies greedily chosen tokens, without draft probabilities"
-        yield Diagnostic(f"{OPTIONS}.use_draft_logits", "unused", message, severity="warning", source=WORKER)
+        yield unused(f"{OPTIONS}.use_draft_logits", message, WORKER)
     if isinstance(options, NgramOptions) and "min_match" in configured:
         message = "SGLang does not support a minimum match length: it drafts after a single repeated token"
-        source = f"{SRT}/speculative/ngram_worker.py@v0.5.23"
-        yield Diagnostic(f"{OPTIONS}.min_match", "unused", message, severity="warning", source=source)
+        yield unused(f"{OPTIONS}.min_match", message, f"{SRT}/speculative/ngram_worker.py@v0.5.23")
 
 
 def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
@@ -155,7 +158,4 @@ def _check_parallel(context: PlanContext) -> Iterable[Diagnostic]:
         message = "SGLang does not support speculation with pipeline parallelism, except experimentally for EAGLE"
         hint = "use tensor parallelism only"
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=PIPELINE)
-    draft = speculation.draft
-    if draft and "parallel" in draft.model_fields_set and draft.parallel.ranks != parallel.ranks:
-        message = f"the draft uses the target's parallelism, {parallel.ranks} GPUs"
-        yield Diagnostic("speculation.draft.parallel", "parallel", message, "remove it", source=HOOK)
+    yield from check_draft_parallel(context, HOOK)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from trtspec.backends.base import Backend, deferred, methods_of_releases
-from trtspec.backends.common.memory import plan_source_memory, total_memory_limit
+from trtspec.backends.common.memory import plan_source_memory
 from trtspec.backends.vllm.check import check
 from trtspec.backends.vllm.drafters import supports_heterogeneous_vocab
 from trtspec.backends.vllm.environment import probe_vllm
@@ -21,7 +21,7 @@ def _versions() -> list[str]:
 BACKEND = Backend(
     summary="vLLM, behind Triton's vLLM backend",
     methods=lambda: methods_of_releases(each.methods for each in releases().values()),
-    memory=partial(plan_source_memory, limit=total_memory_limit),
+    memory=partial(plan_source_memory, fraction_of="all"),
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     converts=False,
     stretches=frozenset({"linear", "dynamic"}),

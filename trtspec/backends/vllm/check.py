@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.memory import check_num_tokens, check_online, check_placement
+from trtspec.backends.common.checks import METHOD, OPTIONS, SCHEDULE, VERIFY, check_online, check_unconverted, unused
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.drafters import (
     check_drafter,
@@ -21,7 +21,6 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.mtp import count_layers
 
-SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
 LENGTHS = "num_speculative_tokens_per_batch_size"
 # their proposers assert the full length, or allocate a block of it once
 ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
@@ -60,9 +59,6 @@ def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
     return ""
 
 
-METHOD, OPTIONS = "speculation.method", "speculation.options"
-
-
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with vLLM."""
     release, method = releases()[context.version], context.recipe.speculation.method
@@ -79,15 +75,12 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from check_features(context, release)
         yield from check_vocabulary(context)
     yield from check_online(context, "vLLM", release.online)
-    yield from check_placement(context, maps_vocabularies=supports_heterogeneous_vocab(release.version, method))
-    yield from check_num_tokens(context)
+    maps_vocabularies = supports_heterogeneous_vocab(release.version, method)
+    yield from check_unconverted(context, "vLLM", maps_vocabularies=maps_vocabularies)
     if not context.recipe.serving.streaming:
         message = "Triton's vLLM backend serves decoupled models only"
         source = "triton-inference-server/vllm_backend:src/model.py@00ea75bc"
         yield Diagnostic("serving.streaming", "not-supported", message, "set it to true", source=source)
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which vLLM does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
 
 
 def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
@@ -101,8 +94,7 @@ def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
         yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=source)
     if "use_draft_logits" in speculation.options and speculation.verify != "block":
         message = "vLLM drafts and verifies greedily chosen tokens, without draft probabilities"
-        path = f"{OPTIONS}.use_draft_logits"
-        yield Diagnostic(path, "unused", message, severity="warning", source=f"{source}, draft_sample_method")
+        yield unused(f"{OPTIONS}.use_draft_logits", message, f"{source}, draft_sample_method")
     if speculation.method == "suffix":
         message = "vLLM needs arctic-inference for suffix decoding, which its containers do not include"
         hint = "pip install arctic-inference==0.1.1 in vLLM's environment"
