@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from trtspec.store.files import FileReader
     from trtspec.store.step import Step
 
+Kind = Literal["kept", "changed", "dropped", "open"]
+PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
+AUTO = "auto"
+
 
 @dataclass(frozen=True)
 class ArtifactPlan:
@@ -47,9 +51,6 @@ class ArtifactPlan:
     problems: Callable[[], list[str]] = list
     lacks: Mapping[str, Diagnostic] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
-
-
-Kind = Literal["kept", "changed", "dropped", "open"]
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,6 @@ class Migration:
 
 # Converts the recipe to the backend's version `migration.version` and records the change of each key.
 Migrate = Callable[[Migration, Recipe], None]
-
-PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
-AUTO = "auto"
 
 
 @dataclass(frozen=True)

@@ -49,22 +49,18 @@ class PlanContext:
 
     @property
     def version(self) -> str:
-        """Return the backend's version."""
         return self.choice.version
 
     @property
     def target_config(self) -> ModelConfig | None:
-        """Return the target's configuration."""
         return self.target.config if self.target else None
 
     @property
     def draft_config(self) -> ModelConfig | None:
-        """Return the draft model's configuration."""
         return self.draft.config if self.draft else None
 
     @property
     def draft_head(self) -> DraftHead | None:
-        """Return the configuration of the head."""
         return self.head.head if self.head else None
 
     @cached_property

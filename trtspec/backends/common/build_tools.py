@@ -40,6 +40,17 @@ def version(names):
     return next((each.version for name in names for each in metadata.distributions(name=name)), None)
 print(json.dumps([version(names) for names in json.loads(sys.argv[1])]))
 """
+log = logging.getLogger(__name__)
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+POLL_S = 0.1
+SHOWN_LINES = 20
+MOST_LINE_BYTES = 8 << 10
+# Environment variables that are passed to a tool. The others may be secret or may change the build.
+VARIABLES = (
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "XDG_RUNTIME_DIR", "DOCKER_HOST",
+    "DOCKER_CONFIG", "DOCKER_CONTEXT", "CONTAINER_HOST",
+)  # fmt: skip
 
 
 def installed_versions(script: Path, package: str) -> tuple[str | None, str | None]:
@@ -67,21 +78,6 @@ def find_interpreter(script: Path) -> list[str]:
     if not words or "python" not in words[-1]:
         raise TrtspecError("not a Python program", where=str(script), hint="check PATH")
     return words
-
-
-log = logging.getLogger(__name__)
-
-GRACE_S = 5.0  # between SIGTERM and SIGKILL
-POLL_S = 0.1
-SHOWN_LINES = 20
-MOST_LINE_BYTES = 8 << 10
-
-# Environment variables that are passed to a tool. The others may be secret or may change the build.
-VARIABLES = (
-    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "XDG_RUNTIME_DIR", "DOCKER_HOST",
-    "DOCKER_CONFIG", "DOCKER_CONTEXT", "CONTAINER_HOST",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from trtspec.backends.context import PlanContext
 from trtspec.methods.eagle3 import Eagle3Options
+from trtspec.methods.eagle3.head import NAME
 from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.recipe.schema import Quantization
 from trtspec.store.artifact_paths import checkpoint, engine, from_model
@@ -20,6 +21,7 @@ from trtspec.store.artifact_paths import checkpoint, engine, from_model
 QUANTIZE, EXPORT, BUILD = "tensorrt-edgellm-quantize", "tensorrt-edgellm-export", "tensorrt-edgellm-build"
 # Calibration reads the dataset of this name; the variable holds its path (quantization/datasets/__init__.py).
 DATASET, DATASET_VARIABLE, PROMPTS = "wikitext", "EDGELLM_QUANT_DATASET_WIKITEXT", "calibration.jsonl"
+PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ def samples_from_anchor(context: PlanContext) -> bool:
     config = context.sources["draft"].config
     inner = config.get("dspark_config")
     return bool({**config, **(inner if isinstance(inner, dict) else {})}.get("sample_from_anchor", True))
+
+
+def aux_layers(context: PlanContext) -> tuple[int, ...]:
+    """Return the target layers whose inputs an EAGLE-3 drafter reads; empty for other methods."""
+    head = context.draft_head.config.get(NAME, {}) if context.draft_head else {}
+    return tuple(head.get("aux_layers", ()))
 
 
 def quantize_arguments(role: str, asked: Quantization, device: str) -> tuple[str, ...]:
@@ -121,9 +129,6 @@ def staged(role: str) -> str:
 def onnx(role: str) -> str:
     """Return the directory of the exported target or draft."""
     return f"onnx/{role}"
-
-
-PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
 
 
 def model_json(context: PlanContext) -> dict[str, Any]:

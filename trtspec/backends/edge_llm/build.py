@@ -30,6 +30,9 @@ ENGINES = {False: ("llm.engine", "config.json"), True: ("spec_base.engine", "spe
 EXPORTED = ("llm/model.onnx", "llm/config.json")
 CHECKPOINT = ("config.json",)
 SIZES = ("max_input_len", "max_kv_cache_capacity", "max_batch_size")
+CHAT_TEMPLATE = "chat_template.jinja"
+# Export and build fail without a chat template. This one adds nothing to a text; requests contain complete texts.
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
 
 
 def check_files(out: Path, names: tuple[str, ...], command: str) -> None:
@@ -54,11 +57,6 @@ def _differing(found: Mapping[str, object], sizes: Mapping[str, int]) -> Iterato
             yield f"{key} is {found.get(key, 'missing')}, expected {value}"
 
 
-CHAT_TEMPLATE = "chat_template.jinja"
-# Export and build fail without a chat template. This one adds nothing to a text; requests contain complete texts.
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
-
-
 @dataclass(frozen=True)
 class StageCheckpoint(CopyFiles):
     """Copy a checkpoint's files; `what` is its role.
@@ -75,7 +73,6 @@ class StageCheckpoint(CopyFiles):
 
     @property
     def name(self) -> str:
-        """Return `stage-target` or `stage-draft`."""
         return f"stage-{self.what}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
@@ -122,7 +119,6 @@ class RunEdgeTool(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name, such as `quantize-target`, `export-draft` or `build-engines`."""
         return f"{self.action}-{self.role}"
 
     @property
@@ -201,8 +197,3 @@ class DescribeBuild(Step):
         title = "Builds the engines of this artifact below a new directory: sh reproduce.sh DIRECTORY"
         comments = (title, *(f"{key}: {value}" for key, value in self.facts))
         (out / REPRODUCE).write_text(rebuild_script(comments, ("mkdir engines", shlex.join(self.argv))))
-
-
-def encode_machine(facts: Mapping[str, object]) -> str:
-    """Return the facts that an engine depends on, as a step's field."""
-    return json.dumps(dict(facts), sort_keys=True)

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 from trtspec.backends.base import Migration
 from trtspec.backends.common.checks import METHOD, OPTIONS, check_unconverted
 from trtspec.backends.context import PlanContext, recipe_models
-from trtspec.backends.edge_llm.arguments import drafting_sizes
+from trtspec.backends.edge_llm.arguments import aux_layers, drafting_sizes
 from trtspec.backends.edge_llm.versions import EdgeRelease, releases
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.gpus import GPUS
-from trtspec.methods.eagle3.head import NAME
 from trtspec.methods.mtp import count_layers
 from trtspec.recipe.schema import Recipe
 
@@ -92,8 +91,7 @@ def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
 
 def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield a problem if the drafter reads target layers that Edge-LLM does not provide."""
-    head, target = context.draft_head, context.target_config
-    layers = tuple(head.config.get(NAME, {}).get("aux_layers", ())) if head else ()
+    layers, target = aux_layers(context), context.target_config
     if not layers or target is None:
         return
     path, read = "speculation.draft.model", ", ".join(map(str, layers))

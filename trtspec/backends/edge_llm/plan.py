@@ -7,6 +7,7 @@ them, the artifact contains the exported ONNX and a build script instead.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,12 +17,18 @@ from typing import Any
 from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.common.steps import companion_steps
 from trtspec.backends.context import PlanContext, recipe_models
-from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, onnx, quantize_arguments
+from trtspec.backends.edge_llm.arguments import (
+    aux_layers,
+    build_command,
+    export_arguments,
+    model_json,
+    onnx,
+    quantize_arguments,
+)
 from trtspec.backends.edge_llm.build import (
     DescribeBuild,
     RunEdgeTool,
     StageCheckpoint,
-    encode_machine,
     has_chat_template,
 )
 from trtspec.backends.edge_llm.repository import repository_step
@@ -31,7 +38,6 @@ from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.core.gpus import find_gpu
 from trtspec.core.paths import calibration_prompts
-from trtspec.methods.eagle3.head import NAME
 from trtspec.recipe.schema import ModelSource
 from trtspec.store.artifact_paths import REPOSITORY, checkpoint, engine
 from trtspec.store.files import FileReader
@@ -67,12 +73,6 @@ def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) 
     if role == "target":
         return StageCheckpoint(role, files, plain_template=not _has_template(source))
     return StageCheckpoint(role, files, target_layers=aux_layers(context))
-
-
-def aux_layers(context: PlanContext) -> tuple[int, ...]:
-    """Return the target layers whose inputs an EAGLE-3 drafter reads; empty for other methods."""
-    head = context.draft_head.config.get(NAME, {}) if context.draft_head else {}
-    return tuple(head.get("aux_layers", ()))
 
 
 def _has_template(source: Source) -> bool:
@@ -129,7 +129,9 @@ def _exports(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeTool
 def _engines(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
     step = _run(context, tools, "build", "engines", build_command(context), checkpoints, engine("target"))
     stored = sum(source.nbytes for source in context.sources.values())
-    return {engine("target"): replace(step, machine=encode_machine(_facts(context, tools)), stored_bytes=stored)}
+    return {
+        engine("target"): replace(step, machine=json.dumps(_facts(context, tools), sort_keys=True), stored_bytes=stored)
+    }
 
 
 def _run(

@@ -8,12 +8,10 @@ of speculation come from the version's spec (backends/common/trtllm_versions); t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions import DecodingType, VersionSpec, find_version_spec, version_specs
+from trtspec.backends.common.trtllm_versions import DecodingType, find_version_spec, minor_version
 from trtspec.backends.context import PlanContext
-from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_head import mask_token
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
@@ -22,9 +20,21 @@ from trtspec.methods.suffix import SuffixOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 from trtspec.recipe.schema import ScheduledLen, is_directory
 
-METHOD = "speculation.method"
-MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
-INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
+KNOBS = frozenset({"schedule", "acceptance_rate_threshold", "acceptance_window"})
+# Default number of steps for the average acceptance rate: a few seconds, so that no single text dominates.
+WINDOW_STEPS = 1000
+# Versions from here on draft trees and verify sampled requests against the target's own sample
+# (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
+DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
+# Versions from here on honour a request's sampling options; earlier ones always take the argmax (Ataraksia/
+# TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
+SAMPLES = (1, 1)
+# The methods with exact sampling in those versions. eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/
+# _torch/speculative/eagle3.py@001e6700); draft_target accepts argmax drafts as if they were sampled, which changes the
+# distribution (model_drafter.py there, process_static_draft_outputs).
+SAMPLING_METHODS = ("none", "ngram")
+# Without it a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
+REJECTION = "use_rejection_sampling"
 
 
 def target_architecture(context: PlanContext) -> str:
@@ -42,31 +52,12 @@ def drafts_separately(context: PlanContext) -> bool:
     return bool(kind.beside) and target_architecture(context) in api.plain
 
 
-def check_target_architecture(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
-    method, architecture = context.recipe.speculation.method, target_architecture(context)
-    if find_version_spec(context.version).api.takes(method, architecture):
-        return
-    others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
-    message = f"TensorRT-LLM {context.version} drafts inside the target, but {architecture} is a plain decoder"
-    hint = f"engine.version: {others[-1]}, or method: ngram" if others else "method: ngram"
-    yield Diagnostic(METHOD, "architecture", message, hint, source=INSIDE_SOURCE)
-
-
-SCHEDULE, THRESHOLD = "speculation.schedule", "speculation.acceptance_rate_threshold"
-KNOBS = frozenset({"schedule", "acceptance_rate_threshold", "acceptance_window"})
-# Default number of steps for the average acceptance rate: a few seconds, so that no single text dominates.
-WINDOW_STEPS = 1000
-LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
-GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
-
-
 def length_fields(context: PlanContext) -> dict[str, Any]:
     """Return the speculative_config fields for a recipe's schedule and threshold, in the version's counting scheme."""
     speculation, api = context.recipe.speculation, find_version_spec(context.version).api
     fields: dict[str, Any] = {}
-    if drafting := _drafting(context):
-        name = _field(drafting)
+    if drafting := drafting_part(context):
+        name = schedule_field(drafting)
         fields[name] = drafting[-1].max_batch if name == "max_concurrency" else _counted(drafting, api.counts)
     if speculation.acceptance_rate_threshold is not None and api.threshold:
         rate, window = api.threshold
@@ -74,53 +65,12 @@ def length_fields(context: PlanContext) -> dict[str, Any]:
     return fields
 
 
-def check_draft_lengths(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield the parts of the schedule and the threshold that the version does not support."""
-    if drafting := _drafting(context):
-        yield from _check_schedule(context, _field(drafting))
-    if context.recipe.speculation.acceptance_rate_threshold is not None:
-        yield from _check_threshold(context)
-
-
-def _check_schedule(context: PlanContext, field: str) -> Iterator[Diagnostic]:
-    method, shape = context.recipe.speculation.method, context.draft_shape
-
-    def honours(spec: VersionSpec) -> bool:
-        return method in spec.api.methods and field in spec.api.methods[method].lengths
-
-    if not honours(find_version_spec(context.version)):
-        message = (
-            f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of requests"
-        )
-        yield Diagnostic(SCHEDULE, "version", message, _remedy("schedule", honours), source=LENGTHS_SOURCE)
-    elif shape.max_tokens > shape.max_depth:
-        message = "the LLM API can shorten only chains, but the method drafts a tree"
-        yield Diagnostic(
-            SCHEDULE, "not-supported", message, "remove schedule, or top_k and nodes", source=LENGTHS_SOURCE
-        )
-
-
-def _check_threshold(context: PlanContext) -> Iterator[Diagnostic]:
-    if not find_version_spec(context.version).api.threshold:
-        message = f"TensorRT-LLM {context.version} does not support acceptance_rate_threshold"
-        hint = _remedy("acceptance_rate_threshold", lambda spec: bool(spec.api.threshold))
-        yield Diagnostic(THRESHOLD, "version", message, hint, source=GATE_SOURCE)
-    elif window := context.recipe.speculation.acceptance_window:
-        message = f"the LLM API averages over {window} steps, not over {window} requests"
-        yield Diagnostic("speculation.acceptance_window", "steps", message, None, "warning", GATE_SOURCE)
-
-
-def _remedy(key: str, honours: Any) -> str:
-    minors = [minor for minor, spec in version_specs().items() if honours(spec)]
-    return f"remove {key}" + (f", or set engine.version: {minors[0]} or later" if minors else "")
-
-
-def _drafting(context: PlanContext) -> list[ScheduledLen]:
+def drafting_part(context: PlanContext) -> list[ScheduledLen]:
     """Return the part of a schedule that drafts at least one token."""
     return [entry for entry in context.recipe.speculation.schedule if entry.draft_len]
 
 
-def _field(drafting: list[ScheduledLen]) -> str:
+def schedule_field(drafting: list[ScheduledLen]) -> str:
     """Return the field for a schedule: a single length only limits the number of requests."""
     return "max_concurrency" if len(drafting) == 1 else "draft_len_schedule"
 
@@ -131,26 +81,6 @@ def _counted(drafting: list[ScheduledLen], counts: str) -> dict[int, int]:
         return {entry.max_batch: entry.draft_len for entry in drafting}
     firsts = [1, *(entry.max_batch + 1 for entry in drafting)]
     return dict(zip(firsts, [*(entry.draft_len for entry in drafting), 0], strict=True))
-
-
-# Versions from here on draft trees and verify sampled requests against the target's own sample
-# (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
-DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
-# Versions from here on honour a request's sampling options; earlier ones always take the argmax (Ataraksia/
-# TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
-SAMPLES = (1, 1)
-# The methods with exact sampling in those versions. eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/
-# _torch/speculative/eagle3.py@001e6700); draft_target accepts argmax drafts as if they were sampled, which changes the
-# distribution (model_drafter.py there, process_static_draft_outputs).
-SAMPLING_METHODS = ("none", "ngram")
-# Without it a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
-REJECTION = "use_rejection_sampling"
-
-
-def minor_version(version: str) -> tuple[int, int]:
-    """Return the major and minor version."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
 
 
 def is_greedy_only(context: PlanContext) -> bool:

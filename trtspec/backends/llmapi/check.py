@@ -3,25 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from trtspec.backends.common.checks import (
     DRAFT,
     METHOD,
     OPTIONS,
+    SCHEDULE,
     check_draft_parallel,
     check_unconverted,
     unused,
 )
-from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
+from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec, minor_version, version_specs
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.llmapi.arguments import (
     DRAFTS_TREES,
-    check_draft_lengths,
-    check_target_architecture,
+    drafting_part,
     is_greedy_only,
-    minor_version,
+    schedule_field,
     step_tokens,
+    target_architecture,
     verifies_with_logits,
 )
 from trtspec.checkpoints.prequantized import source_format
@@ -33,6 +34,7 @@ from trtspec.methods.mtp import count_layers
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 
+THRESHOLD = "speculation.acceptance_rate_threshold"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
 SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
 SUFFIX_SLOTS = 1024
@@ -44,6 +46,10 @@ NETS = ("eagle3", "dflash", "dspark")
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
 ROPE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/attention_backend/interface.py@000a01de, RopeParams.from_config"
+MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
+INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
+LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
+GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
 MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, MTPForCausalLM"
 
 
@@ -56,8 +62,8 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic(METHOD, "method", message, f"supported by: {', '.join(having)}" if having else None)
         return
     if method != "none":
-        yield from check_target_architecture(context)
-        yield from check_draft_lengths(context)
+        yield from _check_target_architecture(context)
+        yield from _check_draft_lengths(context)
     yield from _check_options(context)
     yield from _check_sampling(context)
     yield from _check_mtp(context)
@@ -66,6 +72,58 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_rotary_keys(context)
     yield from check_draft_parallel(context, LLM_ARGS)
     yield from check_unconverted(context, "the LLM API", draft_tokens=step_tokens(context))
+
+
+def _check_target_architecture(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
+    method, architecture = context.recipe.speculation.method, target_architecture(context)
+    if find_version_spec(context.version).api.takes(method, architecture):
+        return
+    others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
+    message = f"TensorRT-LLM {context.version} drafts inside the target, but {architecture} is a plain decoder"
+    hint = f"engine.version: {others[-1]}, or method: ngram" if others else "method: ngram"
+    yield Diagnostic(METHOD, "architecture", message, hint, source=INSIDE_SOURCE)
+
+
+def _check_draft_lengths(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield the parts of the schedule and the threshold that the version does not support."""
+    if drafting := drafting_part(context):
+        yield from _check_schedule(context, schedule_field(drafting))
+    if context.recipe.speculation.acceptance_rate_threshold is not None:
+        yield from _check_threshold(context)
+
+
+def _check_schedule(context: PlanContext, field: str) -> Iterable[Diagnostic]:
+    method, shape = context.recipe.speculation.method, context.draft_shape
+
+    def honours(spec: VersionSpec) -> bool:
+        return method in spec.api.methods and field in spec.api.methods[method].lengths
+
+    if not honours(find_version_spec(context.version)):
+        message = (
+            f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of requests"
+        )
+        yield Diagnostic(SCHEDULE, "version", message, _remedy("schedule", honours), source=LENGTHS_SOURCE)
+    elif shape.max_tokens > shape.max_depth:
+        message = "the LLM API can shorten only chains, but the method drafts a tree"
+        yield Diagnostic(
+            SCHEDULE, "not-supported", message, "remove schedule, or top_k and nodes", source=LENGTHS_SOURCE
+        )
+
+
+def _check_threshold(context: PlanContext) -> Iterable[Diagnostic]:
+    if not find_version_spec(context.version).api.threshold:
+        message = f"TensorRT-LLM {context.version} does not support acceptance_rate_threshold"
+        hint = _remedy("acceptance_rate_threshold", lambda spec: bool(spec.api.threshold))
+        yield Diagnostic(THRESHOLD, "version", message, hint, source=GATE_SOURCE)
+    elif window := context.recipe.speculation.acceptance_window:
+        message = f"the LLM API averages over {window} steps, not over {window} requests"
+        yield Diagnostic("speculation.acceptance_window", "steps", message, None, "warning", GATE_SOURCE)
+
+
+def _remedy(key: str, honours: Callable[[VersionSpec], bool]) -> str:
+    minors = [minor for minor, spec in version_specs().items() if honours(spec)]
+    return f"remove {key}" + (f", or set engine.version: {minors[0]} or later" if minors else "")
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:

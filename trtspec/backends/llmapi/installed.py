@@ -22,6 +22,9 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import did_you_mean
 
 OWN_KEYS = ("triton_config",)  # read by the served model, not by LLM
+log = logging.getLogger(__name__)
+TIMEOUT_S = 300.0
+PROBE = "trtspec.backends.llmapi.installed"
 
 
 def problems(document: dict[str, Any]) -> Iterator[str]:
@@ -65,12 +68,6 @@ def _complaints(section: str, document: dict[str, Any], make: Any) -> Iterator[s
             yield ".".join(map(str, (section, *found["loc"]))) + f": {found['msg']}"
     except (ValueError, AssertionError, TypeError) as error:
         yield f"{section}: {error}"
-
-
-log = logging.getLogger(__name__)
-
-TIMEOUT_S = 300.0
-PROBE = "trtspec.backends.llmapi.installed"
 
 
 def validate_installed(document: dict[str, Any], timeout_s: float = TIMEOUT_S) -> list[str]:

@@ -41,7 +41,6 @@ class RememberSource(Step):
 
     @property
     def name(self) -> str:
-        """Return `remember-OWNER/NAME`."""
         return f"remember-{self.model}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:

@@ -33,6 +33,8 @@ from trtspec.store.digest import compute_digest
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
+ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
+
 
 @dataclass(frozen=True)
 class Calibrate(Step):
@@ -55,12 +57,10 @@ class Calibrate(Step):
 
     @property
     def name(self) -> str:
-        """Return `calibrate-target` or `calibrate-draft`."""
         return f"calibrate-{self.role}"
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of the source's tensors, each of which is read once."""
         return self.nbytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
@@ -115,9 +115,6 @@ def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]
     return [text for text in texts if text]
 
 
-ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
-
-
 @dataclass(frozen=True)
 class HeadFiles:
     """A draft head that is stored in the target's checkpoint: its files and the method's options.
@@ -165,12 +162,10 @@ class ConvertCheckpoint(Step):
 
     @property
     def name(self) -> str:
-        """Return `convert-target` or `convert-draft`."""
         return f"convert-{self.role}"
 
     @property
     def kind(self) -> str:
-        """Return the class name and the format of the weights."""
         return f"{super().kind} {self.scheme.weights}"
 
     @property
@@ -180,12 +175,10 @@ class ConvertCheckpoint(Step):
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all files that are read."""
         return (self.source, *(head.source for head in self.heads))
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of the source's tensors."""
         return self.nbytes
 
     @property
@@ -313,7 +306,6 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all files that are read."""
         return (*super().sources, *self.tokenizers)
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:

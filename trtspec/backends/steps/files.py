@@ -36,12 +36,10 @@ class CopyFiles(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name, such as `copy-tokenizer`."""
         return f"copy-{self.what}"
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all files that are read."""
         return (self.source,)
 
     @property
@@ -51,7 +49,6 @@ class CopyFiles(Step):
 
     @property
     def total_bytes(self) -> int:
-        """Return the total size of the files, all of which are read."""
         return self.output_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
@@ -87,7 +84,6 @@ class CompilePlugins(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name."""
         return "compile-plugins"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:

@@ -34,6 +34,10 @@ _PHASES = (
     (re.compile(r"Build TensorRT engine "), "TensorRT is building"),
     (re.compile(r"Serializing engine to "), "writing the engine"),
 )
+TIMING_CACHE = "timing.cache"
+REPRODUCE = "reproduce.sh"
+# The user that runs the script owns the files that it creates.
+SHELL_USER = "$(id -u):$(id -g)"
 
 
 class BuildPhases:
@@ -58,12 +62,6 @@ def parse_version(line: str) -> str | None:
     return found[1] if found else None
 
 
-TIMING_CACHE = "timing.cache"
-REPRODUCE = "reproduce.sh"
-# The user that runs the script owns the files that it creates.
-SHELL_USER = "$(id -u):$(id -g)"
-
-
 @dataclass(frozen=True)
 class BuildEngine(Step):
     """Run trtllm-build on a checkpoint: one engine file per rank, and the config.json that describes them.
@@ -84,7 +82,6 @@ class BuildEngine(Step):
 
     @property
     def name(self) -> str:
-        """Return `build-target` or `build-draft`."""
         return f"build-{self.role}"
 
     @property
@@ -99,7 +96,6 @@ class BuildEngine(Step):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the argv."""
         return self.command_for()
 
     def command_for(self, user: str = "") -> tuple[str, ...]:
@@ -175,7 +171,6 @@ class DescribeEngines(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name."""
         return "describe-engines"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:

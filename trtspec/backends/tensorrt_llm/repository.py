@@ -49,6 +49,17 @@ PROMPT_LEN = 16
 PERIOD = 4  # a repetitive prompt, for which lookahead can draft
 STEPS = 2
 TOKEN = 1  # the first token id: 0 is often an end id
+MODELS = Path(__file__).with_name("models")
+PATHS = ("gpt_model_path", "tokenizer_dir")
+# The engine silently clamps larger values (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
+# @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
+MAX_TOP_K = 1024
+DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # also the names of decoding_mode
+DRAFTED_OUTSIDE = ("draft_target", "ngram")
+LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+Choices = tuple[tuple[int, ...], ...]
+MAX_LAUNCH_BYTES = 1 << 20
+MOST_RANKS = 512
 
 
 def samples(max_batch_size: int, max_seq_len: int, draft_len: int, drafted_outside: int) -> tuple[WarmupSample, ...]:
@@ -61,19 +72,6 @@ def samples(max_batch_size: int, max_seq_len: int, draft_len: int, drafted_outsi
         kinds["drafts"] = text | {"draft_input_ids": draft, "request_output_len": [drafted_outside + 1]}
     sizes = dict.fromkeys((1, max_batch_size))
     return tuple(WarmupSample(f"{size}-{kind}", size, inputs) for kind, inputs in kinds.items() for size in sizes)
-
-
-MODELS = Path(__file__).with_name("models")
-PATHS = ("gpt_model_path", "tokenizer_dir")
-
-# The engine silently clamps larger values (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
-# @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
-MAX_TOP_K = 1024
-DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # also the names of decoding_mode
-DRAFTED_OUTSIDE = ("draft_target", "ngram")
-LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-
-Choices = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +197,6 @@ def _joined(numbers: Iterable[int]) -> str:
 def _tree(choices: Choices) -> str:
     """Return the paths of a tree in the format of the C++ backend: {0},{0,1}."""
     return ",".join(f"{{{_joined(choice)}}}" for choice in choices)
-
-
-MAX_LAUNCH_BYTES = 1 << 20
-MOST_RANKS = 512
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:

@@ -34,6 +34,14 @@ MODES = {
     "lookahead": LOOKAHEAD,
     "redrafter": REDRAFTER,
 }
+# Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
+# speculative-decoding.md@28af34e8, its limitations). Lookahead takes the argmax of the target's logits
+# (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE is greedy without a threshold for typical
+# acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
+# (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
+GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
+Role = Literal["target", "draft"]
+TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 
 def speculation_mode(context: PlanContext) -> str:
@@ -50,24 +58,11 @@ def build_arguments(method: str, shape: DraftShape) -> list[str]:
     return ["--speculative_decoding_mode", mode, "--max_draft_len", str(shape.max_tokens)] if mode else []
 
 
-# Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
-# speculative-decoding.md@28af34e8, its limitations). Lookahead takes the argmax of the target's logits
-# (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE is greedy without a threshold for typical
-# acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
-# (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
-GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
-
-
 def is_greedy_only(context: PlanContext) -> bool:
     """Return whether the target's engine always takes the most probable token."""
     if isinstance(context.options, RedrafterOptions):
         return context.options.greedy
     return speculation_mode(context) in GREEDY_MODES
-
-
-Role = Literal["target", "draft"]
-
-TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 
 @dataclass(frozen=True)

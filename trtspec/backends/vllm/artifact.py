@@ -35,6 +35,12 @@ from trtspec.store.artifact_paths import TOKENIZER, from_model
 from trtspec.store.files import FileReader
 
 MODEL_JSON = Path("vllm_model", "1", "model.json")  # the start arguments of vLLM
+MODELS, NAMES = Path(__file__).with_name("models"), ("ensemble", "sampling_parameters", "vllm_model")
+# vLLM batches requests itself: its models get single requests as they arrive
+UNBATCHED = ServingSettings(max_batch_size=0)
+FP32, INT32 = 11, 8  # of Triton's DataType
+COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
+RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
 
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
@@ -48,13 +54,6 @@ def alone(repository: Path, artifact: str) -> StandaloneServer:
         serve=("vllm", "serve", model, *arguments),
         arguments=(f"--model={model}", *arguments),
     )
-
-
-MODELS, NAMES = Path(__file__).with_name("models"), ("ensemble", "sampling_parameters", "vllm_model")
-# vLLM batches requests itself: its models get single requests as they arrive
-UNBATCHED = ServingSettings(max_batch_size=0)
-FP32, INT32 = 11, 8  # of Triton's DataType
-COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
 
 
 def relocate(repository: Path, out: Path, artifact: str) -> None:
@@ -123,9 +122,6 @@ def _images(version: str) -> tuple[str, ...]:
 
 def _requirements(version: str) -> tuple[str, ...]:
     return () if _images(version) else (f"vllm=={version}",)  # for the fallback backend
-
-
-RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
 
 
 def serving() -> ServingHooks:

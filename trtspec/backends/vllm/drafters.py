@@ -28,6 +28,10 @@ CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
 SPECULATORS = "transformers_utils/configs/speculators/algos.py"
 RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eagle3_aux_layers_from_config"
+NAMES = "maps_medusa_names"
+LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
+HIDDEN_SIZE = 4096  # vLLM's default for a missing key in the heads' config.json
+FIELD = "use_heterogeneous_vocab"
 
 
 def check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -126,11 +130,6 @@ def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable
         yield Diagnostic("target.model", "version", message, hint, source=cite(release, INTERFACES))
 
 
-NAMES = "maps_medusa_names"
-LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
-HIDDEN_SIZE = 4096  # vLLM's default for a missing key in the heads' config.json
-
-
 def check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield missing keys in the heads' config.json, and formats that a release cannot read."""
     if context.recipe.speculation.method != "medusa":
@@ -147,9 +146,6 @@ def check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnos
     if any(name.endswith("linear.bias") for name in net.tensors) and not net.config.get("medusa_fc_bias"):
         message, hint = "vLLM ignores the heads' biases", "set medusa_fc_bias: true in the heads' config.json"
         yield Diagnostic(DRAFT, "net-bias", message, hint, "warning", source=cite(release, LOADER))
-
-
-FIELD = "use_heterogeneous_vocab"
 
 
 def supports_heterogeneous_vocab(version: str, method: str) -> bool:

@@ -21,6 +21,8 @@ from trtspec.core.processes import installed_version
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
+VERSIONS = Path(__file__).parent
+OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,6 @@ def is_release(version: object, release: str) -> bool:
         return False
     rest = version[len(release) :]
     return not rest or bool(_CANDIDATE.fullmatch(rest))
-
-
-VERSIONS = Path(__file__).parent
-
-OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 
 
 @dataclass(frozen=True)

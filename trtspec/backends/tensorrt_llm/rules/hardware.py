@@ -55,6 +55,7 @@ ARCHITECTURES = frozenset({
     "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "SkyworkForCausalLM",
     "Starcoder2ForCausalLM",
 })  # fmt: skip
+FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
 def check_gpu_set(context: PlanContext) -> Iterator[Diagnostic]:
@@ -133,9 +134,6 @@ def check_architecture(context: PlanContext) -> Iterator[Diagnostic]:
 
 def _describe(gpu: Gpu) -> str:
     return f"{gpu.name} (compute capability {gpu.sm // 10}.{gpu.sm % 10})"
-
-
-FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
 def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:

@@ -39,6 +39,14 @@ NOT_SERVED = {
 }
 
 NEEDED = ("gpt_attention_plugin", "remove_input_padding", "context_fmha")
+_TYPES = {
+    "int": "an integer of at least 0",
+    "str": "a string",
+    "path": "a path",
+    "flag": "true or false",
+    "switch": "enable or disable",
+    "strings": "several words",
+}
 
 
 def check_options_exist(context: PlanContext) -> Iterator[Diagnostic]:
@@ -72,16 +80,6 @@ def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
             expected = f"one of {', '.join(option.choices)}" if option.choices else _TYPES[option.type]
             hint = did_you_mean(str(value), option.choices)
             yield _diagnostic(name, "bad-value", f"{name} must be {expected}, not {quote_value(value)}", hint, BUILD)
-
-
-_TYPES = {
-    "int": "an integer of at least 0",
-    "str": "a string",
-    "path": "a path",
-    "flag": "true or false",
-    "switch": "enable or disable",
-    "strings": "several words",
-}
 
 
 def check_inflight_batching(context: PlanContext) -> Iterator[Diagnostic]:

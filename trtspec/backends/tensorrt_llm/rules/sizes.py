@@ -23,6 +23,8 @@ from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, recipe_g
 from trtspec.core.diagnostics import Diagnostic
 
 MUCH = 16_384  # tokens a step
+# the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
+GPUS_PER_NODE = 8
 
 
 def check_draft_tokens_per_step(context: PlanContext) -> Iterator[Diagnostic]:
@@ -102,10 +104,6 @@ def _loads_that_fit(context: PlanContext) -> list[GpuLoad]:
 
 def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
-
-
-# the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
-GPUS_PER_NODE = 8
 
 
 def check_rank_gpus(context: PlanContext) -> Iterator[Diagnostic]:
