@@ -11,6 +11,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel, requested_scheme
+from trtspec.core.gpus import GPUS, Gpu
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
@@ -50,6 +51,15 @@ class PlanContext:
     @property
     def version(self) -> str:
         return self.choice.version
+
+    @property
+    def method_name(self) -> str:
+        return self.recipe.speculation.method
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """Return the recipe's GPU, None if it is missing or unknown."""
+        return GPUS.get((self.recipe.engine.gpu or "").lower())
 
     @property
     def target_config(self) -> ModelConfig | None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
+from trtspec.methods.draft_target import DraftTargetOptions
+from trtspec.methods.ngram import NgramOptions
 
 METHOD, OPTIONS, DRAFT = "speculation.method", "speculation.options", "speculation.draft.model"
 SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
@@ -35,6 +37,26 @@ def check_unconverted(
     yield from _check_placement(context, maps_vocabularies)
     yield from _check_num_tokens(context, context.draft_shape.max_tokens if draft_tokens is None else draft_tokens)
     yield from check_extra(context, engine)
+
+
+def check_acceptance(context: PlanContext, message: str, source: str) -> Iterator[Diagnostic]:
+    """Yield an error with this message for typical acceptance, which the engine does not support."""
+    if context.options.acceptance != "exact":
+        yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=source)
+
+
+def check_full_drafts(context: PlanContext, engine: str, source: str) -> Iterator[Diagnostic]:
+    """Yield an error for drafts that end early, on engines that always draft the same number of tokens."""
+    if isinstance(context.options, DraftTargetOptions) and context.options.stop_below:
+        message = f"{engine} always drafts draft_len tokens"
+        yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=source)
+
+
+def check_any_match(context: PlanContext, engine: str, source: str) -> Iterator[Diagnostic]:
+    """Yield a warning for a minimum match of prompt lookup, on engines that draft after any match."""
+    if isinstance(context.options, NgramOptions) and "min_match" in context.recipe.speculation.options:
+        message = f"{engine} does not support a minimum match length: it drafts after a single repeated token"
+        yield unused(f"{OPTIONS}.min_match", message, source)
 
 
 def check_draft_parallel(context: PlanContext, source: str) -> Iterator[Diagnostic]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trtspec.backends.base import Migration
-from trtspec.backends.common.checks import METHOD, OPTIONS, check_unconverted
+from trtspec.backends.common.checks import METHOD, check_acceptance, check_unconverted
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.edge_llm.arguments import aux_layers, drafting_sizes
 from trtspec.backends.edge_llm.versions import EdgeRelease, releases
@@ -31,7 +31,7 @@ BLOCK_METHODS = ("dflash", "dspark")
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with Edge-LLM."""
-    release, method = releases()[context.version], context.recipe.speculation.method
+    release, method = releases()[context.version], context.method_name
     if method != "none" and method not in release.methods:
         return  # reported by `check`, with the backends that run it
     yield from _check_gpu(context, release)
@@ -63,10 +63,10 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
         message = f"Edge-LLM {release.version} does not support {model_type}"
         source = f"{PACKAGE}:experimental/builder/models/registry.py@{release.version}"
         yield Diagnostic("target.model", "family", message, f"supported: {', '.join(release.models)}", source=source)
-    elif context.recipe.speculation.method == "mtp" and model_type not in release.mtp_models:
+    elif context.method_name == "mtp" and model_type not in release.mtp_models:
         message = f"Edge-LLM {release.version} does not draft with MTP layers of {model_type}"
         yield Diagnostic(METHOD, "version", message, "use method: eagle3 with a draft for this target", source=CLI)
-    elif context.recipe.speculation.method == "mtp" and not count_layers(context.sources["target"].config):
+    elif context.method_name == "mtp" and not count_layers(context.sources["target"].config):
         yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: eagle3")
     for role, path, asked in recipe_models(context):
         if asked.dtype == "bfloat16":
@@ -75,9 +75,7 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
 
 
 def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
-    if context.options.acceptance != "exact":
-        message = "Edge-LLM accepts drafts exactly; typical acceptance is not supported"
-        yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=ENGINE)
+    yield from check_acceptance(context, "Edge-LLM accepts drafts exactly; typical acceptance is not supported", ENGINE)
     if not drafting_sizes(context):
         return
     if context.recipe.engine.max_batch_size > 1:
@@ -106,7 +104,7 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
-    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
+    gpu = context.gpu
     for role, path, asked in recipe_models(context):
         wanted, stored = asked.quantization, source_format(context.sources[role])
         if stored.weights not in release.formats or wanted.weights not in ("none", "fp8"):
@@ -126,7 +124,7 @@ def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[
             yield Diagnostic(
                 f"{path}.quantization.exclude", "not-supported", message, "remove exclude", source=QUANTIZER
             )
-        if role == "draft" and wanted.kv_cache != "none" and context.recipe.speculation.method in BLOCK_METHODS:
+        if role == "draft" and wanted.kv_cache != "none" and context.method_name in BLOCK_METHODS:
             message = "Edge-LLM stores the KV cache of a block drafter in 16 bits"
             yield Diagnostic(f"{path}.quantization.kv_cache", "not-supported", message, "remove it", source=QUANTIZER)
 

@@ -116,7 +116,7 @@ def _quantize(
 
 
 def _exports(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
-    method, sm = context.recipe.speculation.method, find_gpu(context.resolved.engine.gpu).sm
+    method, sm = context.method_name, find_gpu(context.resolved.engine.gpu).sm
     found: dict[str, Step] = {}
     for role in checkpoints:
         reads = {"draft": checkpoints["draft"]} if (role, method) == ("draft", "eagle3") else checkpoints

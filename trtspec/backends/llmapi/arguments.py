@@ -48,7 +48,7 @@ def target_architecture(context: PlanContext) -> str:
 def drafts_separately(context: PlanContext) -> bool:
     """Return whether the method has to draft outside the target, because its class does not support drafting inside."""
     api = find_version_spec(context.version).api
-    kind = api.methods[context.recipe.speculation.method]
+    kind = api.methods[context.method_name]
     return bool(kind.beside) and target_architecture(context) in api.plain
 
 
@@ -88,7 +88,7 @@ def is_greedy_only(context: PlanContext) -> bool:
     minor = minor_version(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False
-    return minor < SAMPLES or context.recipe.speculation.method not in SAMPLING_METHODS
+    return minor < SAMPLES or context.method_name not in SAMPLING_METHODS
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
 
     `draft_path` is a directory or a hub id. The caller has checked that the version supports the context's method.
     """
-    method = context.recipe.speculation.method
+    method = context.method_name
     if method == "none":
         return {}
     api = find_version_spec(context.version).api
@@ -111,7 +111,7 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
 
 def verifies_with_logits(context: PlanContext) -> bool:
     """Return whether the version can enable or disable the verification of sampled drafts with draft probabilities."""
-    kind = find_version_spec(context.version).api.methods[context.recipe.speculation.method]
+    kind = find_version_spec(context.version).api.methods[context.method_name]
     return REJECTION in kind.fields
 
 
@@ -121,7 +121,7 @@ def step_tokens(context: PlanContext) -> int:
     NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, PARDDecodingConfig.tokens_per_gen_step.
     """
     tokens = context.draft_shape.max_tokens
-    return 2 * tokens - 1 if context.recipe.speculation.method == "pard" else tokens
+    return 2 * tokens - 1 if context.method_name == "pard" else tokens
 
 
 def length_field(kind: DecodingType) -> str:
@@ -145,7 +145,7 @@ def _option_fields(context: PlanContext) -> dict[str, Any]:
         return {REJECTION: options.use_draft_logits} if verifies_with_logits(context) else {}
     if isinstance(options, SuffixOptions):
         return _suffix_fields(context, options)
-    if context.recipe.speculation.method == "pard":
+    if context.method_name == "pard":
         mask = mask_token(context.sources["draft"])
         return (
             {} if mask is None else {"mask_token_id": mask}

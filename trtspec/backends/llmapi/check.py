@@ -10,7 +10,10 @@ from trtspec.backends.common.checks import (
     METHOD,
     OPTIONS,
     SCHEDULE,
+    check_acceptance,
+    check_any_match,
     check_draft_parallel,
+    check_full_drafts,
     check_unconverted,
     unused,
 )
@@ -27,11 +30,9 @@ from trtspec.backends.llmapi.arguments import (
 )
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.core.gpus import GPUS
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.mtp import count_layers
-from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 
 THRESHOLD = "speculation.acceptance_rate_threshold"
@@ -55,7 +56,7 @@ MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculativ
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with the LLM API."""
-    method = context.recipe.speculation.method
+    method = context.method_name
     if method != "none" and method not in find_version_spec(context.version).api.methods:
         having = [minor for minor, spec in version_specs().items() if method in spec.api.methods]
         message = f"the LLM API of TensorRT-LLM {context.version} does not support {method}"
@@ -76,7 +77,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
 
 def _check_target_architecture(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
-    method, architecture = context.recipe.speculation.method, target_architecture(context)
+    method, architecture = context.method_name, target_architecture(context)
     if find_version_spec(context.version).api.takes(method, architecture):
         return
     others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
@@ -94,7 +95,7 @@ def _check_draft_lengths(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_schedule(context: PlanContext, field: str) -> Iterable[Diagnostic]:
-    method, shape = context.recipe.speculation.method, context.draft_shape
+    method, shape = context.method_name, context.draft_shape
 
     def honours(spec: VersionSpec) -> bool:
         return method in spec.api.methods and field in spec.api.methods[method].lengths
@@ -129,20 +130,13 @@ def _remedy(key: str, honours: Callable[[VersionSpec], bool]) -> str:
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield the method's options that the LLM API does not support."""
     options = context.options
-    if options.acceptance != "exact":
-        message = "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance"
-        yield Diagnostic(
-            f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=f"{LLM_ARGS}, EagleDecodingConfig"
-        )
-    if isinstance(options, DraftTargetOptions) and options.stop_below:
-        message = "the LLM API always drafts draft_len tokens"
-        yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=LLM_ARGS)
+    message = "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance"
+    yield from check_acceptance(context, message, f"{LLM_ARGS}, EagleDecodingConfig")
+    yield from check_full_drafts(context, "the LLM API", LLM_ARGS)
+    yield from check_any_match(context, "the LLM API", LLM_ARGS)
     if isinstance(options, DraftTargetOptions) and not options.use_draft_logits and not verifies_with_logits(context):
         message = "the LLM API decides itself whether drafts are verified with their logits"
         yield Diagnostic(f"{OPTIONS}.use_draft_logits", "not-supported", message, "remove it", source=LLM_ARGS)
-    if isinstance(options, NgramOptions) and "min_match" in context.recipe.speculation.options:
-        message = "the LLM API does not support a minimum match length: it drafts after a single repeated token"
-        yield unused(f"{OPTIONS}.min_match", message, LLM_ARGS)
     if isinstance(options, Eagle3Options) and options.top_k:
         yield from _check_tree(context, options.top_k)
     if isinstance(options, SuffixOptions):
@@ -177,14 +171,14 @@ def _check_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
 
 def _check_sampling(context: PlanContext) -> Iterable[Diagnostic]:
     if is_greedy_only(context):
-        method = context.recipe.speculation.method
+        method = context.method_name
         message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
         hint = "sampled requests are rejected; versions from 1.3 on serve them"
         yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
 
 
 def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
-    if context.recipe.speculation.method != "mtp":
+    if context.method_name != "mtp":
         return
     config = context.sources["target"].config
     layers, model_type = count_layers(config), str(config.get("model_type"))
@@ -200,7 +194,7 @@ def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
 
 def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield problems of a drafter whose format differs from the one that the PyTorch backend reads."""
-    if context.recipe.speculation.method not in NETS:
+    if context.method_name not in NETS:
         return
     config = context.sources["draft"].config
     if "speculators_model_type" in config:
@@ -236,7 +230,7 @@ def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
 
 def _check_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if the recipe requests another format than the source's: the LLM API does not quantize."""
-    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
+    gpu = context.gpu
     for role, path, asked in recipe_models(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
         if wanted not in ("none", found):

@@ -28,7 +28,7 @@ def build_arguments(role: Role, context: PlanContext) -> list[str]:
         del own["opt_num_tokens"]  # upstream rejects the combination
     words = {name: [f"--{name}", str(value)] for name, value in own.items()}
     if spec.mode:
-        words["speculation"] = specs.build_arguments(context.recipe.speculation.method, context.draft_shape)
+        words["speculation"] = specs.build_arguments(context.method_name, context.draft_shape)
     if uses_draft_logits(context):
         words["gather_generation_logits"] = ["--gather_generation_logits"]
     return [word for option in (words | extra).values() for word in option]

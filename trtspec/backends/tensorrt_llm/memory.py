@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, recipe_gpu
+from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.sharding import ParallelMapping, shard
 from trtspec.methods.base import DraftHead
@@ -75,7 +75,7 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
 
 def gpu_loads(context: PlanContext) -> list[GpuLoad]:
     """Return the memory of the engines on each of their GPUs, by id."""
-    gpu = recipe_gpu(context)
+    gpu = context.gpu
     found: dict[int, list[RankLoad]] = {}
     for rank in _rank_loads(context):
         found.setdefault(rank.gpu_id, []).append(rank)

@@ -13,7 +13,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.sharding import ParallelMapping
-from trtspec.core.gpus import GPUS, Gpu
+from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.methods.base import DraftShape
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.redrafter import RedrafterOptions
@@ -46,7 +46,7 @@ TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 def speculation_mode(context: PlanContext) -> str:
     """Return the mode of a recipe's method, "" without a drafter and for unsupported methods."""
-    return MODES.get(context.recipe.speculation.method, "")
+    return MODES.get(context.method_name, "")
 
 
 def build_arguments(method: str, shape: DraftShape) -> list[str]:
@@ -120,6 +120,12 @@ class EngineSpec:
         """
         return self.quant_format.kv_cache == "none" or self.has_fp8_context_fmha
 
+    def diagnostic(
+        self, key: str, code: str, message: str, hint: str | None = None, severity: Severity = "error", source: str = ""
+    ) -> Diagnostic:
+        """Return a diagnostic of a key of the engine's model."""
+        return Diagnostic(f"{self.path}.{key}", code, message, hint, severity, source)
+
     @property
     def chunks_prompts(self) -> bool:
         """Return whether a prompt is processed in several steps.
@@ -180,8 +186,3 @@ def _spec(
 def uses_draft_logits(context: PlanContext) -> bool:
     """Return whether drafts are verified with the draft model's probabilities."""
     return isinstance(context.options, DraftTargetOptions) and context.options.use_draft_logits
-
-
-def recipe_gpu(context: PlanContext) -> Gpu | None:
-    """Return the GPU that the engines are built for, None if it is missing or unsupported."""
-    return GPUS.get((context.recipe.engine.gpu or "").lower())

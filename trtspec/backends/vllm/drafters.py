@@ -36,7 +36,7 @@ FIELD = "use_heterogeneous_vocab"
 
 def check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield errors that prevent loading the drafter or drafting for this target."""
-    method = release.methods[context.recipe.speculation.method]
+    method = release.methods[context.method_name]
     if method not in PREFIXES:
         return
     net = context.sources["draft"]
@@ -132,7 +132,7 @@ def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable
 
 def check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield missing keys in the heads' config.json, and formats that a release cannot read."""
-    if context.recipe.speculation.method != "medusa":
+    if context.method_name != "medusa":
         return
     net, wanted = context.sources["draft"], context.sources["target"].config.get("hidden_size", HIDDEN_SIZE)
     if NAMES not in release.does and not LISTED.blocks(net):
@@ -176,9 +176,7 @@ def _has_other_tokens(context: PlanContext) -> bool:
 
 def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield a warning for a draft model with another vocabulary, which can draft only shared tokens."""
-    if supports_heterogeneous_vocab(context.version, context.recipe.speculation.method) and has_other_vocabulary(
-        context
-    ):
+    if supports_heterogeneous_vocab(context.version, context.method_name) and has_other_vocabulary(context):
         message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
         ours, theirs = context.target_config, context.draft_config
         if ours and theirs and not _has_other_tokens(context):

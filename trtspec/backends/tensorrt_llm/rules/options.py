@@ -96,7 +96,7 @@ def check_cache_reuse_options(context: PlanContext) -> Iterator[Diagnostic]:
         if is_lost(context, name):
             is_needed = speculation_mode(context) in (EXTERNAL, EAGLE)
             message = f"{name} disables paged context attention, and therefore KV cache reuse"
-            message += f"; {context.recipe.speculation.method} needs it" if is_needed else ""
+            message += f"; {context.method_name} needs it" if is_needed else ""
             yield _diagnostic(name, "kv-reuse", message, "remove it", BATCHING, warns=not is_needed)
 
 
