@@ -72,11 +72,9 @@ class Migration:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the recipe has every required value."""
         return all(change.kind != "open" for change in self.changes)
 
     def note(self, kind: Kind, path: str, why: str) -> None:
-        """Record the change of a key."""
         self.changes.append(KeyChange(kind, path, why))
 
     def drop(self, path: str, why: str) -> None:
@@ -186,7 +184,6 @@ def deferred(target: str) -> Callable[..., Any]:
 
 
 def backends() -> dict[str, Backend]:
-    """Return all registered backends by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 
@@ -197,7 +194,6 @@ def find_backend(name: str) -> Backend:
 
 
 def backends_for_method(method: str) -> list[str]:
-    """Return the names of the backends that support a method."""
     return [name for name, backend in backends().items() if method in backend.methods()]
 
 

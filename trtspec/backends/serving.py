@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trtspec.core.errors import DeployError
 from trtspec.core.files import copy_tree
 from trtspec.core.ports import LOOPBACK
@@ -145,7 +147,15 @@ def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
     return value
 
 
-def options(document: Mapping[str, Any]) -> tuple[str, ...]:
+def load_absolute(repository: Path, path: Path, artifact: str) -> dict[str, Any]:
+    """Return the document of a model in a repository with its paths made absolute for an artifact's path."""
+    text = (repository / path).read_text(encoding="utf-8")
+    document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    found: dict[str, Any] = with_absolute_paths(document, path.parts[0], artifact)
+    return found
+
+
+def command_options(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a document as options: --max-model-len=4096, --flag for true, JSON for objects and lists."""
     found = []
     for key, value in document.items():

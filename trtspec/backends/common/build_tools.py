@@ -98,7 +98,6 @@ class Tool:
 
 
 def tool_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a tool."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ} | dict(variables)
 
 

@@ -36,7 +36,6 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Return the sum of all parts."""
         return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
 
 

@@ -128,7 +128,6 @@ class RunEdgeTool(Step):
 
     @property
     def num_devices(self) -> int:
-        """Return 1 if the step needs a GPU, else 0."""
         return 1 if self.machine or "cuda" in self.argv else 0
 
     @property

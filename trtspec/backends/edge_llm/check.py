@@ -149,7 +149,6 @@ def _check_engine(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Migrate a recipe to Edge-LLM."""
     for option in recipe.engine.extra:
         migration.drop(f"engine.extra.{option}", "an option of trtllm-build")
     engine = migration.document["engine"]

@@ -53,7 +53,6 @@ def check_machine(artifact: Path, manifest: Manifest) -> None:
 
 
 def serving() -> ServingHooks:
-    """Return how Edge-LLM is served."""
     return ServingHooks(
         check_machine=check_machine,
         models=MODELS,

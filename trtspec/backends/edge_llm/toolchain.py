@@ -41,12 +41,10 @@ class EdgeToolchain:
 
     @property
     def device(self) -> str:
-        """Return "cuda" if the recipe's GPU is present, else "cpu"."""
         return "cuda" if self.devices else "cpu"
 
     @property
     def builds_engines(self) -> bool:
-        """Return whether engines can be built here."""
         return not (self.missing or self.why_no_engines)
 
     def lack(self) -> Diagnostic | None:
@@ -97,7 +95,6 @@ def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: s
 
 
 def probes() -> list[DoctorCheck]:
-    """Return the check of Edge-LLM's commands and of TensorRT."""
     directory = command_directory()
     if not directory:
         return [DoctorCheck("tensorrt-edgellm", True, f"not on PATH, and not in an environment set by {ENVIRONMENT}")]

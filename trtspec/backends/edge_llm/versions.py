@@ -40,12 +40,10 @@ class EdgeRelease:
     formats: tuple[str, ...]
 
     def platforms_for(self, sm: int) -> list[Platform]:
-        """Return the platforms with GPUs of a compute capability."""
         return [platform for platform in self.platforms if platform.sm == sm]
 
     @property
     def sms(self) -> list[int]:
-        """Return the supported compute capabilities, ascending."""
         return sorted({platform.sm for platform in self.platforms})
 
 

@@ -17,7 +17,6 @@ PACKAGES = ("torch", "transformers", "tokenizers")
 
 
 def probes() -> list[DoctorCheck]:
-    """Return the checks of packages, GPU and kernels."""
     return [*(check_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES), _gpu(), _kernels()]
 
 

@@ -33,7 +33,6 @@ def repository_step(
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps of the artifact."""
     checkpoints = {checkpoint(role): step for role, step in conversion_steps(context, reader).items()}
     repository = repository_step(
         serving_settings(context),

@@ -130,7 +130,6 @@ def length_field(kind: DecodingType) -> str:
 
 
 def _option_fields(context: PlanContext) -> dict[str, Any]:
-    """Return the fields of a method's options."""
     options = context.options
     if isinstance(options, NgramOptions):
         # a separate pool for each request, so that a text's repetitions are not drafted for another request

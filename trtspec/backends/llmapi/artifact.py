@@ -17,7 +17,7 @@ from trtspec.backends.common.trtllm_versions import container_images
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
 from trtspec.backends.llmapi.installed import validate_installed
-from trtspec.backends.serving import ServingHooks, StandaloneServer, require_package, with_absolute_paths
+from trtspec.backends.serving import ServingHooks, StandaloneServer, load_absolute, require_package
 from trtspec.backends.steps.files import token_models
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
@@ -31,15 +31,13 @@ FILE = "llm.yaml"
 
 
 def check_installed(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError if the LLM API is missing."""
     wanted = manifest.recipe.engine.version
     require_package(PACKAGE, f"pip install {PACKAGE}=={wanted}, or deploy in NVIDIA's container for it")
 
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
     """Return the command line of TensorRT-LLM without Triton."""
-    document = yaml.safe_load((repository / MODEL_YAML).read_text(encoding="utf-8"))
-    document = with_absolute_paths(document, MODEL_YAML.parts[0], artifact)
+    document = load_absolute(repository, MODEL_YAML, artifact)
     arguments = {key: value for key, value in document.items() if key not in ELSEWHERE}
     model, path = document["model"], f"/config/{FILE}"
     return StandaloneServer(
@@ -51,12 +49,10 @@ def alone(repository: Path, artifact: str) -> StandaloneServer:
 
 
 def serving() -> ServingHooks:
-    """Return how the LLM API is served."""
     return ServingHooks(check_machine=check_installed, models=MODELS, images=container_images, alone=alone)
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps of the artifact."""
     engine, document = context.resolved.engine, model_yaml(context, served_path("target"), served_path("draft"))
     repository = token_models(
         MODELS,

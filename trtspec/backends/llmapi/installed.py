@@ -28,7 +28,6 @@ PROBE = "trtspec.backends.llmapi.installed"
 
 
 def problems(document: dict[str, Any]) -> Iterator[str]:
-    """Yield one line per problem."""
     from tensorrt_llm.llmapi import llm_args
 
     arguments = llm_args.TorchLlmArgs

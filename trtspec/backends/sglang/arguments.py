@@ -94,7 +94,6 @@ def tree_width(context: PlanContext) -> int:
 
 
 def _option_fields(context: PlanContext) -> dict[str, Any]:
-    """Return the fields of a method's own options."""
     options, depth = context.options, context.draft_shape.max_depth
     if isinstance(options, NgramOptions):
         # with a breadth of 1 its tree is a chain; its paths contain the match and the draft tokens

@@ -15,7 +15,7 @@ from pathlib import Path
 from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.common.steps import plan_source_artifact, served_path, serving_settings
 from trtspec.backends.context import PlanContext
-from trtspec.backends.serving import ServingHooks, StandaloneServer, options, require_package, with_absolute_paths
+from trtspec.backends.serving import ServingHooks, StandaloneServer, command_options, load_absolute, require_package
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.backends.steps.files import token_models
 from trtspec.core.errors import DeployError
@@ -42,9 +42,8 @@ def check_installed(artifact: Path, manifest: Manifest) -> None:
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
     """Return the command line of SGLang without Triton."""
-    document = json.loads((repository / ENGINE_JSON).read_text(encoding="utf-8"))
-    document = with_absolute_paths(document, ENGINE_JSON.parts[0], artifact)
-    arguments = options({key: value for key, value in document.items() if key != TOKENS_ALONE})
+    document = load_absolute(repository, ENGINE_JSON, artifact)
+    arguments = command_options({key: value for key, value in document.items() if key != TOKENS_ALONE})
     return StandaloneServer(
         framework="sglang",
         serve=("python3", "-m", "sglang.launch_server", "--host=0.0.0.0", *arguments),
@@ -53,7 +52,6 @@ def alone(repository: Path, artifact: str) -> StandaloneServer:
 
 
 def serving() -> ServingHooks:
-    """Return how SGLang is served."""
     return ServingHooks(
         check_machine=check_installed,
         models=MODELS,
@@ -63,7 +61,6 @@ def serving() -> ServingHooks:
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps of the artifact."""
     engine = context.resolved.engine
     arguments = engine_arguments(context, served_path("target"), served_path("draft"))
     documents = {"engine": arguments} | ({"adaptive": adaptive} if (adaptive := adaptive_config(context)) else {})

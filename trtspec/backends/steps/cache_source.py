@@ -44,7 +44,6 @@ class RememberSource(Step):
         return f"remember-{self.model}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Copy the small files, and write the headers and digests of the weights."""
         if self.source is None:
             raise ValueError("the source is missing")
         for path in (*self.source.documents, *self.source.tokenizer_files):
@@ -88,10 +87,10 @@ class _NoProgress:
     """Discards progress: the step takes almost no time."""
 
     def advance(self, n_bytes: int) -> None:
-        """Ignore the bytes."""
+        pass
 
     def resume(self, n_bytes: int) -> None:
-        """Ignore the bytes."""
+        pass
 
     def say(self, text: str) -> None:
-        """Ignore the text."""
+        pass

@@ -105,7 +105,6 @@ def _most_positions(config: ModelConfig) -> int:
 
 
 def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:
-    """Return the token ids of each non-empty prompt."""
     tokenizer = Tokenizer(root)
     texts = [tokenizer.encode(prompt.text)[:max_len] for prompt in prompts]
     if not any(texts):
@@ -130,7 +129,6 @@ class HeadFiles:
     nbytes: int = field(metadata={"key": False})
 
     def load(self, target: SourceModel) -> SourceHead:
-        """Load the head for its target."""
         return load_head(self.source.root, self.method, json.loads(self.options), target, self.draft_len)
 
 

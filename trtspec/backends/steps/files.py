@@ -44,7 +44,6 @@ class CopyFiles(Step):
 
     @property
     def output_bytes(self) -> int:
-        """Return the total size of the files."""
         return sum(size for size, _ in self.source.stats)
 
     @property

@@ -20,7 +20,6 @@ PACKAGE = "tensorrt_llm"
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Migrate a recipe to another version with trtllm-build."""
     spec = find_version_spec(migration.version)
     for option in recipe.engine.extra:
         if option not in spec.options:

@@ -35,7 +35,6 @@ def build_arguments(role: Role, context: PlanContext) -> list[str]:
 
 
 def _settings(spec: EngineSpec) -> dict[str, str | int]:
-    """Return the options that are set for every engine."""
     settings: dict[str, str | int] = {
         "max_batch_size": spec.max_batch_size,
         "max_input_len": spec.max_input_len,

@@ -65,7 +65,6 @@ class ExpectedEngine:
 
     @property
     def ranks(self) -> int:
-        """Return the number of engine files."""
         return int(self.checkpoint["mapping"]["world_size"])
 
     def values(self) -> Iterator[tuple[str, object]]:

@@ -11,8 +11,8 @@ NVIDIA/TensorRT-LLM:examples/draft_target_model/README.md@11925f62
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads
@@ -56,12 +56,7 @@ class EnginePlacement:
     environment: dict[str, str]
     command: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self) | {"models": [_plain(model) for model in self.models], "command": list(self.command)}
-
     def model(self, name: str) -> PlacedModel:
-        """Return a model by its name in the repository."""
         return next(model for model in self.models if model.name == name)
 
 
@@ -133,7 +128,3 @@ def _command(world_size: int, models: list[str], pools: tuple[str, ...]) -> tupl
         words += [*pools, "--disable-auto-complete-config"]
         words += [f"--backend-config=python,shm-region-prefix-name=prefix{rank}_"]
     return tuple(words)
-
-
-def _plain(model: PlacedModel) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(model).items()}

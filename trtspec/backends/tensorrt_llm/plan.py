@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     steps |= {engine(built.role): built for built in engines}
     steps |= companion_steps(context, reader)
     steps[REPOSITORY] = EmitEngineRepository(read_models(MODELS), _settings(context, placement))
-    steps[""] = DescribeEngines(engines, json.dumps(placement.as_dict(), indent=2))
+    steps[""] = DescribeEngines(engines, json.dumps(asdict(placement), indent=2))
     return ArtifactPlan(
         steps,
         tools={"tensorrt_llm": toolchain.tensorrt_llm, "tensorrt": toolchain.tensorrt},
@@ -49,7 +50,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         notes=(*padding_notes(context), *_notes(toolchain)),
         devices=toolchain.devices,
         lacks={engine(built.role): lack for built in engines for lack in toolchain.lacks()},
-        facts={"placement": placement.as_dict(), "toolchain": _facts(toolchain)},
+        facts={"placement": asdict(placement), "toolchain": _facts(toolchain)},
     )
 
 

@@ -15,7 +15,6 @@ silently use other kernels, are rejected before a server starts. There is one pr
 from __future__ import annotations
 
 import json
-import posixpath
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 
 from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.common.trtllm_versions import container_images, is_release
-from trtspec.backends.serving import Launch, ServingHooks
+from trtspec.backends.serving import Launch, ServingHooks, with_absolute_paths
 from trtspec.backends.steps.files import EmitRepository
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, PlacedModel, no_pools
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER, PACKAGE
@@ -128,17 +127,14 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
     `artifact` is the artifact's path for the server, which may differ in a container.
     """
-    from trtspec.serving.triton.config import (
-        load_config,
-        set_parameter,
-    )  # imports protobuf, which planning does not need
+    from trtspec.serving.triton.config import load_config, set_parameter  # planning needs no protobuf
 
     for source in sorted(path.parent for path in repository.glob(f"*/{CONFIG}")):
         config = load_config(source / CONFIG)
-        seen = posixpath.join(artifact, repository.name, source.name)
         for key in PATHS:
-            if key in config.parameters and (path := config.parameters[key].string_value):
-                set_parameter(config, key, posixpath.normpath(posixpath.join(seen, path)))
+            if key in config.parameters:
+                path = config.parameters[key].string_value
+                set_parameter(config, key, with_absolute_paths(path, source.name, artifact))
         write_model(out / source.name, source, config)
 
 
@@ -220,7 +216,6 @@ def _differs(key: str, built: dict[str, Any], value: object) -> bool:
 
 
 def read_launch(artifact: Path) -> Launch:
-    """Return the launch configuration of an artifact."""
     path = artifact / LAUNCH
     try:
         return _parse_launch(json.loads(read_bounded(path, MAX_LAUNCH_BYTES)))
@@ -265,7 +260,6 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
 
 
 def serving() -> ServingHooks:
-    """Return how engines are served."""
     return ServingHooks(
         triton_backend="tensorrtllm",
         check_machine=check_machine,

@@ -123,7 +123,6 @@ class EngineSpec:
     def diagnostic(
         self, key: str, code: str, message: str, hint: str | None = None, severity: Severity = "error", source: str = ""
     ) -> Diagnostic:
-        """Return a diagnostic of a key of the engine's model."""
         return Diagnostic(f"{self.path}.{key}", code, message, hint, severity, source)
 
     @property

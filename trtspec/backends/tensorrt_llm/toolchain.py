@@ -136,7 +136,6 @@ def _on_gpus(toolchain: EngineToolchain, gpu: Gpu) -> EngineToolchain:
 
 
 def probes() -> list[DoctorCheck]:
-    """Return the checks of TensorRT-LLM and trtllm-build."""
     installed = installed_version("tensorrt-llm")
     absent = "not installed; the torch engine runs the converted checkpoint"
     builder = shutil.which(BUILDER) or "not on PATH; build engines on a machine that has it, or with engine.build.image"

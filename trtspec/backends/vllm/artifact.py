@@ -11,7 +11,6 @@ vLLM resolves relative paths from the server's working directory, so `relocate` 
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from trtspec.backends.serving import (
     MultiNode,
     ServingHooks,
     StandaloneServer,
-    options,
+    command_options,
+    load_absolute,
     with_absolute_paths,
 )
 from trtspec.backends.steps.files import EmitModels, read_models
@@ -45,10 +45,9 @@ RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parall
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
     """Return the command line of vLLM without Triton."""
-    document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
-    document = with_absolute_paths(document, MODEL_JSON.parts[0], artifact)
+    document = load_absolute(repository, MODEL_JSON, artifact)
     model = document.pop("model")
-    arguments = options(document)
+    arguments = command_options(document)
     return StandaloneServer(
         framework="vllm",
         serve=("vllm", "serve", model, *arguments),
@@ -61,30 +60,15 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
     `artifact` is the artifact's path for the server, which may differ in a container.
     """
-    from trtspec.serving.triton.config import (
-        load_config,
-        render_config,
-        set_parameter,
-    )  # planning does not need protobuf
+    from trtspec.serving.triton.config import load_config, render_config, set_parameter  # planning needs no protobuf
 
     copy_tree(repository, out)
     adapter = out / "sampling_parameters" / "config.pbtxt"
     config = load_config(adapter)
     tokenizer = config.parameters["tokenizer_dir"].string_value
-    set_parameter(config, "tokenizer_dir", _server_path(artifact, repository, "sampling_parameters", tokenizer))
+    set_parameter(config, "tokenizer_dir", with_absolute_paths(tokenizer, adapter.parent.name, artifact))
     adapter.write_text(render_config(config), encoding="utf-8")
-    document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
-    for section in (document, document.get("speculative_config", {})):
-        if "model" in section:
-            section["model"] = _server_path(artifact, repository, "vllm_model", section["model"])
-    (out / MODEL_JSON).write_text(_dump(document), encoding="utf-8")
-
-
-def _server_path(artifact: str, repository: Path, model: str, path: str) -> str:
-    """Return the server's path of a model's file; hub ids are unchanged."""
-    if not path.startswith("."):
-        return path
-    return posixpath.normpath(posixpath.join(artifact, repository.name, model, path))
+    (out / MODEL_JSON).write_text(_dump(load_absolute(repository, MODEL_JSON, artifact)), encoding="utf-8")
 
 
 def _dump(document: Mapping[str, Any]) -> str:
@@ -125,7 +109,6 @@ def _requirements(version: str) -> tuple[str, ...]:
 
 
 def serving() -> ServingHooks:
-    """Return how vLLM is served."""
     return ServingHooks(
         triton_backend="vllm",
         stand_in=_stand_in,
@@ -147,6 +130,5 @@ def repository_step(document: Mapping[str, Any]) -> EmitModels:
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps of the artifact."""
     document = model_json(context, served_path("target"), served_path("draft"))
     return plan_source_artifact(context, reader, "vllm", repository_step(document), {"model_json": document})

@@ -187,7 +187,6 @@ def minors_with(option: str) -> list[str]:
 
 
 def minor_version(version: str) -> tuple[int, int]:
-    """Return the major and minor version."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
