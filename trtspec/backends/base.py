@@ -246,12 +246,8 @@ def choose_version(backend: Backend, wanted: str | None) -> str:
         installed = installed_version(backend.package)
         return installed if installed in versions else versions[-1]
     found = [each for each in versions if each == wanted or each.startswith(f"{wanted}.")]
-    if not found:
-        supported = ", ".join(filter(None, versions))
-        raise TrtspecError(
-            f"unsupported version {wanted}"
-            if supported
-            else "this engine is part of trtspec and does not have a version",
-            hint=f"supported: {supported}" if supported else "remove it",
-        )
-    return found[-1]
+    if found:
+        return found[-1]
+    if supported := ", ".join(filter(None, versions)):
+        raise TrtspecError(f"unsupported version {wanted}", hint=f"supported: {supported}")
+    raise TrtspecError("this engine is part of trtspec and does not have a version", hint="remove it")

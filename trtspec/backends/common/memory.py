@@ -12,8 +12,10 @@ from trtspec.checkpoints.memory_profile import LayerCache, MemoryProfile, read_m
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.prequantized import QuantFormat, source_format
 from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.translation import MAX_LENGTH_RATIO
 from trtspec.core.errors import CheckpointError
 from trtspec.core.gpus import GPUS
+from trtspec.engine.settings import EngineSettings
 from trtspec.recipe.resolve import resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource
 
@@ -39,42 +41,36 @@ class MemoryPlan:
         return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
 
 
-def plan_memory(
-    target: ModelConfig,
-    draft: ModelConfig | None,
-    *,
-    rows: int,
-    seq_len: int,
-    num_tokens: int,
-    max_draft_tokens: int,
-    head_parameters: int = 0,
-    quantized: bool = False,
-    kept_tokens: int = 0,
-    longer: int = 1,
-) -> MemoryPlan:
+def plan_memory(context: PlanContext) -> list[MemoryPlan]:
     """Return the CPU memory plan of the torch engine, which computes in float32, and for FP8 models in float64.
 
-    KV caches hold `rows` texts of `seq_len` tokens, plus `kept_tokens` of finished texts. The largest activations are
-    a prefill step's of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits
-    of a verify step of `max_draft_tokens` draft tokens. The drafter is either a model, whose texts are `longer` times
-    as long, or a head with `head_parameters` parameters.
+    The context has a target with a family. KV caches hold a full batch of the longest texts, and kept tokens of
+    finished texts. The largest activations are a prefill step's (hidden state, queries, keys and values, both MLP
+    branches) and the logits of a verify step. A draft model with another vocabulary has longer texts.
     """
-    item = 8 if quantized else FLOAT32
-    positions = rows * seq_len + kept_tokens
-    heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
-    width = 3 * target.hidden_size + heads + 3 * target.intermediate_size
-    logits = rows * (max_draft_tokens + 1) * target.vocab_size
-    draft_bytes = head_parameters * item
+    target, draft, engine = context.target_config, context.draft_config, context.recipe.engine
+    if target is None:
+        raise ValueError("the torch engine requires a model with a family")
+    item = FLOAT32 if context.target_format == QuantFormat() else 8
+    rows, draft_tokens = engine.max_batch_size, context.draft_shape.max_tokens
+    tokens = rows * min(engine.max_seq_len, target.stretched_positions)
+    positions = tokens + EngineSettings.from_recipe(context.resolved).reuse_tokens
+    width = 3 * target.hidden_size + (target.num_heads + 2 * target.num_kv_heads) * target.head_size
+    width += 3 * target.intermediate_size
+    draft_bytes = context.draft_head.num_parameters * item if context.draft_head else 0
     if draft:
+        longer = MAX_LENGTH_RATIO if context.translates else 1
         draft_bytes = _weights_bytes(draft, item) + longer * positions * draft.kv_bytes_per_token(item)
-    return MemoryPlan(
+    largest_step = min(resolve_max_num_tokens(engine, draft_tokens), tokens) * width
+    plan = MemoryPlan(
         id="cpu",
         weights_bytes=_weights_bytes(target, item),
         kv_cache_bytes=positions * target.kv_bytes_per_token(item),
         draft_bytes=draft_bytes,
-        activation_bytes=(min(num_tokens, rows * seq_len) * width + logits) * item,
+        activation_bytes=(largest_step + rows * (draft_tokens + 1) * target.vocab_size) * item,
         limit_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
+    return [plan]
 
 
 def _weights_bytes(model: ModelConfig, item: int) -> int:

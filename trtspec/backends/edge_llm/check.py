@@ -80,9 +80,8 @@ def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
         return
     if context.recipe.engine.max_batch_size > 1:
         message = "with speculation, Edge-LLM serves one request at a time and ignores max_batch_size"
-        yield Diagnostic(
-            "engine.max_batch_size", "unused", message, "set it to 1", "warning", f"{ENGINE}, ifb_unsupported_reason"
-        )
+        source = f"{ENGINE}, ifb_unsupported_reason"
+        yield Diagnostic("engine.max_batch_size", "unused", message, "set it to 1", "warning", source)
     message = "sampled requests run without speculation, because Edge-LLM would decode them greedily"
     yield Diagnostic(METHOD, "greedy-only", message, None, "warning", ENGINE)
 
@@ -106,38 +105,31 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
 def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
     gpu = context.gpu
     for role, path, asked in recipe_models(context):
-        wanted, stored = asked.quantization, source_format(context.sources[role])
+        wanted, stored, section = asked.quantization, source_format(context.sources[role]), f"{path}.quantization"
         if stored.weights not in release.formats or wanted.weights not in ("none", "fp8"):
             odd = wanted.weights if stored.weights in release.formats else stored.weights
-            message = (
-                f"{odd} weights of the {role} are not supported by Edge-LLM; it takes {', '.join(release.formats)}"
-            )
-            yield Diagnostic(
-                f"{path}.quantization.weights", "quantization", message, "set weights: fp8", source=QUANTIZER
-            )
+            message = f"{odd} weights of the {role} are not supported by Edge-LLM; it takes "
+            message += ", ".join(release.formats)
+            yield Diagnostic(f"{section}.weights", "quantization", message, "set weights: fp8", source=QUANTIZER)
         if "fp8" in (wanted.weights, wanted.kv_cache, stored.weights) and gpu and not gpu.has_fp8:
             only = "; it supports only FP16, INT8 and INT4" if gpu.sm == ORIN_SM else ""
             message = f"the {role} is FP8, which {gpu.name} does not support{only}"
             yield Diagnostic("engine.gpu", "quantization", message, "FP8 needs compute capability 8.9")
         if set(wanted.exclude) != {"lm_head"}:
             message = "Edge-LLM quantizes every layer except the head"
-            yield Diagnostic(
-                f"{path}.quantization.exclude", "not-supported", message, "remove exclude", source=QUANTIZER
-            )
+            yield Diagnostic(f"{section}.exclude", "not-supported", message, "remove exclude", source=QUANTIZER)
         if role == "draft" and wanted.kv_cache != "none" and context.method_name in BLOCK_METHODS:
             message = "Edge-LLM stores the KV cache of a block drafter in 16 bits"
-            yield Diagnostic(f"{path}.quantization.kv_cache", "not-supported", message, "remove it", source=QUANTIZER)
+            yield Diagnostic(f"{section}.kv_cache", "not-supported", message, "remove it", source=QUANTIZER)
 
 
 def _check_parallel(context: PlanContext) -> Iterator[Diagnostic]:
     for _, path, asked in recipe_models(context):
         if asked.parallel.ranks > 1:
-            message = (
-                "this backend runs Edge-LLM on one GPU; Edge-LLM does not support speculation with parallel targets"
-            )
-            yield Diagnostic(
-                f"{path}.parallel", "parallel", message, "remove it", source=f"{CLI}, _resolve_build_selection"
-            )
+            message = "this backend runs Edge-LLM on one GPU; "
+            message += "Edge-LLM does not support speculation with parallel targets"
+            source = f"{CLI}, _resolve_build_selection"
+            yield Diagnostic(f"{path}.parallel", "parallel", message, "remove it", source=source)
 
 
 def _check_engine(context: PlanContext) -> Iterator[Diagnostic]:

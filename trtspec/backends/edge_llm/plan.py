@@ -143,17 +143,9 @@ def _run(
     reads: Mapping[str, Step],
     writes: str,
 ) -> RunEdgeTool:
-    return RunEdgeTool(
-        action,
-        role,
-        argv,
-        tuple(reads),
-        tuple(reads.values()),
-        writes,
-        context.version,
-        timeout_s=context.resolved.engine.build.timeout_s,
-        directory=tools.directory,
-    )
+    timeout_s, steps = context.resolved.engine.build.timeout_s, tuple(reads.values())
+    step = RunEdgeTool(action, role, argv, tuple(reads), steps, writes, context.version)
+    return replace(step, timeout_s=timeout_s, directory=tools.directory)
 
 
 def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtspec.backends.base import AutoSelection, Backend, BackendOffer, deferred
-from trtspec.backends.embedded.check import check, memory
+from trtspec.backends.common.memory import plan_memory
+from trtspec.backends.embedded.check import check
 from trtspec.backends.serving import ServingHooks
 from trtspec.core.installation import DoctorCheck, check_package
 from trtspec.core.registry import extension_names
@@ -42,7 +43,7 @@ def _methods() -> Mapping[str, str]:
 BACKEND = Backend(
     summary="torch on this machine's CPU or GPU",
     methods=_methods,
-    memory=memory,
+    memory=plan_memory,
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     in_process=True,
     keeps_windows=True,

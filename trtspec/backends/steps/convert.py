@@ -221,7 +221,6 @@ def convert_checkpoint(
     on_bytes: Callable[[int], None] = lambda count: None,
     on_resumed: Callable[[int], None] | None = None,
     journal: Path | None = None,
-    threads: int | None = None,
     keep_cached: bool = False,
 ) -> dict[str, str]:
     """Convert the checkpoint at `root` into `out`; the `journal` of an interrupted conversion resumes it.
@@ -258,7 +257,6 @@ def convert_checkpoint(
         on_resumed=on_resumed or on_bytes,
         journal=journal,
         stamp=stamp,
-        threads=threads,
         keep_cached=keep_cached,
     )
     rendered = _render_config(plan, head.head if head else None) | mask_key(model.source)

@@ -143,12 +143,8 @@ def _layer_rest(config: ModelConfig, mapping: ParallelMapping) -> int:
     heads = config.num_heads // mapping.tensor + 2 * _kv_heads(config, mapping)
     biases = heads * config.head_size * config.attn_bias + config.hidden_size * config.dense_bias
     biases += (2 * config.intermediate_size // mapping.tensor + config.hidden_size) * config.mlp_bias
-    return (
-        2 * config.hidden_size
-        + 2 * config.head_size * config.qk_norm
-        + biases
-        + 2 * config.num_experts * config.hidden_size
-    )
+    norms = 2 * config.hidden_size + 2 * config.head_size * config.qk_norm
+    return norms + biases + 2 * config.num_experts * config.hidden_size
 
 
 def _kv_heads(config: ModelConfig, mapping: ParallelMapping) -> int:

@@ -167,10 +167,8 @@ def check_fusions(context: PlanContext) -> Iterator[Diagnostic]:
         message = "the builder disables reduce_fusion: it supports only Llama models divided over several GPUs"
         yield _diagnostic("reduce_fusion", "unused", message, "remove it", BUILDER, warns=True)
     if _on(context, "user_buffer") and not reduces:
-        message, hint = (
-            "the builder disables user_buffer: it needs reduce_fusion",
-            "set reduce_fusion: enable, or remove it",
-        )
+        message = "the builder disables user_buffer: it needs reduce_fusion"
+        hint = "set reduce_fusion: enable, or remove it"
         yield _diagnostic("user_buffer", "unused", message, hint, BUILDER, warns=True)
     if _on(context, "norm_quant_fusion"):
         message = "the builder disables norm_quant_fusion: it supports only NVFP4 weights"
