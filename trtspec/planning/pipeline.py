@@ -19,8 +19,8 @@ from threading import Lock
 from typing import Any, Literal
 
 from trtspec.backends.base import ArtifactPlan, Backend, engine_arguments, find_backend
-from trtspec.backends.common.memory import MemoryPlan, recipe_models
-from trtspec.backends.context import PlanContext
+from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.steps.cache_source import store_source
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.steps.files import CopyFiles

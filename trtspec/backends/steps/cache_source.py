@@ -41,11 +41,9 @@ class RememberSource(Step):
 
     @property
     def name(self) -> str:
-        """Return `remember-OWNER/NAME`."""
         return f"remember-{self.model}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Copy the small files, and write the headers and digests of the weights."""
         if self.source is None:
             raise ValueError("the source is missing")
         for path in (*self.source.documents, *self.source.tokenizer_files):
@@ -89,10 +87,10 @@ class _NoProgress:
     """Discards progress: the step takes almost no time."""
 
     def advance(self, n_bytes: int) -> None:
-        """Ignore the bytes."""
+        pass
 
     def resume(self, n_bytes: int) -> None:
-        """Ignore the bytes."""
+        pass
 
     def say(self, text: str) -> None:
-        """Ignore the text."""
+        pass
