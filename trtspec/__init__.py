@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from trtspec.core.installation import __version__
 
 if TYPE_CHECKING:
+    from trtspec.bench.gates import VerificationReport
     from trtspec.bench.generate import GeneratedText
-    from trtspec.bench.verification_report import VerificationReport
     from trtspec.core.diagnostics import Diagnostic, RecipeError
     from trtspec.core.errors import TrtspecError
     from trtspec.deployment.base import RunningDeployment
@@ -45,7 +45,7 @@ _TYPES = {
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
     "TrtspecError": "trtspec.core.errors",
-    "VerificationReport": "trtspec.bench.verification_report",
+    "VerificationReport": "trtspec.bench.gates",
 }
 __all__ = [
     "Build",

@@ -12,14 +12,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from trtspec.bench.artifact import OpenArtifact
 from trtspec.bench.documents import describe_machine, describe_target, prompts_sha256
-from trtspec.bench.speedup import Speedup, estimate_speedup
+from trtspec.bench.gates import NEEDS_BASELINE
+from trtspec.bench.speedup import BenchComparison
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import __version__
 from trtspec.engine.generation.request import EngineResult, Stats
@@ -27,83 +28,11 @@ from trtspec.engine.prompts.prompt import Prompt
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Manifest, manifest_sha256
 
-FORMAT_VERSION = 1
-DRAFTS_ALWAYS = "the engine cannot switch drafting off; give a server without speculation with --baseline NAME-or-URL"
 ANSWERED = ("text_output", "num_output_tokens")
 COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not reported by every engine
 OnProgress = Callable[[str, int, int], None]
-RunAgain = Callable[["BenchComparison"], bool]  # whether to add a run after the requested ones
+RunAgain = Callable[[BenchComparison], bool]  # whether to add a run after the requested ones
 Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) to (text, its statistics)
-
-
-@dataclass
-class BenchSide:
-    """One side of the comparison: tokens/s of each run, and the statistics and seconds of all its requests."""
-
-    tokens_per_s: list[float] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
-    seconds: float = 0.0
-
-    @property
-    def median(self) -> float:
-        """Return the tokens/s of the median run."""
-        return statistics.median(self.tokens_per_s)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return this side's fields of the JSON document."""
-        return {
-            "tokens_per_s": [round(sample, 2) for sample in self.tokens_per_s],
-            "median_tokens_per_s": round(self.median, 2),
-            "acceptance_rate": round(self.stats.acceptance_rate, 4),
-            "mean_accepted_len": round(self.stats.mean_accepted_len, 3),
-        }
-
-
-@dataclass
-class BenchComparison:
-    """Results of a comparison; `ratios` are baseline seconds / speculative seconds of all prompts, run by run.
-
-    `acceptance` is the acceptance rule, "unknown" for a server whose artifact is not available. If `ratios` is empty,
-    only speculation was measured. `counts_drafts` is whether the engine reports how many tokens it drafted.
-    """
-
-    prompts: int
-    max_tokens: int
-    acceptance: str
-    baseline: BenchSide = field(default_factory=BenchSide)
-    speculative: BenchSide = field(default_factory=BenchSide)
-    ratios: list[float] = field(default_factory=list)
-    identical_texts: int = 0
-    counts_drafts: bool = True
-
-    @property
-    def runs(self) -> int:
-        """Return how often each side ran every prompt."""
-        return len(self.ratios) // self.prompts
-
-    @property
-    def seconds(self) -> float:
-        """Return the total seconds of the requests of both sides."""
-        return self.baseline.seconds + self.speculative.seconds
-
-    @property
-    def speedup(self) -> Speedup:
-        """Return the speed-up from speculation."""
-        by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]
-        return estimate_speedup(by_prompt, self.baseline.seconds / self.speculative.seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `bench --json`."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "prompts": self.prompts,
-            "max_tokens": self.max_tokens,
-            "acceptance": self.acceptance,
-            "baseline": self.baseline.as_dict(),
-            "speculative": self.speculative.as_dict(),
-            **self.speedup.as_dict(),
-            "identical_texts": self.identical_texts,
-        }
 
 
 def measure_engine(
@@ -146,7 +75,7 @@ def measure_server(
     whose `acceptance` is known need not report draft counts.
     """
     if baseline is None and not can_disable_drafts(client):
-        raise DeployError("no baseline to compare with", hint=DRAFTS_ALWAYS)
+        raise DeployError("no baseline to compare with", hint=NEEDS_BASELINE)
     needed = ANSWERED if baseline or acceptance != "unknown" else ANSWERED + COUNTED
     comparison = BenchComparison(len(prompts), max_tokens, acceptance)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.bench.artifact import TARGET, OpenArtifact
-from trtspec.bench.verification_report import VerificationCheck
+from trtspec.bench.gates import VerificationCheck
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.tokenizer import RenderedText

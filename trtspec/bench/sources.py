@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.bench.artifact import TARGET
-from trtspec.bench.verification_report import NO_SOURCE, SkippedCheck, VerificationCheck
+from trtspec.bench.gates import NO_SOURCE, SkippedCheck, VerificationCheck
 from trtspec.checkpoints.resolve import locate_source
 from trtspec.checkpoints.safe_json import parse_object
 from trtspec.checkpoints.source import load_source

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.bench.bench import BenchComparison
-from trtspec.bench.speedup import FAILS, HOLDS, MAX_RUNS, UNDECIDED
-from trtspec.bench.verification_report import FILES, VerificationCheck, VerificationReport, read_verification
+from trtspec.bench.gates import FAILS, FILES, HOLDS, MAX_RUNS, UNDECIDED, VerificationCheck, VerificationReport
+from trtspec.bench.speedup import BenchComparison
+from trtspec.bench.verification_report import read_verification
 from trtspec.store.artifact import Manifest, load_manifest
 
 # Recommended action. "pays": faster, but the artifact was not verified; "alone": the artifact does not speculate.

@@ -15,8 +15,9 @@ from trtspec.cli.render import print_command, print_line, show_table
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.bench import BenchComparison, OnProgress
-    from trtspec.bench.verification_report import VerificationReport
+    from trtspec.bench.bench import OnProgress
+    from trtspec.bench.gates import VerificationReport
+    from trtspec.bench.speedup import BenchComparison
 
 
 def show_comparison(comparison: BenchComparison, what: str) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate, Undecided
 
 if TYPE_CHECKING:
-    from trtspec.bench.verification_report import SkippedCheck, VerificationCheck, VerificationReport
+    from trtspec.bench.gates import SkippedCheck, VerificationCheck, VerificationReport
 
 
 def verify(

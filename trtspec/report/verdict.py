@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.gates import MAX_RUNS, VerificationCheck
 from trtspec.bench.verdict import (
     DraftOption,
     Evidence,
@@ -21,7 +21,6 @@ from trtspec.bench.verdict import (
     manifest_facts,
     verification_facts,
 )
-from trtspec.bench.verification_report import VerificationCheck
 from trtspec.report.documents import ELSEWHERE, ReportInputs
 from trtspec.report.schemas import BatchSpeedup, ProfiledCandidate
 

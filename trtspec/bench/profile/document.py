@@ -17,12 +17,12 @@ from trtspec.bench.documents import (
     prompts_sha256,
     save_target_document,
 )
+from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.profile.acceptance import AcceptanceStats
 from trtspec.bench.profile.measured import CandidateMeasurements, Case
 from trtspec.bench.profile.options import ProfileRequest
 from trtspec.bench.profile.recommend import Recommendation, candidate_verdict
 from trtspec.bench.verdict import derive_verdict
-from trtspec.bench.verification_report import VerificationCheck
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.planning.pipeline import plan_build

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtspec.backends.base import in_process_backend
 from trtspec.bench.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
+from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.parity import check_parity
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
 from trtspec.bench.profile.candidates import build, find_candidates, recipe_candidate, skip_reason, temporary_workspace
@@ -30,7 +31,6 @@ from trtspec.bench.profile.options import (
 )
 from trtspec.bench.profile.recommend import recommend
 from trtspec.bench.sources import find_source as find_origin
-from trtspec.bench.verification_report import VerificationCheck
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineResult, Stats

@@ -20,7 +20,8 @@ from trtspec.bench.documents import (
     recorded_manifest,
     target_sha256,
 )
-from trtspec.bench.verification_report import VerificationReport, load_verification, read_untrusted_report
+from trtspec.bench.gates import VerificationReport
+from trtspec.bench.verification_report import load_verification, read_untrusted_report
 from trtspec.core.errors import TrtspecError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
 from trtspec.recipe.resolve import ResolvedRecipe

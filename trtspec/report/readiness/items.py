@@ -9,8 +9,7 @@ from typing import Any
 
 from trtspec.backends.base import find_backend
 from trtspec.bench.documents import SavedDocument
-from trtspec.bench.gates import active_gates
-from trtspec.bench.speedup import UNDECIDED
+from trtspec.bench.gates import UNDECIDED, active_gates
 from trtspec.core.errors import DeployError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.rollout.commands import previous_revision
