@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.core.paths import default_prompts
 from trtspec.engine.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.settings import EngineSettings
@@ -66,6 +66,18 @@ class OpenArtifact:
         edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
         options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
         return EngineRequest(ids, max_tokens, sampling or SamplingOptions(), **options)
+
+    def respond(
+        self, prompts: Sequence[str], max_tokens: int, on_done: Callable[[int, int], None]
+    ) -> list[tuple[tuple[int, ...], EngineResult]]:
+        """Return the tokens of each prompt and its greedy response; `on_done` receives (responses, prompts)."""
+        rows, found = self.engine.settings.max_batch_size, list[tuple[tuple[int, ...], EngineResult]]()
+        for start in range(0, len(prompts), rows):
+            requests = [self.request(prompt, max_tokens) for prompt in prompts[start : start + rows]]
+            results = self.engine.generate(requests)
+            found += [(request.prompt_ids, result) for request, result in zip(requests, results, strict=True)]
+            on_done(len(found), len(prompts))
+        return found
 
     @property
     def takes_model_defaults(self) -> bool:

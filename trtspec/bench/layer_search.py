@@ -10,9 +10,9 @@ the texts; the reported results are measured on the other half.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 REPORTED = 5
 PREFILL_TOKENS = 8192
+LENS = range(1, 17)  # draft lengths of a pruned draft
 
 Tokens = Sequence[int]
 Text = tuple[Tokens, Tokens]  # prompt and response
@@ -81,7 +82,6 @@ def search_artifact(
     limits: SearchBudget,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> SkipSearchResult:
     """Search on the target's responses to `samples` of the artifact's prompts, drawn with `seed`.
 
@@ -89,15 +89,13 @@ def search_artifact(
     """
     import torch
 
-    started = clock()
+    started = time.monotonic()
     texts = generate_texts(root, None, samples, max_tokens, seed, on_progress)
     with torch.inference_mode():
-        model, half = load_target_for(root, texts), len(texts) // 2
-        seen, unseen = Matcher(model, texts[:half], 0), Matcher(model, texts[half:], half)
-        tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
+        tried, unseen = _search(root, texts, limits, seed, on_progress, alone=False)
         best = [candidate.skip for candidate in ranked(tried)[:REPORTED]]
-        measured = ranked([rate(skip, unseen.matchness(skip), model.config) for skip in best])
-    return SkipSearchResult(tuple(measured), unseen.places, len(tried), clock() - started)
+        measured = ranked([rate(skip, unseen.matchness(skip), unseen.model.config) for skip in best])
+    return SkipSearchResult(tuple(measured), unseen.places, len(tried), time.monotonic() - started)
 
 
 def generate_texts(
@@ -109,15 +107,9 @@ def generate_texts(
     """
     prompts = artifact_prompts(root, prompts_file)
     prompts = Random(seed).sample(prompts, min(samples, len(prompts)))
-    texts: list[Text] = []
     with open_artifact(root, load_manifest(root)) as artifact:
-        rows = artifact.engine.settings.max_batch_size
-        for start in range(0, len(prompts), rows):
-            requests = [artifact.request(prompt.text, max_tokens) for prompt in prompts[start : start + rows]]
-            results = artifact.engine.generate(requests)
-            texts += [(request.prompt_ids, result.ids) for request, result in zip(requests, results, strict=True)]
-            on_progress("generate", min(start + rows, len(prompts)), len(prompts))
-    found = [(prompt, said) for prompt, said in texts if said]
+        texts = artifact.respond([prompt.text for prompt in prompts], max_tokens, partial(on_progress, "generate"))
+    found = [(prompt, result.ids) for prompt, result in texts if result.ids]
     if len(found) < 2:
         message = f"the target generated text for {len(found)} prompts; the search needs at least two"
         raise TrtspecError(message, hint="add prompts with --prompts or gates.prompts, or raise --num-prompts")
@@ -135,6 +127,15 @@ def load_target_for(root: Path, texts: Sequence[Text]) -> Decoder:
     return Decoder(checkpoint, len(texts), longest, device, compute_dtype("auto", device, checkpoint))
 
 
+def _search(
+    root: Path, texts: Sequence[Text], limits: SearchBudget, seed: int, on_progress: OnProgress, *, alone: bool
+) -> tuple[list[SkipCandidate], Matcher]:
+    """Return the sets tried on half of the texts, and the matcher of the other half."""
+    model, half = load_target_for(root, texts), len(texts) // 2
+    seen, unseen = Matcher(model, texts[:half], 0, alone=alone), Matcher(model, texts[half:], half, alone=alone)
+    return search(model.config, seen.matchness, limits, Random(seed), on_progress), unseen
+
+
 class Matcher:
     """Score subsets of a target's sublayers on its texts.
 
@@ -148,7 +149,7 @@ class Matcher:
 
         from trtspec.engine.prefill import prefill
 
-        self._model, self._texts = model, texts
+        self.model, self._texts = model, texts
         if not alone:
             prefill(model, [prompt for prompt, _ in texts], first_row, PREFILL_TOKENS)
         starts = [0 if alone else len(prompt) - 1 for prompt, _ in texts]
@@ -178,17 +179,13 @@ class Matcher:
         from trtspec.engine.model.decoder import Sublayers
 
         skipped = Sublayers(frozenset(skip.attention), frozenset(skip.mlp))
-        logits, _ = self._model.forward_with_features(self._inputs, self._window, (), self._at, skipped)
+        logits, _ = self.model.forward_with_features(self._inputs, self._window, (), self._at, skipped)
         return logits.argmax(-1) == self._said
-
-
-PRUNED_FORMAT_VERSION = 1
-LENS = range(1, 17)
 
 
 @dataclass(frozen=True)
 class PrunedDraft:
-    """A pruned draft, measured on texts that the search did not use; `cost` has the meaning of `Candidate.cost`.
+    """A pruned draft, measured on texts that the search did not use; `cost` is that of `SkipCandidate`.
 
     `by_len` is its acceptance at each draft length.
     """
@@ -224,7 +221,7 @@ class PrunedDraft:
         """Return the document of `prune --json` without the directory."""
         value, low, high = self.acceptance.token_weighted.as_list()
         return {
-            "format_version": PRUNED_FORMAT_VERSION,
+            "format_version": FORMAT_VERSION,
             "layers": self.layers,
             "left_out": self.skip.layers,
             "cost": round(self.cost, 4),
@@ -251,7 +248,6 @@ def search_layers(
     limits: SearchBudget,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> PrunedDraft:
     """Search on the target's responses to `samples` prompts of a file, drawn with `seed`.
 
@@ -260,12 +256,10 @@ def search_layers(
     """
     import torch
 
-    started = clock()
+    started = time.monotonic()
     texts = generate_texts(root, prompts, samples, max_tokens, seed, on_progress)
     with torch.inference_mode():
-        model, half = load_target_for(root, texts), len(texts) // 2
-        seen, unseen = (Matcher(model, some, 0, alone=True) for some in (texts[:half], texts[half:]))
-        tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
+        tried, unseen = _search(root, texts, limits, seed, on_progress, alone=True)
         most = max(len(candidate.skip.layers) for candidate in tried)
         fitting = [each for each in tried if not limits.layers_left or len(each.skip.layers) == most]
         skip = ranked(fitting)[0].skip
@@ -274,8 +268,9 @@ def search_layers(
         length: AcceptanceStats(tuple(count_steps(places, length) for places in chains), ("",) * len(chains))
         for length in LENS
     }
-    cost = draft_cost(skip, model.config)
-    return PrunedDraft(skip, model.config.num_layers, cost, found, len(tried), clock() - started)
+    config = unseen.model.config
+    seconds = time.monotonic() - started
+    return PrunedDraft(skip, config.num_layers, draft_cost(skip, config), found, len(tried), seconds)
 
 
 def _chains(hits: list[bool]) -> list[ReplayedDraft]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trtspec.bench.artifact import OpenArtifact, artifact_prompts
 from trtspec.core.errors import TrtspecError
@@ -25,21 +25,14 @@ if TYPE_CHECKING:
 
 
 OnProgress = Callable[[str, int, int], None]
-Tokens = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class SampleTexts:
-    """Prompts with at least two response tokens, the target's greedy responses, and the prompts' categories."""
+class SampleText(NamedTuple):
+    """A prompt, the target's greedy response of at least two tokens, and the prompt's category."""
 
-    prompts: tuple[Tokens, ...]
-    said: tuple[Tokens, ...]
-    kinds: tuple[str, ...]
-
-    @property
-    def tokens(self) -> int:
-        """Return the number of response tokens."""
-        return sum(map(len, self.said))
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -171,7 +164,7 @@ def choose_batches(recipe: Recipe, limits: SearchLimits) -> list[int]:
     return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
 
 
-def require_outputs(texts: SampleTexts) -> None:
+def require_outputs(texts: Sequence[SampleText]) -> None:
     """Raise TrtspecError if the target generated no response of two tokens or more."""
-    if not texts.said:
+    if not texts:
         raise TrtspecError("the target generates fewer than two tokens for every prompt", hint="use other --prompts")
