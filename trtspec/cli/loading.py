@@ -12,7 +12,8 @@ from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.load.arrivals import ArrivalProcess
-    from trtspec.bench.load.sweep import LoadPlan, ServerAddress, StopRule
+    from trtspec.bench.load.discovery import ServerAddress
+    from trtspec.bench.load.sweep import LoadPlan, StopRule
     from trtspec.bench.load.workload import LoadWorkload
 
 RANDOM_PROMPTS = 64
@@ -91,7 +92,8 @@ def _plan(
     runs: int,
     root: Path | None,
 ) -> LoadPlan:
-    from trtspec.bench.load.sweep import DRIVER, TIMEOUT_S, LoadPlan
+    from trtspec.bench.load.client import TIMEOUT_S
+    from trtspec.bench.load.sweep import DRIVER, LoadPlan
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
@@ -114,8 +116,7 @@ def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
 
 def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
     """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
-    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
-    from trtspec.bench.load.sweep import ServerAddress
+    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON, ServerAddress
     from trtspec.deployment.base import resolve_server_address
 
     if "://" not in what and (Path(what).exists() or "/" in what):

@@ -13,7 +13,7 @@ import pytest
 
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.arrivals.poisson import Poisson
-from trtspec.bench.load.discovery import Counters, parse_counters
+from trtspec.bench.load.discovery import BASELINE, SERVED, Counters, parse_counters
 from trtspec.bench.load.document import (
     category_speedups,
     find_crossover,
@@ -23,7 +23,7 @@ from trtspec.bench.load.document import (
 )
 from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.sample import RequestSample, Slo, parse_slo
-from trtspec.bench.load.sweep import BASELINE, SERVED, Point, samples_file, summarize_noise, write_samples
+from trtspec.bench.load.sweep import Point, samples_file, summarize_noise, write_samples
 from trtspec.core.errors import TrtspecError
 
 
@@ -144,12 +144,12 @@ def test_kinds_have_a_speedup_each() -> None:
     served = [sample(0.0, [0.1, 0.2], kind="code"), sample(0.0, [0.1, 0.15], kind="code"), sample(0.0, [0.1, 0.3])]
     alone = [sample(0.0, [0.1, 0.3], kind="code"), sample(0.0, [0.1, 0.5], kind="code"), sample(0.0, [0.1, 0.2])]
     broken = RequestSample("p", "code", 0.0, 0.0, error="broke off")
-    found = category_speedups(*([Round([*arm, broken])] * 2 for arm in (served, alone)))
+    found = category_speedups([(Round([*served, broken]), Round([*alone, broken]))] * 2)
     assert {kind: (each["ratio"], each["low"], each["rounds"]) for kind, each in found.items()} == {
         "code": (4.0, 4.0, 2),
         "-": (0.5, 0.5, 2),
     }
-    assert category_speedups([Round(served[:2])], [Round(alone[:2])]) == {}
+    assert category_speedups([(Round(served[:2]), Round(alone[:2]))]) == {}
 
 
 def test_drafts_are_the_counters_where_answers_do_not_tell_them() -> None:

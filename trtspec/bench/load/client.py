@@ -11,10 +11,10 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -67,7 +67,9 @@ MAX_WORDS = 300  # characters of a server's error message
 REFUSALS = (400, 413, 422)  # the request is rejected; other statuses are server errors
 CONNECT_TIMEOUT_S = 10.0
 KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing connection
+TIMEOUT_S = 600.0  # of a complete response
 clock = time.perf_counter
+T = TypeVar("T")
 
 
 class ServerRejected(BadAnswer):
@@ -202,3 +204,12 @@ async def _content(answer: aiohttp.ClientResponse, most: int) -> bytes:
         if len(found) > most:
             break
     return found[:most]
+
+
+def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Return the function that runs the event loop; uvloop's, if installed, uses less processor time."""
+    try:
+        from uvloop import run
+    except ModuleNotFoundError:
+        from asyncio import run  # type: ignore[assignment]
+    return run

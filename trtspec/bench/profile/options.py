@@ -21,7 +21,7 @@ from trtspec.store.artifact import Manifest, load_manifest
 from trtspec.store.executor import Observer
 
 if TYPE_CHECKING:
-    from trtspec.bench.load.sweep import ServerAddress
+    from trtspec.bench.load.discovery import ServerAddress
 
 
 OnProgress = Callable[[str, int, int], None]

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals.closed import Closed
-from trtspec.bench.load.client import Endpoint, LoadClient, load_client
+from trtspec.bench.load.client import TIMEOUT_S, Endpoint, LoadClient, load_client, runner
+from trtspec.bench.load.discovery import BASELINE, SERVED, ServerAddress, find_arms, find_endpoint
 from trtspec.bench.load.intervals import ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, Round, ask_all
 from trtspec.bench.load.sample import MS, RequestSample
-from trtspec.bench.load.sweep import BASELINE, SERVED, TIMEOUT_S, ServerAddress, find_arm, find_arms, runner
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
 from trtspec.bench.profile.candidates import CandidateSpec, make_candidate, recipe_candidate
 from trtspec.bench.profile.document import Profile, ServerProfile, document_metadata
@@ -167,7 +167,7 @@ class ServerProfiler:
         self, client: LoadClient, server: ServerAddress, prompts: Sequence[Prompt]
     ) -> tuple[int, Endpoint, list[Answer]]:
         """Return another server's draft length, endpoint and responses."""
-        endpoint = await find_arm(client, server)
+        endpoint = await find_endpoint(client, server)
         answers, _ = await self._answers(client, endpoint, prompts)
         length, _ = _drafted(answers, 0, endpoint.url)
         return length, endpoint, answers
