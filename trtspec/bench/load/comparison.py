@@ -19,15 +19,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from trtspec.bench.documents import read_json
 from trtspec.bench.load.arrivals import LARGER_IS_BETTER
+from trtspec.bench.load.discovery import BASELINE, SERVED
 from trtspec.bench.load.intervals import RatioInterval, ratio_between
 from trtspec.bench.load.rounds import MAX_FAILED
-from trtspec.checkpoints.safe_json import parse_object, repr_short
+from trtspec.checkpoints.safe_json import repr_short
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import describe_read_error, read_bounded
 
-MAX_BYTES, MAX_VALUES = 32 << 20, 2_000_000
 HINT = "save one with: trtspec bench NAME --concurrency 1,4 --json > FILE.json"
 
 Positive = Annotated[float, Field(gt=0, lt=1e12)]
@@ -70,13 +70,12 @@ class SavedPoint(BaseModel):
 
     def speedups(self) -> list[float | None]:
         """Return each round's speed-up, None if unknown."""
-        served, alone = self.arms.get("served"), self.arms.get("baseline")
+        served, alone = self.arms.get(SERVED), self.arms.get(BASELINE)
         if served is None or alone is None:
             return []
         pairs = zip(served.values(self.judged_by), alone.values(self.judged_by), strict=False)
-        if LARGER_IS_BETTER[self.judged_by]:
-            return [ours / theirs if ours and theirs else None for ours, theirs in pairs]
-        return [theirs / ours if ours and theirs else None for ours, theirs in pairs]
+        ratios = [ours / theirs if ours and theirs else None for ours, theirs in pairs]
+        return ratios if LARGER_IS_BETTER[self.judged_by] else [ratio and 1 / ratio for ratio in ratios]
 
 
 class SavedWorkload(BaseModel):
@@ -106,13 +105,7 @@ class SavedLoad(BaseModel):
 
 def read_saved(path: Path) -> SavedLoad:
     """Return a saved document; raise TrtspecError if the file is invalid."""
-    values: Any
-    try:
-        values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
-    except OSError as error:
-        raise TrtspecError(describe_read_error(error), where=str(path), hint=HINT) from None
-    except ValueError as error:
-        raise TrtspecError(str(error), where=str(path), hint=HINT) from None
+    _, values = read_json(path, HINT)
     if values.get("kind") != "load":
         raise TrtspecError("not a document of a load benchmark", where=str(path), hint=HINT)
     try:
@@ -125,7 +118,7 @@ def read_saved(path: Path) -> SavedLoad:
 
 FORMAT_VERSION, KIND = 1, "load_comparison"
 CONFIDENCE = 0.99
-SPEEDUP, SERVED, BASELINE = "speedup", "served", "baseline"
+SPEEDUP = "speedup"
 VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 
