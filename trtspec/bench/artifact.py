@@ -45,7 +45,6 @@ class OpenArtifact:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the resolved recipe."""
         return self.manifest.recipe
 
     @property

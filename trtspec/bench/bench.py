@@ -175,11 +175,9 @@ class BaselineMeasurements:
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """Return the tokens per second of each run."""
         return [sum(self.new_tokens) / sum(run) for run in self.seconds]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields of the JSON document."""
         requests = [seconds for run in self.seconds for seconds in run]
         answers = [pair for run in self.seconds for pair in zip(run, self.new_tokens, strict=True)]
         return {

@@ -86,7 +86,6 @@ class VerificationReport:
 
     @property
     def ok(self) -> bool:
-        """Return whether all checks pass."""
         return all(check.ok for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,7 +110,6 @@ class VerificationReport:
 
     @property
     def undecided(self) -> tuple[VerificationCheck, ...]:
-        """Return the undecided checks."""
         return tuple(check for check in self.checks if check.state == UNDECIDED)
 
     def under(self, policy: str) -> VerificationReport:

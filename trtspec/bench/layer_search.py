@@ -53,7 +53,6 @@ class SkipSearchResult:
 
     @property
     def best(self) -> SkipCandidate:
-        """Return the best set."""
         return self.candidates[0]
 
     @property

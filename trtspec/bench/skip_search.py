@@ -43,7 +43,6 @@ class SearchBudget:
     layers_left: int = 0
 
     def most(self, units: int, num_layers: int) -> int:
-        """Return how many units may be skipped."""
         return num_layers - self.layers_left if self.layers_left else int(self.max_skip * units)
 
     def check(self, num_layers: int) -> None:
@@ -68,7 +67,6 @@ class SkipCandidate:
     speedup: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the candidate's fields of the JSON document."""
         return {
             "skip": self.skip.model_dump(),
             "matchness": round(self.matchness, 4),

@@ -77,7 +77,6 @@ class BenchSide:
         return statistics.median(self.tokens_per_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return this side's fields of the JSON document."""
         return {
             "tokens_per_s": [round(sample, 2) for sample in self.tokens_per_s],
             "median_tokens_per_s": round(self.median, 2),
@@ -115,7 +114,6 @@ class BenchComparison:
 
     @property
     def speedup(self) -> Speedup:
-        """Return the speed-up from speculation."""
         by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]
         return estimate_speedup(by_prompt, self.baseline.seconds / self.speculative.seconds)
 

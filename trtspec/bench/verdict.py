@@ -117,7 +117,6 @@ class SpeculationVerdict:
     text: str
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields of the JSON documents."""
         return {"decision": self.decision, "verdict": self.text}
 
     @property

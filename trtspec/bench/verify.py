@@ -49,8 +49,6 @@ NO_PARITY = "the engine runs the source unconverted in a separate process, so pa
 
 @dataclass(frozen=True)
 class _Options:
-    """The options of a verification."""
-
     source: Path | None
     prompts_file: Path | None
     max_tokens: int

@@ -51,7 +51,6 @@ class SavedArm(BaseModel):
 
     @property
     def failed_share(self) -> float:
-        """Return the share of failed requests."""
         failed = sum(each.failed for each in self.rounds)
         return failed / max(1, failed + sum(each.requests for each in self.rounds))
 
@@ -79,22 +78,16 @@ class SavedPoint(BaseModel):
 
 
 class SavedWorkload(BaseModel):
-    """The workload's identity."""
-
     sha256: Text
     source: Text
     max_tokens: Count
 
 
 class SavedNoise(BaseModel):
-    """The time of the fixed work."""
-
     median_work_ms: Positive
 
 
 class SavedLoad(BaseModel):
-    """The document."""
-
     format_version: Literal[1]
     kind: Literal["load"]
     driver: Text
@@ -134,7 +127,6 @@ class LoadComparison:
     baseline: RatioInterval | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {
             "load": self.load,
             "judged_by": self.judged_by,
@@ -168,7 +160,6 @@ class RatioGate:
         return all(ratio.low >= self.least or ratio.high < self.least for ratio in self.ratios)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {"min_ratio": self.least, "ok": self.ok, "is_decided": self.is_decided, "unfit": [*self.unfit]}
 
 

@@ -213,7 +213,6 @@ COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_
 def build_document(
     swept: SweepResult, workload: LoadWorkload, slo: Slo | None, driver: str = "trtspec"
 ) -> dict[str, Any]:
-    """Return the complete document."""
     points = swept.points
     found = [_point(point, slo) for point in points]
     noise = summarize_noise([each for point in points for each in point.work_ms])

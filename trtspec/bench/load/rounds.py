@@ -43,7 +43,6 @@ class Round:
 
     @property
     def output_tokens(self) -> int:
-        """Return the number of output tokens."""
         return sum(sample.output_tokens for sample in self.answered)
 
     @cached_property
@@ -100,7 +99,6 @@ class Round:
         return late / early
 
     def as_dict(self, slo: Slo | None) -> dict[str, Any]:
-        """Return the JSON fields."""
         if not self.answered:
             return {"requests": 0, "failed": len(self.samples)}
         kept = sum(map(slo.holds, self.samples)) if slo else None
@@ -124,7 +122,6 @@ AskRound = Callable[[LoadClient, Endpoint, ArrivalProcess, LoadWorkload, int, in
 async def run_round(
     client: LoadClient, endpoint: Endpoint, load: ArrivalProcess, workload: LoadWorkload, number: int, requests: int
 ) -> Round:
-    """Send the requests of a round."""
     prompts = workload.round_prompts(number, requests)
     return await ask_all(client, endpoint, load, prompts, workload.wanted, workload.arrivals_seed(number))
 

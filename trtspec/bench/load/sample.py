@@ -52,17 +52,14 @@ class RequestSample:
 
     @property
     def ok(self) -> bool:
-        """Return whether the response is complete."""
         return not self.error
 
     @property
     def ttft_ms(self) -> float:
-        """Return the time to the first token."""
         return MS * self.chunks_s[0]
 
     @property
     def e2e_ms(self) -> float:
-        """Return the time to the last token."""
         return MS * self.chunks_s[-1]
 
     @property
@@ -72,7 +69,6 @@ class RequestSample:
 
     @property
     def itl_ms(self) -> list[float]:
-        """Return the times between chunks."""
         return [MS * (later - earlier) for earlier, later in pairwise(self.chunks_s)]
 
     @property
@@ -133,7 +129,6 @@ class Slo:
         return all(limit is None or (took or 0.0) <= limit for took, limit in limits)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
 
 

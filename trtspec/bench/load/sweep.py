@@ -72,7 +72,6 @@ def samples_file(path: Path | None) -> Iterator[TextIO | None]:
 
 
 def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, done: Round) -> None:
-    """Append a round."""
     for place, sample in enumerate(done.samples):
         where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}
         file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII, because servers may send lone surrogates
@@ -253,7 +252,6 @@ class _Sweep:
         return done
 
     def _is_enough(self, point: Point, spent_s: float) -> bool:
-        """Return whether the load is finished."""
         effort, done = self.plan.effort, len(point.rounds[SERVED])
         if done >= effort.most_rounds or (done and effort.duration_s is not None and spent_s >= effort.duration_s):
             return True

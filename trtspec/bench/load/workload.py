@@ -79,7 +79,6 @@ class LoadWorkload:
         return hashlib.sha256(said.encode(errors="replace")).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {
             "prompts": len(self.prompts),
             "source": self.source,

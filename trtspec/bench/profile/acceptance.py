@@ -113,7 +113,6 @@ class Estimate:
     high: float
 
     def as_list(self) -> list[float]:
-        """Return the three rounded numbers."""
         return [round(number, 3) for number in (self.value, self.low, self.high)]
 
     def __str__(self) -> str:
@@ -175,7 +174,6 @@ class AcceptanceStats:
         return AcceptanceStats(tuple(text.redrafted(draft_len, goes_on) for text in self.texts), self.kinds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {
             "acceptance_rate": round(self.rate, 4),
             "mean_accepted_len": {

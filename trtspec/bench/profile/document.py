@@ -84,7 +84,6 @@ class ServerProfile:
     failures: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         speeds = [
             {"batch": batch, "draft_len": length, "output_tokens_per_s": round(speed, 1)}
             for (batch, length), speed in sorted(self.tokens_per_s.items())
@@ -120,7 +119,6 @@ class Profile:
     server: ServerProfile | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document."""
         chosen = self.chosen
         return {
             "format_version": FORMAT_VERSION,

@@ -58,7 +58,6 @@ def generate_responses(
 def measure(
     candidate: ProfileCandidate, texts: Sequence[SampleText], batches: Sequence[int], on_progress: OnProgress
 ) -> CandidateMeasurements:
-    """Measure a candidate on the target's responses."""
     from trtspec.engine.measurement import prefill_seconds
     from trtspec.engine.speculator import Speculator
 

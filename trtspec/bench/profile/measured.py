@@ -30,7 +30,6 @@ class ExpectedSpeedup:
     expected: Estimate
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         value, low, high = self.expected.as_list()
         return {"batch": self.batch, "draft_len": self.draft_len, "speedup": value, "interval": [low, high]}
 
@@ -128,7 +127,6 @@ def dump_measured(measured: CandidateMeasurements) -> Any:
 
 
 def read_measured(candidate: ProfileCandidate, saved: Any) -> CandidateMeasurements:
-    """Return a candidate's measurements from JSON values."""
     acceptance, seconds, prefills, response_len = _saved().validate_python(saved)
     return CandidateMeasurements(candidate, acceptance, dict(seconds), dict(prefills), response_len)
 

@@ -52,12 +52,10 @@ class ProfileCandidate:
 
     @property
     def draft(self) -> str | None:
-        """Return the draft's name or path."""
         return self.source["model"] if self.source else None
 
     @property
     def name(self) -> str:
-        """Return the display name."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
 
     @property
@@ -159,7 +157,6 @@ def filter_fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens
 
 
 def choose_batches(recipe: Recipe, limits: SearchLimits) -> list[int]:
-    """Return the concurrencies to measure."""
     most = max(limits.concurrency, recipe.engine.max_batch_size)
     return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
 

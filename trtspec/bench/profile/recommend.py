@@ -172,7 +172,6 @@ class Recommendation:
         return section
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {
             "method": self.candidate.method if self.candidate else "none",
             "draft": self.candidate.draft if self.candidate else None,

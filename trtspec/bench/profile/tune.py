@@ -146,7 +146,6 @@ class Tuning:
         return found.best(self.recommendation.batch) if found else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document."""
         return {
             "format_version": FORMAT_VERSION,
             **derive_verdict(self.recommendation.proposal).as_dict(),
@@ -196,8 +195,6 @@ def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
 
 @dataclass(frozen=True)
 class _Work:
-    """The inputs shared by all arms."""
-
     own: ProfileCandidate
     texts: Sequence[SampleText]
     finished: ResultCache
