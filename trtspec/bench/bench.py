@@ -30,9 +30,13 @@ from trtspec.store.artifact import Manifest, manifest_sha256
 
 ANSWERED = ("text_output", "num_output_tokens")
 COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not reported by every engine
+ALONE = {"num_draft_tokens": 0}  # request fields that switch drafting off
 OnProgress = Callable[[str, int, int], None]
 RunAgain = Callable[[BenchComparison], bool]  # whether to add a run after the requested ones
 Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) to (text, its statistics)
+BASELINE_FORMAT_VERSION, BASELINE_KIND = 1, "baseline"
+DEPLOY_WITHOUT_DRAFTS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
+AskAlone = Callable[[str], int]  # (prompt) to the number of generated tokens
 
 
 def measure_engine(
@@ -83,7 +87,7 @@ def measure_server(
         asked = {"text_input": prompt, "max_tokens": max_tokens}
         if not speculate and baseline:
             return _answer(baseline, asked, needed)[:2]
-        text, stats, counts = _answer(client, asked if speculate else {**asked, "num_draft_tokens": 0}, needed)
+        text, stats, counts = _answer(client, asked if speculate else asked | ALONE, needed)
         comparison.counts_drafts &= counts
         return text, stats
 
@@ -108,7 +112,7 @@ def measure_drafts(
 def can_disable_drafts(client: Client) -> bool:
     """Return whether the server can switch drafting off for a request."""
     try:
-        client.generate({"text_input": "Hello", "max_tokens": 1, "num_draft_tokens": 0})
+        client.generate({"text_input": "Hello", "max_tokens": 1, **ALONE})
     except DeployError as error:
         if "num_draft_tokens" in error.message:  # the error of engines that fix the draft length names this field
             return False
@@ -119,11 +123,15 @@ def can_disable_drafts(client: Client) -> bool:
 def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> tuple[str, Stats, bool]:
     """Return the text, its statistics, and whether the server reported draft counts."""
     answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's defaults include the prompt
-    if missing := [key for key in needed if key not in answer]:
+    if missing := [key for key in needed if not isinstance(answer.get(key), str if key == "text_output" else int)]:
         raise DeployError(
             f"the server's responses lack {', '.join(missing)}", hint="serve an artifact built by trtspec"
         )
-    return answer["text_output"], _stats(answer), all(key in answer for key in COUNTED)
+    new = answer["num_output_tokens"]
+    drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
+    # the prefill yields the first token; each step yields one token plus the accepted draft tokens
+    stats = Stats(new_tokens=new, drafted=drafted, accepted=accepted, steps=max(0, new - 1 - accepted))
+    return answer["text_output"], stats, all(key in answer for key in COUNTED)
 
 
 def _compare(
@@ -148,22 +156,6 @@ def _compare(
             side.tokens_per_s.append(tokens[speculate] / spent[speculate])
             side.seconds += spent[speculate]
     return comparison
-
-
-def _stats(answer: dict[str, Any]) -> Stats:
-    """Return statistics from a response's counts.
-
-    The prefill yields the first token; each step yields one token plus the accepted draft tokens.
-    """
-    new = int(answer["num_output_tokens"])
-    drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
-    return Stats(new_tokens=new, drafted=drafted, accepted=accepted, steps=max(0, new - 1 - accepted))
-
-
-BASELINE_FORMAT_VERSION, BASELINE_KIND = 1, "baseline"
-ALONE = {"num_draft_tokens": 0}
-DEPLOY_WITHOUT_DRAFTS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
-AskAlone = Callable[[str], int]  # (prompt) to the number of generated tokens
 
 
 @dataclass(frozen=True)
@@ -226,17 +218,8 @@ def ask_server(client: Client, manifest: Manifest, max_tokens: int) -> AskAlone:
     drafts = manifest.recipe.speculation.method != "none"
     if drafts and not can_disable_drafts(client):
         raise DeployError("the engine cannot switch drafting off", where=client.where, hint=DEPLOY_WITHOUT_DRAFTS)
-
-    def ask(prompt: str) -> int:
-        answer = client.generate({"text_input": prompt, "max_tokens": max_tokens, **(ALONE if drafts else {})})
-        new = answer.get("num_output_tokens")
-        if not isinstance(new, int):
-            raise DeployError(
-                "the server's responses lack num_output_tokens", hint="serve an artifact built by trtspec"
-            )
-        return new
-
-    return ask
+    options = {"max_tokens": max_tokens, **(ALONE if drafts else {})}
+    return lambda prompt: _answer(client, {"text_input": prompt, **options}, ANSWERED)[1].new_tokens
 
 
 def describe_baseline(

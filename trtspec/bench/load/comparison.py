@@ -33,6 +33,10 @@ HINT = "save one with: trtspec bench NAME --concurrency 1,4 --json > FILE.json"
 Positive = Annotated[float, Field(gt=0, lt=1e12)]
 Count = Annotated[int, Field(ge=0, lt=10**12)]
 Text = Annotated[str, Field(max_length=4000)]
+FORMAT_VERSION, KIND = 1, "load_comparison"
+CONFIDENCE = 0.99
+SPEEDUP = "speedup"
+VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 
 class SavedRound(BaseModel):
@@ -107,12 +111,6 @@ def read_saved(path: Path) -> SavedLoad:
         first = error.errors()[0]
         where = repr_short(".".join(map(str, first["loc"])))
         raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=HINT) from None
-
-
-FORMAT_VERSION, KIND = 1, "load_comparison"
-CONFIDENCE = 0.99
-SPEEDUP = "speedup"
-VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ COUNTER_NAMES = (
     "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total",
 )
+AUTO, TRITON, COMPLETIONS = "auto", "triton", "completions"
+PROBE = Prompt("Hello", "probe", "")
+KEY_VARIABLE = "TRTSPEC_OPENAI_KEY"
+SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
 
 
 class Counters(NamedTuple):
@@ -60,12 +64,6 @@ def parse_counters(text: bytes) -> Counters | None:
     if not all(name in found for name in COUNTER_NAMES):
         return None
     return Counters(*(sum(sample.value for sample in found[name]) for name in COUNTER_NAMES))
-
-
-AUTO, TRITON, COMPLETIONS = "auto", "triton", "completions"
-PROBE = Prompt("Hello", "probe", "")
-KEY_VARIABLE = "TRTSPEC_OPENAI_KEY"
-SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
 
 
 @dataclass(frozen=True)

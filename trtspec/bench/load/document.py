@@ -29,6 +29,13 @@ from trtspec.core.installation import __version__
 
 PERCENTILES = (50, 90, 95, 99)
 MOST_ERRORS = 5  # distinct errors to list
+BUSY = 0.8  # share of a processor; above it, the client may be the bottleneck
+LATE_MS = 10.0
+GROWING = 1.5  # later half of a round's latencies / earlier half
+FORMAT_VERSION, KIND = 1, "load"
+OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
+COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
+            "e2e_ms": "mean_e2e_ms"}  # fmt: skip
 
 
 def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
@@ -156,11 +163,6 @@ def _tpot_ratio(kind: str, served: Round, alone: Round) -> float | None:
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-BUSY = 0.8  # share of a processor; above it, the client may be the bottleneck
-LATE_MS = 10.0
-GROWING = 1.5  # later half of a round's latencies / earlier half
-
-
 def collect_warnings(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
     """Return warnings about a document's points, one sentence each."""
     found = [f"{_name(point)}: {remark}" for point in points for remark in _point_warnings(point)]
@@ -202,12 +204,6 @@ def _arm_warnings(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[s
     if "requests_per_s" in load and arm["e2e_growth"] > GROWING:
         growth = f"latencies grow {arm['e2e_growth']:.1f} times within a round"
         yield f"{growth}: requests arrive faster than the server completes them"
-
-
-FORMAT_VERSION, KIND = 1, "load"
-OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
-COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
-            "e2e_ms": "mean_e2e_ms"}  # fmt: skip
 
 
 def build_document(

@@ -23,6 +23,7 @@ from typing import Any
 from trtspec.core.errors import TrtspecError
 
 MS = 1000.0
+HINT = "examples: ttft=200ms,tpot=30ms or e2e=5s"
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,6 @@ class RequestSample:
 
 def _ms(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-HINT = "examples: ttft=200ms,tpot=30ms or e2e=5s"
 
 
 @dataclass(frozen=True)

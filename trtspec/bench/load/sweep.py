@@ -13,8 +13,8 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,6 +32,7 @@ from trtspec.core.registry import find_extension
 NOISE_WORK = bytes(1 << 20)
 NOISE_REPEATS = 16
 NOISY = 0.1  # spread above which a warning is printed
+OnProgress = Callable[[str, int, int], None]
 
 
 def work_ms() -> float:
@@ -55,20 +56,13 @@ def summarize_noise(samples_ms: Sequence[float]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def samples_file(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file for the duration of the block; raise TrtspecError if that fails."""
-    if path is None:
-        yield None
-        return
+def samples_file(path: Path | None) -> AbstractContextManager[TextIO | None]:
+    """Open the file for raw samples, if requested; raise TrtspecError if that fails."""
     try:
-        file = path.open("w", encoding="utf-8")
+        return path.open("w", encoding="utf-8") if path else nullcontext()
     except OSError as error:
-        raise TrtspecError(
-            describe_read_error(error), where=str(path), hint="choose another file for --samples-out"
-        ) from None
-    with file:
-        yield file
+        hint = "choose another file for --samples-out"
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
 
 
 def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, done: Round) -> None:
@@ -78,7 +72,6 @@ def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, don
     file.flush()
 
 
-OnProgress = Callable[[str, int, int], None]
 DRIVER = "trtspec"
 
 

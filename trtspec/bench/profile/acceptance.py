@@ -180,6 +180,7 @@ class AcceptanceStats:
                 "token_weighted": self.token_weighted.as_list(),
                 "request_weighted": self.request_weighted.as_list(),
             },
+            "by_position": [round(rate, 4) for rate in self.by_position],
         }
 
 

@@ -29,6 +29,8 @@ from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.store.artifact import Manifest, load_manifest
 
+FORMAT_VERSION = 1
+
 
 def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
     """Return the metadata fields; `root` is a measured artifact, or None if only a server address is known.
@@ -64,9 +66,6 @@ def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
     recipe = build.recipe.without_directories()
     steps = ((step.name, step.key) for step in build.plan.steps)
     return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
-
-
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -159,8 +158,10 @@ def _method(measured: CandidateMeasurements, batch: int) -> dict[str, Any]:
         "options": candidate.options,
         "draft_len": best.draft_len,
         **acceptance.as_dict(),
-        "by_position": [round(rate, 4) for rate in acceptance.by_position],
-        "by_kind": [_kind(acceptance, kind) for kind in sorted(set(acceptance.kinds))],
+        "by_kind": [
+            {"kind": kind, "prompts": acceptance.kinds.count(kind), **acceptance.of_kind(kind).as_dict()}
+            for kind in sorted(set(acceptance.kinds))
+        ],
         "verdict": candidate_verdict(measured, batch),
         "best": [measured.best(each).as_dict() for each in measured.batches],
         "speedups": [each.as_dict() for each in measured.speedups],
@@ -176,9 +177,3 @@ def _method(measured: CandidateMeasurements, batch: int) -> dict[str, Any]:
             str(length): round(each.token_weighted.value, 3) for length, each in measured.acceptance.items()
         },
     }
-
-
-def _kind(acceptance: AcceptanceStats, kind: str) -> dict[str, Any]:
-    own = acceptance.of_kind(kind)
-    by_position = [round(rate, 4) for rate in own.by_position]
-    return {"kind": kind, "prompts": len(own.texts), **own.as_dict(), "by_position": by_position}

@@ -34,7 +34,7 @@ from trtspec.bench.profile.recommend import recommend
 from trtspec.bench.sources import find_source as find_origin
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineResult, Stats
+from trtspec.engine.generation.request import EngineResult
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 
@@ -98,13 +98,18 @@ def _counted(candidate: ProfileCandidate, texts: Sequence[SampleText], depth: in
     """Return the engine's counts, for a drafter whose next draft depends on the previous outcome."""
     with open_artifact(candidate.root, candidate.manifest) as artifact:
         requests = [artifact.request_for_ids(text.prompt, len(text.response)) for text in texts]
-        counts = [_counts(result.stats, depth) for result in artifact.engine.generate(requests)]
+        found = [result.stats for result in artifact.engine.generate(requests)]
+    counts = (
+        StepCounts(
+            each.steps,
+            each.drafted,
+            each.accepted,
+            (*each.accepted_by_position, *[0] * depth)[:depth],
+            (each.draft_steps,) * depth,
+        )
+        for each in found
+    )
     return AcceptanceStats(tuple(counts), tuple(text.kind for text in texts))
-
-
-def _counts(stats: Stats, depth: int) -> StepCounts:
-    reached = (*stats.accepted_by_position, *[0] * depth)[:depth]
-    return StepCounts(stats.steps, stats.drafted, stats.accepted, reached, (stats.draft_steps,) * depth)
 
 
 def _times(

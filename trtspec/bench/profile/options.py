@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 OnProgress = Callable[[str, int, int], None]
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class SampleText(NamedTuple):
@@ -131,9 +132,6 @@ class ProgressUI:
 
     building: Callable[[], AbstractContextManager[BuildProgress]]
     counting: Callable[[], AbstractContextManager[OnProgress]]
-
-
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def sample_prompts(asked: ProfileRequest, root: Path | None) -> list[Prompt]:

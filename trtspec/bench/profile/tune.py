@@ -53,6 +53,11 @@ from trtspec.store.artifact import load_manifest
 from trtspec.store.digest import dump_checksummed, load_checksummed
 
 SCHEMA = "trtspec.finished/2"
+Arm = TypeVar("Arm")
+LEAST_TEXTS = 4
+FORMAT_VERSION = 1
+# For methods with a configurable tree depth; chains try every length.
+TREE_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
 class ResultCache:
@@ -84,10 +89,6 @@ class ResultCache:
             path.unlink(missing_ok=True)
 
 
-Arm = TypeVar("Arm")
-LEAST_TEXTS = 4
-
-
 @dataclass(frozen=True)
 class Rung(Generic[Arm]):
     """One round: the number of texts, every arm with its score in descending order, and how many advanced."""
@@ -114,9 +115,6 @@ def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int],
         better = [arm for arm, _ in scores[:kept]]
         yield Rung(size, scores, kept)
         left = better if own in better else [own, *better]
-
-
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -160,17 +158,12 @@ class Tuning:
         }
 
     def _rung(self, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
-        arms = [self._arm(arm, rung) | {"kept": place < rung.kept} for place, (arm, _) in enumerate(rung.scores)]
+        arms = []
+        for place, (arm, _) in enumerate(rung.scores):
+            best = self.best_in_round(arm, rung)
+            measured = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
+            arms.append({"options": arm.options, **measured, "kept": place < rung.kept})
         return {"prompts": rung.texts, "tried": arms}
-
-    def _arm(self, arm: ProfileCandidate, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
-        best = self.best_in_round(arm, rung)
-        told = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
-        return {"options": arm.options, **told}
-
-
-# For methods with a configurable tree depth; chains try every length.
-TREE_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
 def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
