@@ -31,8 +31,7 @@ from benchmarks.machine import cpu_name
 from trtspec.bench.load.api import Event, LoadSampling, ParsedResponse, find_api
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.client import Endpoint, LoadClient, clock, load_client, runner
-from trtspec.bench.load.rounds import Round, run_round
-from trtspec.bench.load.workload import LoadWorkload
+from trtspec.bench.load.rounds import LoadWorkload, Round, run_round
 from trtspec.core.ports import LOOPBACK
 from trtspec.engine.prompts.prompt import Prompt
 

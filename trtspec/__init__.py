@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from trtspec.core.installation import __version__
 
 if TYPE_CHECKING:
+    from trtspec.bench.artifact import GeneratedText
     from trtspec.bench.gates import VerificationReport
-    from trtspec.bench.generate import GeneratedText
     from trtspec.core.diagnostics import Diagnostic, RecipeError
     from trtspec.core.errors import TrtspecError
     from trtspec.deployment.base import RunningDeployment
@@ -40,7 +40,7 @@ _TYPES = {
     "CheckResult": "trtspec.planning.check.recipe",
     "RunningDeployment": "trtspec.deployment.base",
     "Diagnostic": "trtspec.core.diagnostics",
-    "GeneratedText": "trtspec.bench.generate",
+    "GeneratedText": "trtspec.bench.artifact",
     "LoadedRecipe": "trtspec.recipe.load",
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
@@ -183,7 +183,7 @@ def generate(
 
     Temperature 0 is greedy decoding. Raises TrtspecError for an artifact whose engine runs in another process.
     """
-    from trtspec.bench.generate import generate_one
+    from trtspec.bench.artifact import generate_one
     from trtspec.engine.generation.request import SamplingOptions
 
     sampling = SamplingOptions(temperature, top_k, top_p, seed)

@@ -13,7 +13,7 @@ import typer
 from trtspec.cli.options import AllowCode, Artifact, Json
 
 if TYPE_CHECKING:
-    from trtspec.bench.generate import GeneratedText
+    from trtspec.bench.artifact import GeneratedText
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except line feeds and tabs
 
@@ -38,7 +38,7 @@ def generate(
 
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
-    from trtspec.bench.generate import generate_many, generate_one
+    from trtspec.bench.artifact import generate_many, generate_one
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
     from trtspec.core.errors import TrtspecError

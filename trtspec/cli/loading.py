@@ -13,8 +13,8 @@ from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 if TYPE_CHECKING:
     from trtspec.bench.load.arrivals import ArrivalProcess
     from trtspec.bench.load.discovery import ServerAddress
+    from trtspec.bench.load.rounds import LoadWorkload
     from trtspec.bench.load.sweep import LoadPlan, StopRule
-    from trtspec.bench.load.workload import LoadWorkload
 
 RANDOM_PROMPTS = 64
 MOST = 4096  # concurrent requests
@@ -135,7 +135,7 @@ def resolve_server(what: str, api: str | None, model: str, key_env: str | None) 
 def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_tokens: int) -> LoadWorkload:
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.load.api import LoadSampling
-    from trtspec.bench.load.workload import LoadWorkload
+    from trtspec.bench.load.rounds import LoadWorkload
 
     seed = asked.seed or 0
     wanted = LoadSampling(asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens))
@@ -144,7 +144,7 @@ def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_t
         return LoadWorkload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
         raise TrtspecError("--input-tokens and --prompts are mutually exclusive", hint="omit one of them")
-    from trtspec.bench.load.workload import random_prompts
+    from trtspec.bench.load.rounds import random_prompts
 
     tokenizer = _tokenizer(asked, root)
     if tokenizer is None:

@@ -48,7 +48,7 @@ def build_target_only(recipe: Path, overrides: list[str]) -> Iterator[tuple[Buil
 
 def write_pruned(build: Build, skip: Skip, out: Path) -> None:
     """Write the target of a build without the skipped layers as a checkpoint, and show its size."""
-    from trtspec.bench.skip_search import draft_cost
+    from trtspec.bench.layer_search import draft_cost
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note
     from trtspec.methods.layer_pruning import Skip, prune_checkpoint
@@ -99,8 +99,7 @@ def prune(
 
     Example: trtspec prune recipes/quickstart.yaml --layers 3 --out drafts/pruned
     """
-    from trtspec.bench.layer_search import search_layers
-    from trtspec.bench.skip_search import SearchBudget
+    from trtspec.bench.layer_search import SearchBudget, search_layers
     from trtspec.checkpoints.writer import check_new
     from trtspec.cli.progress import counter
     from trtspec.cli.render import print_json

@@ -11,8 +11,7 @@ import typer
 from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.bench.layer_search import SkipSearchResult
-    from trtspec.bench.skip_search import SearchBudget
+    from trtspec.bench.layer_search import SearchBudget, SkipSearchResult
     from trtspec.planning.pipeline import Build
 
 
@@ -37,7 +36,7 @@ def swift(
 
     Example: trtspec swift recipes/quickstart.yaml
     """
-    from trtspec.bench.skip_search import SearchBudget
+    from trtspec.bench.layer_search import SearchBudget
     from trtspec.cli.prune import write_pruned
     from trtspec.cli.render import print_json
 

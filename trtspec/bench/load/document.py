@@ -21,10 +21,9 @@ from trtspec.bench.load.arrivals import THROUGHPUT
 from trtspec.bench.load.client import Endpoint
 from trtspec.bench.load.discovery import Counters
 from trtspec.bench.load.intervals import ratio_of_rounds
-from trtspec.bench.load.rounds import Round, sent_late_ms
+from trtspec.bench.load.rounds import LoadWorkload, Round, sent_late_ms
 from trtspec.bench.load.sample import RequestSample, Slo
 from trtspec.bench.load.sweep import NOISY, Point, SweepResult, summarize_noise
-from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.installation import __version__
 
 PERCENTILES = (50, 90, 95, 99)

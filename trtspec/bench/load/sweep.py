@@ -23,8 +23,7 @@ from trtspec.bench.load.arrivals import LARGER_IS_BETTER, THROUGHPUT, ArrivalPro
 from trtspec.bench.load.client import TIMEOUT_S, Endpoint, LoadClient, clock, load_client, runner
 from trtspec.bench.load.discovery import BASELINE, SERVED, Counters, ServerAddress, find_arms, read_counters
 from trtspec.bench.load.intervals import RatioInterval, ratio_of_rounds
-from trtspec.bench.load.rounds import MAX_FAILED, AskRound, Round
-from trtspec.bench.load.workload import LoadWorkload
+from trtspec.bench.load.rounds import MAX_FAILED, AskRound, LoadWorkload, Round
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 from trtspec.core.files import describe_read_error
 from trtspec.core.registry import find_extension
