@@ -258,7 +258,7 @@ def generate_texts(
     prompts = Random(seed).sample(prompts, min(samples, len(prompts)))
     with open_artifact(root, load_manifest(root)) as artifact:
         texts = artifact.respond([prompt.text for prompt in prompts], max_tokens, partial(on_progress, "generate"))
-    found = [(prompt, result.ids) for prompt, result in texts if result.ids]
+    found: list[Text] = [(prompt, result.ids) for prompt, result in texts if result.ids]
     if len(found) < 2:
         message = f"the target generated text for {len(found)} prompts; the search needs at least two"
         raise TrtspecError(message, hint="add prompts with --prompts or gates.prompts, or raise --num-prompts")
