@@ -40,12 +40,12 @@ _TYPES = {
     "CheckResult": "trtspec.planning.check.recipe",
     "RunningDeployment": "trtspec.deployment.base",
     "Diagnostic": "trtspec.core.diagnostics",
-    "GeneratedText": "trtspec.bench.generate",
+    "GeneratedText": "trtspec.bench.artifact",
     "LoadedRecipe": "trtspec.recipe.load",
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
     "TrtspecError": "trtspec.core.errors",
-    "VerificationReport": "trtspec.bench.verification_report",
+    "VerificationReport": "trtspec.bench.gates",
 }
 __all__ = [
     "Build",
@@ -207,7 +207,7 @@ def generate(
 
     Temperature 0 is greedy decoding. Raises TrtspecError for an artifact whose engine runs in another process.
     """
-    from trtspec.bench.generate import generate_one
+    from trtspec.bench.artifact import generate_one
     from trtspec.engine.generation.request import SamplingOptions
 
     sampling = SamplingOptions(temperature, top_k, top_p, seed)

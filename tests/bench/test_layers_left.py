@@ -13,9 +13,8 @@ import torch
 
 from tests._support.tiny import convert, make_llama, reference_model
 from tests.conftest import Run
-from trtspec.bench.layer_search import LENS, Matcher, PrunedDraft, Text, _chains
+from trtspec.bench.layer_search import LENS, Matcher, PrunedDraft, SearchBudget, Text, _chains, ranked, rate, search
 from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
-from trtspec.bench.skip_search import SearchBudget, ranked, rate, search
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.measurement import replay

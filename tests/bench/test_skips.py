@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from tests._support.tiny import make_llama
-from trtspec.bench.skip_search import SearchBudget, SkipCandidate, draft_cost, ranked, rate, search
+from trtspec.bench.layer_search import SearchBudget, SkipCandidate, draft_cost, ranked, rate, search
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError

@@ -15,7 +15,8 @@ import pytest
 from tests.conftest import Run
 from tests.report.advisor.serving import serving
 from trtspec.bench.documents import KINDS, target_sha256
-from trtspec.bench.verification_report import VerificationCheck, make_report, save_verification, write_report
+from trtspec.bench.gates import VerificationCheck
+from trtspec.bench.verification_report import make_report, save_verification, write_report
 from trtspec.core.processes import start_time
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.recipe.resolve import ResolvedRecipe
@@ -88,7 +89,7 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
-    save_verification(artifact, make_report(artifact, "exact", [VerificationCheck("parity", False, 0, 1, "not so")]))
+    save_verification(make_report(artifact, "exact", [VerificationCheck("parity", False, 0, 1, "not so")]))
     assert "failed: parity" in rows(trtspec, artifact)["verified"]["evidence"]
 
 

@@ -13,9 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.bench import BenchComparison
 from trtspec.bench.documents import save_document, save_target_document, target_sha256
-from trtspec.bench.speedup import Speedup
+from trtspec.bench.speedup import BenchComparison, Speedup
 from trtspec.store.artifact import load_manifest, manifest_sha256
 
 VOID = {"meta", "line", "rect", "circle", "path", "polyline"}

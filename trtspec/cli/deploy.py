@@ -22,7 +22,7 @@ from trtspec.core.paths import cache_dir
 from trtspec.core.ports import LOOPBACK
 
 if TYPE_CHECKING:
-    from trtspec.bench.verification_report import SkippedCheck
+    from trtspec.bench.gates import SkippedCheck
 
 ROOT = "running as root, as will the server and its models; use a dedicated user (--systemd)"
 ROOT_NOTE = "warned-of-root"  # marker in the cache: warn once per machine

@@ -17,7 +17,7 @@ from trtspec.cli.render import note, print_json
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.generate import GeneratedText
+    from trtspec.bench.artifact import GeneratedText
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except line feeds and tabs
 

@@ -14,8 +14,9 @@ from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.load.arrivals import ArrivalProcess
-    from trtspec.bench.load.sweep import LoadPlan, ServerAddress, StopRule
-    from trtspec.bench.load.workload import LoadWorkload
+    from trtspec.bench.load.discovery import ServerAddress
+    from trtspec.bench.load.rounds import LoadWorkload
+    from trtspec.bench.load.sweep import LoadPlan, StopRule
 
 RANDOM_PROMPTS = 64
 MOST = 4096  # concurrent requests
@@ -87,7 +88,8 @@ def _plan(
     runs: int,
     root: Path | None,
 ) -> LoadPlan:
-    from trtspec.bench.load.sweep import DRIVER, TIMEOUT_S, LoadPlan
+    from trtspec.bench.load.client import TIMEOUT_S
+    from trtspec.bench.load.sweep import DRIVER, LoadPlan
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
@@ -105,8 +107,7 @@ def _tokenizer(asked: LoadOptions, root: Path | None) -> Path | None:
 
 def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
     """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
-    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
-    from trtspec.bench.load.sweep import ServerAddress
+    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON, ServerAddress
     from trtspec.deployment.base import resolve_server_address
 
     if is_artifact(what):
@@ -125,7 +126,7 @@ def resolve_server(what: str, api: str | None, model: str, key_env: str | None) 
 def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_tokens: int) -> LoadWorkload:
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.load.api import LoadSampling
-    from trtspec.bench.load.workload import LoadWorkload
+    from trtspec.bench.load.rounds import LoadWorkload
 
     seed = asked.seed or 0
     wanted = LoadSampling(asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens))
@@ -134,7 +135,7 @@ def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_t
         return LoadWorkload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
         raise TrtspecError("--input-tokens and --prompts are mutually exclusive", hint="omit one of them")
-    from trtspec.bench.load.workload import random_prompts
+    from trtspec.bench.load.rounds import random_prompts
 
     tokenizer = _tokenizer(asked, root)
     if tokenizer is None:

@@ -97,8 +97,7 @@ def prune_layers(
 
     Example: trtspec prune-layers recipes/quickstart.yaml --layers 3 --out drafts/pruned
     """
-    from trtspec.bench.layer_search import search_layers
-    from trtspec.bench.skip_search import SearchBudget
+    from trtspec.bench.layer_search import SearchBudget, search_layers
     from trtspec.checkpoints.writer import check_new
 
     check_new(out)  # fail before minutes of search

@@ -17,7 +17,7 @@ from trtspec.cli.render import note, print_json, print_line, show_table
 from trtspec.core.hashing import file_sha256
 
 if TYPE_CHECKING:
-    from trtspec.bench.verification_report import SkippedCheck, VerificationCheck, VerificationReport
+    from trtspec.bench.gates import SkippedCheck, VerificationCheck, VerificationReport
 
 
 def verify(

@@ -14,7 +14,7 @@ from typing import ClassVar
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.bench.profile.acceptance import StepCounts
 from trtspec.bench.profile.engine_profiler import replayed
-from trtspec.bench.profile.options import SampleTexts
+from trtspec.bench.profile.options import SampleText
 from trtspec.bench.sources import RECORD
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors
@@ -94,11 +94,7 @@ class MeasureDraft(Step):
             raise TrtspecError("the target answers no held-out prompt with two tokens", hint="use different prompts")
         draft = inputs[self.draft[0]] if self.draft else None
         speculator = Speculator.load(inputs[self.target], draft, EngineSettings.from_json(self.settings))
-        held_out = SampleTexts(
-            tuple(text.prompt for text in texts),
-            tuple(text.answer for text in texts),
-            tuple(text.label for text in texts),
-        )
+        held_out = [SampleText(text.prompt, text.answer, text.label) for text in texts]
         depth = speculator.draft_shape.max_depth
         found = replayed(
             "held-out", speculator, held_out, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
