@@ -38,11 +38,11 @@ from trtspec.serving.triton.python_models.grpc_client import (
     ASKS_FOR_LAST,
     IS_LAST,
     NO_LIMIT,
-    REFUSED,
     is_last,
     status_from_message,
 )
-from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN, client_message, parse_error_id, words_to_tensor
+from trtspec.serving.triton.python_models.responses import REFUSED, SHUTTING_DOWN, client_message, parse_error_id
+from trtspec.serving.triton.python_models.tensors import words_to_tensor
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps", "accepted_by_position")
 LOG_PROBS, TOP_LOG_PROBS, TOP_IDS = "output_log_probs", "top_logprobs", "top_logprob_ids"
