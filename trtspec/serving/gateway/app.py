@@ -161,10 +161,7 @@ def make_app(config: GatewayConfig, keys: list[str], rules: HostRules) -> Starle
     routes += [Route(path, _counted(path, get)) for path, get in GETS.items()]
     handlers: Any = {HTTPException: _no_route}
     return Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        exception_handlers=handlers,
-        middleware=[Middleware(HeadCheck, rules=rules)],
+        routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[Middleware(HeadCheck, rules=rules)]
     )
 
 

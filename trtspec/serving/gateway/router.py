@@ -185,10 +185,7 @@ class RevisionBackend:
         self.ended["failed" if failure else "ok"] += 1
         seen = self._seen
         self._seen = replace(
-            seen,
-            requests=seen.requests + 1,
-            failed=seen.failed + bool(failure),
-            said=failure or seen.said,
+            seen, requests=seen.requests + 1, failed=seen.failed + bool(failure), said=failure or seen.said
         )
 
     def _sample(self, exchange: HttpExchange, job: CompletionJob) -> None:

@@ -38,7 +38,7 @@ ELSIZE_1, ELSIZE_2 = 32, 40  # offset in numpy 1 and numpy 2
 # strides.
 LOADS = {
     # nvidia-pytriton 0.7.0, x86-64, Python 3.13
-    "7b701b4b4bc01ca7af0350eaffa4f2aed92f02b465b3494a265059e4d3ca6cf8": (0xA6C74, 0xA6E90, 0xA7664, 0xA78A9, 0xACA2B),
+    "7b701b4b4bc01ca7af0350eaffa4f2aed92f02b465b3494a265059e4d3ca6cf8": (0xA6C74, 0xA6E90, 0xA7664, 0xA78A9, 0xACA2B)
 }
 
 
@@ -190,10 +190,7 @@ def _server_of_wheel(root: Path, version: str) -> TritonServer:
     backends, library = _linked_backends(root), libpython()
     libraries = [backends / "python", _libraries(root), *([library.parent] if library else [])]
     return TritonServer(
-        root / "bin" / "tritonserver",
-        f"{WHEEL} {version}",
-        backends=backends,
-        environment=_environment(libraries),
+        root / "bin" / "tritonserver", f"{WHEEL} {version}", backends=backends, environment=_environment(libraries)
     )
 
 
@@ -277,10 +274,7 @@ def _probe_stub() -> DoctorCheck:
         return DoctorCheck("python stub", True, f"for Python {PYTHON}")
     known = sorted(path.name for path in (wheel[0] / "python_backend_stubs").glob("*")) if wheel else []
     return DoctorCheck(
-        "python stub",
-        False,
-        f"none for Python {PYTHON}",
-        f"use Python {', '.join(known)}" if known else INSTALL_HINT,
+        "python stub", False, f"none for Python {PYTHON}", f"use Python {', '.join(known)}" if known else INSTALL_HINT
     )
 
 

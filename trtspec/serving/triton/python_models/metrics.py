@@ -53,12 +53,7 @@ class MetricSpec:
 
 
 REQUESTS = MetricSpec(
-    "trtspec_requests_total",
-    "counter",
-    "requests",
-    "Finished requests by reason",
-    "finish_reason",
-    FINISH_REASONS,
+    "trtspec_requests_total", "counter", "requests", "Finished requests by reason", "finish_reason", FINISH_REASONS
 )
 PROMPT_TOKENS = MetricSpec("trtspec_prompt_tokens_total", "counter", "tokens", "Prompt tokens of the started requests")
 GENERATED_TOKENS = MetricSpec("trtspec_generated_tokens_total", "counter", "tokens", "Generated tokens")
