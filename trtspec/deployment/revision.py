@@ -35,7 +35,7 @@ from trtspec.serving.triton.client import UNIX
 from trtspec.serving.triton.hardening import hardening_options
 from trtspec.serving.triton.names import DISCONNECTS
 from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
-from trtspec.serving.triton.python_models.interruptions import VARIABLE as DEPARTED_VARIABLE
+from trtspec.serving.triton.python_models.interruptions import DISCONNECTS_VARIABLE
 from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server
 from trtspec.store.artifact import Manifest, load_manifest, verify_files
 from trtspec.store.artifact_paths import BYTE_CODE, MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
@@ -216,7 +216,7 @@ def prepare_revision(
         server = install_fallback(stand_in, server, serving.triton_backend, place / "backends", repository)
     command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
-    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DISCONNECTS)}
+    environment = {**server.environment, **launch.environment, DISCONNECTS_VARIABLE: str(place / DISCONNECTS)}
     child = ProcessSpec(
         SERVER, command, server_url(journal, revision), environment, start_s, {"grpc": ports.grpc}, ports.host
     )

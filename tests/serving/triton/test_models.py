@@ -26,7 +26,8 @@ from trtspec.serving.triton.python_models.interruptions import (
     clear_disconnected,
     mark_disconnected,
 )
-from trtspec.serving.triton.python_models.tensors import parse_error_id, tensor_to_words, words_to_tensor
+from trtspec.serving.triton.python_models.responses import parse_error_id
+from trtspec.serving.triton.python_models.tensors import tensor_to_words, words_to_tensor
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 

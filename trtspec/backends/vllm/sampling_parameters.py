@@ -16,13 +16,13 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
 from trtspec.engine.generation.validation import check_request
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
+from trtspec.serving.triton.python_models.responses import respond_each
 from trtspec.serving.triton.python_models.tensors import (
     Array,
     RequestTensors,
     Settings,
     check_unsupported,
     read_sampling,
-    respond_each,
 )
 
 ENGINE = "vLLM"

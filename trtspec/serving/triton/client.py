@@ -68,20 +68,11 @@ class Client:
 
     def is_ready(self, model: str | None = None) -> bool:
         """Return whether the server, or one of its models, reports that it is ready; the report may be wrong."""
-        path = f"/v2/models/{model}/ready" if model else "/v2/health/ready"
-        try:
-            with self._request("GET", path) as answer:
-                return answer.status == 200
-        except (DeployError, StepTimeout):
-            return False
+        return self._succeeds("GET", f"/v2/models/{model}/ready" if model else "/v2/health/ready")
 
     def controls(self) -> bool:
         """Return whether this client may use the server's control APIs."""
-        try:
-            with self._request("POST", f"{CONTROLS}index", {}) as answer:
-                return answer.status == 200
-        except (DeployError, StepTimeout):
-            return False
+        return self._succeeds("POST", f"{CONTROLS}index", {})
 
     def load(self, model: str) -> None:
         """Load a model of the server's repository."""
@@ -93,26 +84,19 @@ class Client:
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
         """Return the response of a request; raises DeployError with the server's message if it fails."""
-        return _document(
-            self._read_all("POST", f"/v2/models/{model}/generate", with_special_tokens_flag(request)), self.where
-        )
+        content = self._read_all("POST", f"/v2/models/{model}/generate", with_special_tokens_flag(request))
+        return _document(content, self.where)
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
         """Yield the responses of a streamed request as they arrive."""
-        streams = "streaming" if model in (TARGET, DRAFT) else "stream"
-        with self._request(
-            "POST", f"/v2/models/{model}/generate_stream", {streams: True, **with_special_tokens_flag(request)}
-        ) as answer:
-            if answer.status != 200:
-                raise self._refused(answer.status, b"".join(self._chunks(answer)))
-            for event in _events(self._chunks(answer), self.where):
+        body = {"streaming" if model in (TARGET, DRAFT) else "stream": True, **with_special_tokens_flag(request)}
+        with self._request("POST", f"/v2/models/{model}/generate_stream", body) as (status, chunks):
+            if status != 200:
+                raise self._refused(status, b"".join(chunks))
+            for event in _events(chunks, self.where):
                 if set(event) == {"error"}:  # the HTTP status is 200 once the stream has started
                     raise DeployError(f"the server answered: {event['error']}", where=self.where)
                 yield event
-
-    def _headers(self, path: str) -> dict[str, str]:
-        """Return the token header for control APIs only."""
-        return {HEADER: self.token} if self.token and path.startswith(CONTROLS) else {}
 
     @property
     def where(self) -> str:
@@ -120,25 +104,39 @@ class Client:
         return f"{UNIX}{self.path}" if self.path else f"http://{self.host}:{self.port}"
 
     def _read_all(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        with self._request(method, path, body) as answer:
-            content = b"".join(self._chunks(answer))
-            if answer.status != 200:
-                raise self._refused(answer.status, content)
+        with self._request(method, path, body) as (status, chunks):
+            content = b"".join(chunks)
+            if status != 200:
+                raise self._refused(status, content)
             return content
 
-    @contextmanager
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[_Answer]:
-        """Send one request on a new connection; errors name the server."""
-        deadline = time.monotonic() + self.timeout_s
-        connection: HTTPConnection
-        if self.path:
-            connection = UnixConnection(self.path, self.timeout_s)
-        else:
-            connection = HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+    def _succeeds(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bool:
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), self._headers(path))
+            with self._request(method, path, body) as (status, _):
+                return status == 200
+        except (DeployError, StepTimeout):
+            return False
+
+    @contextmanager
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Send one request on a new connection and yield the status and body of its response; errors name the server.
+
+        The token is sent to control APIs only.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        headers = {HEADER: self.token} if self.token and path.startswith(CONTROLS) else {}
+        connection = (
+            UnixConnection(self.path, self.timeout_s)
+            if self.path
+            else HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+        )
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
             open_socket = connection.sock  # http.client drops it if the server will close the connection
-            yield _Answer(connection.getresponse(), open_socket, deadline)
+            response = connection.getresponse()
+            yield response.status, self._chunks(response, open_socket, deadline)
         except TimeoutError:
             raise StepTimeout(f"no answer within {self.timeout_s:.3g} s", where=self.where) from None
         except (OSError, HTTPException) as error:
@@ -150,13 +148,18 @@ class Client:
         finally:
             connection.close()
 
-    def _chunks(self, answer: _Answer) -> Iterator[bytes]:
+    def _chunks(self, response: HTTPResponse, open_socket: socket.socket, deadline: float) -> Iterator[bytes]:
+        """Yield a body, which must be complete at the deadline, not only each read of it."""
         received = 0
-        while chunk := answer.read():
+        while (remaining := deadline - time.monotonic()) > 0:
+            open_socket.settimeout(remaining)
+            if not (chunk := response.read1(CHUNK_BYTES)):
+                return
             received += len(chunk)
             if received > MAX_ANSWER_BYTES:
                 raise DeployError(f"the response exceeds {MAX_ANSWER_BYTES:,} bytes", where=self.where)
             yield chunk
+        raise TimeoutError
 
     def _refused(self, status: int, content: bytes) -> DeployError:
         try:
@@ -183,26 +186,6 @@ class UnixConnection(HTTPConnection):
             self.sock.connect(f"/proc/self/fd/{directory}/{place.name}")
         finally:
             os.close(directory)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """A response read against a deadline for the whole body, not per read."""
-
-    response: HTTPResponse
-    socket: socket.socket
-    deadline: float
-
-    @property
-    def status(self) -> int:
-        return self.response.status
-
-    def read(self) -> bytes:
-        remaining = self.deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        self.socket.settimeout(remaining)
-        return self.response.read1(CHUNK_BYTES)
 
 
 def _events(chunks: Iterator[bytes], where: str) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ from trtspec.engine.generation.validation import check_request
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
 from trtspec.serving.triton.python_models.interruptions import DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics
-from trtspec.serving.triton.python_models.responses import RequestLimit, Responder
+from trtspec.serving.triton.python_models.responses import RequestCancelled, RequestLimit, Responder
 from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
@@ -38,10 +38,6 @@ POLL_S = 0.1  # interval at which a waiting request checks whether its client is
 SHUTDOWN_S = 30
 
 T = TypeVar("T")
-
-
-class RequestCancelled(Exception):
-    """The client has disconnected."""
 
 
 class AsyncEngineModel:
