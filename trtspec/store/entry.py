@@ -33,6 +33,7 @@ ENTRY_SCHEMA = "trtspec.entry/1"
 TICK_NS = 20_000_000
 
 Stamp = list[int]  # inode, size, mtime_ns, ctime_ns
+SealedFiles = tuple[tuple[FileRecord, ...], dict[str, Stamp]]  # their records, and stamps by path
 
 
 class UnsoundError(Exception):
@@ -77,10 +78,9 @@ def load_entry(directory: Path, key: str) -> StoreEntry:
     return entry
 
 
-def write_entry(entry: StoreEntry) -> None:
-    """Write the document of an entry whose files are already sealed."""
-    data = dump_checksummed(ENTRY_SCHEMA, entry.model_dump(mode="json"))
-    replace_file(entry.directory / "entry.json", data)
+def write_entry(entry: StoreEntry, workspace: Path) -> None:
+    """Write the document of an entry whose files are already sealed in `workspace`."""
+    replace_file(workspace / "entry.json", dump_checksummed(ENTRY_SCHEMA, entry.model_dump(mode="json")))
 
 
 def check_files(entry: StoreEntry, known: dict[str, Stamp]) -> dict[str, Stamp]:
@@ -106,7 +106,7 @@ def check_files(entry: StoreEntry, known: dict[str, Stamp]) -> dict[str, Stamp]:
     return found
 
 
-def seal_files(files_dir: Path, known: Mapping[str, str]) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
+def seal_files(files_dir: Path, known: Mapping[str, str]) -> SealedFiles:
     """Make a step's output read-only and durable; return the records and stamps of its files.
 
     `known` maps paths to SHA-256 digests that were computed while the files were written.

@@ -159,16 +159,9 @@ def unverified_files(step: Step) -> dict[Path, str]:
     }
 
 
-def with_digests(step: Step, found: Mapping[Path, str]) -> Step:
-    """Return a step with its digests replaced by those in `found`; the step itself if nothing changes."""
-
-    def change(files: Files) -> Files:
-        here = {name: found[files.root / name] for name in files.unproven if files.root / name in found}
-        digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
-        left = tuple(name for name in files.unproven if name not in here)
-        return replace(files, digests=digests, unproven=left) if here else files
-
-    return cast(Step, _with_files(step, change))
+def is_read(step: Step) -> bool:
+    """Return whether the digests of all files that a step reads itself are known."""
+    return all(files.is_read for files in step_files(step))
 
 
 def shape_key(step: Step) -> str:
@@ -195,7 +188,7 @@ def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
     return replace(value, **changed) if changed else value
 
 
-class ConcurrentHasher:
+class ConcurrentHasher(StepProgress):
     """Hashes a step's unproven files in threads while the step runs, and acts as the step's progress.
 
     Hashing stays within `LEAD_BYTES` of the step. The step, which may report much in one call, stays within a share of
@@ -245,7 +238,6 @@ class ConcurrentHasher:
         self._progress.resume(n_bytes)
 
     def say(self, text: str) -> None:
-        """Report the current activity."""
         self._progress.say(text)
 
     def digests(self) -> dict[Path, str]:
@@ -289,28 +281,36 @@ class ConcurrentHasher:
 
 
 class SourceDigests:
-    """The source digests found while a plan's steps run."""
+    """The source digests found while a plan's steps run; `cache` has those of earlier runs."""
 
-    def __init__(self, digests: DigestCache) -> None:
-        self.digests = digests
+    def __init__(self, cache: DigestCache) -> None:
+        self.cache = cache
         self.found: dict[Path, str] = {}
 
-    def of(self, step: Step) -> Step:
-        """Return a step with the digests found so far."""
-        return with_digests(step, self.found)
+    def complete(self, step: Step) -> Step:
+        """Return a step with the digests found so far; the step itself if that changes nothing."""
+        return cast(Step, _with_files(step, self._complete_files))
 
     def read(self, step: Step) -> Step:
         """Return a step with all its sources read."""
         paths = list(unverified_files(step))
-        self.found |= dict(zip(paths, map_in_threads(self.digests.digest, paths), strict=True))
-        return self.of(step)
+        self.found |= dict(zip(paths, map_in_threads(self.cache.digest, paths), strict=True))
+        return self.complete(step)
 
-    def looked_up(self, step: Step) -> Step:
-        """Return a step with the digests that other processes have cached since."""
-        self.digests.reload()
-        known = {path: self.digests.lookup(path) for path in unverified_files(step)}
+    def look_up(self, step: Step) -> Step:
+        """Return a step with the digests that other processes have cached since, if they suffice."""
+        if not (paths := unverified_files(step)):
+            return step
+        self.cache.reload()
+        known = {path: self.cache.lookup(path) for path in paths}
         self.found |= {path: digest for path, digest in known.items() if digest}
-        return self.of(step)
+        return self.complete(step) if all(known.values()) else step
+
+    def _complete_files(self, files: Files) -> Files:
+        here = {name: self.found[files.root / name] for name in files.unproven if files.root / name in self.found}
+        digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
+        left = tuple(name for name in files.unproven if name not in here)
+        return replace(files, digests=digests, unproven=left) if here else files
 
 
 def _files_in(value: object) -> Iterator[Files]:
