@@ -104,12 +104,10 @@ class CachedWriter:
         self._files, self._growing, self._done = files, growing, done
 
     def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
-        """Write the bytes."""
         self._growing.written(file, offset)
         write_all(self._files[file], data, offset)
 
     def end(self, task: WriteTask) -> None:
-        """Call `done`."""
         self._done(task)
 
     def fail(self, error: BaseException) -> None:
@@ -204,7 +202,6 @@ class DirectWriter:
         self._count(task, -1)
 
     def fail(self, error: BaseException) -> None:
-        """Make all waiting calls raise `error`, unless an earlier error is set."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

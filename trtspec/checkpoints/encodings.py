@@ -82,11 +82,9 @@ class ValueStats:
         self.largest_bits = self._nans = self._infinities = self._overflows = 0
 
     def add(self, bits: Bits) -> None:
-        """Count the values of a chunk."""
         self.take(self._arithmetic.count(bits, self.source.dtype))
 
     def take(self, counts: Counts) -> None:
-        """Add the counts of a chunk."""
         largest, nans, infinities = counts
         self.largest_bits = max(self.largest_bits, largest)
         self._nans += nans
@@ -232,11 +230,9 @@ class CopyScales:
 
     @property
     def sources(self) -> dict[str, TensorInfo]:
-        """Return the source tensors by name."""
         return {source.name: source for scale in self.scales for source in scale.sources}
 
     def run(self, worker: TransferWorker) -> None:
-        """Read all scales, then write all."""
         values = {name: read_scale(worker, source) for name, source in self.sources.items()}
         for scale in self.scales:
             largest = max(values[source.name] for source in scale.sources)

@@ -47,7 +47,6 @@ MAX_PREVIEWS = 100  # previews, including incomplete ones; the least recently us
 
 
 def previews_dir() -> Path:
-    """Return the root folder of the previews."""
     return cache_dir() / "previews"
 
 
@@ -80,7 +79,6 @@ class Preview:
         return replace(self, parts=tuple(part for part in self.parts if part != name))
 
     def publish(self) -> None:
-        """Write the marker of a complete preview."""
         document = json.dumps({"format": FORMAT, **asdict(self)})
         write_preview_file(self.root / MARKER, document.encode())
 

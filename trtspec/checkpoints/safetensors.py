@@ -46,7 +46,6 @@ class TensorInfo:
 
 
 def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Return the number of bytes per dtype."""
     counted: Counter[str] = Counter()
     for tensor in tensors:
         counted[tensor.dtype] += tensor.nbytes

@@ -48,7 +48,6 @@ def _compare(one: TensorInfo, other: TensorInfo, *identities: str) -> bool:
 
 
 def _pieces(tensor: TensorInfo) -> Iterator[bytes]:
-    """Yield the tensor's bytes, `ITEMS` items at a time."""
     left = tensor.nbytes
     with open_regular(tensor.file) as file:
         file.seek(tensor.offset)
@@ -98,7 +97,6 @@ class Ties:
 
     @property
     def message(self) -> str:
-        """Return a message with both interpretations of tensors that differ."""
         return (
             f"config.json ties {self.head} to {self.embedding} (tie_word_embeddings), but both are stored with"
             f" different values: transformers uses the stored head, engines that follow config.json the embedding"

@@ -82,15 +82,12 @@ class VocabularyFiles:
         return found
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token, or None if tokenizer.json lacks it."""
         return self.ids.get(token) if self._may_have(token) else None
 
     def largest(self) -> tuple[str, int]:
-        """Return (token, id) of the largest id in tokenizer.json."""
         return max(self.ids.items(), key=lambda item: item[1], default=("", -1))
 
     def reaches(self, limit: int) -> bool:
-        """Return whether a token has the id `limit` or a larger one."""
         if not UNIGRAM.search(self._raw) and max(map(int, NUMBERS.findall(self._raw)), default=0) < limit:
             return False
         return self.largest()[1] >= limit

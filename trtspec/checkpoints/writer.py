@@ -47,7 +47,6 @@ class Part:
 
 
 def check_new(out: Path) -> None:
-    """Raise CheckpointError if `out` exists."""
     if os.path.lexists(out):
         raise CheckpointError("already exists", where=str(out), hint="choose another directory")
 
@@ -76,7 +75,6 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def write_config(root: Path, config: dict[str, Any]) -> None:
-    """Write config.json."""
     path = root / "config.json"
     path.write_text(json.dumps(config, indent=2) + "\n")
     fsync_path(path)

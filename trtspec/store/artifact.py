@@ -77,7 +77,6 @@ class DeviceMemory(_Record):
 
     @property
     def total_bytes(self) -> int:
-        """Return the sum of all parts."""
         return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
 
 

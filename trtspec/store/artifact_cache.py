@@ -34,7 +34,6 @@ class VerifiedCache:
         self.known: set[Path] = set()
 
     def sha256(self, path: Path) -> str:
-        """Return a file's digest."""
         if _is_ours(path) and (known := self._digests.lookup(path)):
             self.known.add(path)
             return known

@@ -55,12 +55,10 @@ class StoreEntry(BaseModel):
 
     @property
     def files_dir(self) -> Path:
-        """The directory that contains the step's files."""
         return self.directory / "files"
 
     @property
     def total_bytes(self) -> int:
-        """Total size of all files."""
         return sum(record.size for record in self.files)
 
 
@@ -164,7 +162,6 @@ class Lookup:
 
     @property
     def status(self) -> Literal["hit", "miss"]:
-        """Return `hit` if there is an entry, else `miss`."""
         return "hit" if self.entry else "miss"
 
 
@@ -195,7 +192,6 @@ def refresh_mtimes(layout: Layout, key: str) -> bool:
 
 
 def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
-    """Save the stamps of verified files."""
     path = layout.stamps(key)
     with suppress(OSError):  # on a full disk the next reader hashes the files again
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -105,11 +105,9 @@ class _Run:
         self._working = 0
 
     def is_ready(self, step: Step) -> bool:
-        """Return whether all dependencies of the step are done."""
         return all(each.key in self.results for each in step.dependencies)
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
-        """Take a step's output from the store, or build it."""
         started = time.perf_counter()
         before = [self.results[each.key].entry for each in step.dependencies]
         inputs = Inputs({entry.key: entry.files_dir for entry in before}, devices)
@@ -142,7 +140,6 @@ class _Run:
                 self._idle.notify_all()
 
     def wait_until_idle(self) -> None:
-        """Return when no thread is working."""
         with self._idle:
             self._idle.wait_for(lambda: not self._working)
 

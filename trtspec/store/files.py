@@ -46,12 +46,10 @@ class Files:
 
     @property
     def is_read(self) -> bool:
-        """Return whether all digests are known."""
         return not any(digest.startswith(UNREAD) for _, digest in self.digests)
 
     @property
     def paths(self) -> list[Path]:
-        """Return the paths of the files."""
         return [self.root / name for name, _ in self.digests]
 
     @contextmanager

@@ -224,7 +224,6 @@ class Store:
         return found
 
     def size(self) -> int:
-        """Return the total bytes of all entries' files."""
         return sum(entry.total_bytes for entry in self.entries())
 
     @contextmanager
