@@ -178,6 +178,11 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
         ) from None
 
 
+def read_document(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} if there is no such file; raise CheckpointError as `read_json` does."""
+    return read_json(path, max_bytes) if path.is_file() else {}
+
+
 def _unreadable_hint(path: Path, error: OSError) -> str | None:
     if not isinstance(error, FileNotFoundError):
         return UNREADABLE

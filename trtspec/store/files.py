@@ -87,34 +87,33 @@ class FileReader:
         """Return the files below `root`; StepError if one cannot be read."""
         paths = sorted(paths)
         try:
-            identities = tuple(
-                self._identity(path) for path in paths
-            )  # before hashing, so that later changes are detected
-            stats = tuple(self._stat(path) for path in paths)
-            known = [self._lookup(path) for path in paths]
-            new = sum(size for (size, _), digest in zip(stats, known, strict=True) if digest is None)
+            # before hashing, so that later changes are detected
+            identities = tuple("" if path in self._absent else file_identity(path) for path in paths)
+            stats = tuple(map(self._stat, paths))
+            known = {path: self._known(path) for path in paths}
+            unknown = [path for path, digest in known.items() if digest is None]
             unproven: tuple[str, ...] = ()
-            if self._unread_above is not None and new > self._unread_above:
-                found = [digest or hub_digest(path) or _unread(path) for path, digest in zip(paths, known, strict=True)]
-                unproven = tuple(path.name for path, digest in zip(paths, known, strict=True) if digest is None)
+            if self._unread_above is not None and sum(self._stat(path)[0] for path in unknown) > self._unread_above:
+                found = [digest or hub_digest(path) or _unread(path) for path, digest in known.items()]
+                unproven = tuple(path.name for path in unknown)
             else:
-                found = map_in_threads(self._digest, paths)
+                digests = map_in_threads(lambda path: self._digests.digest(path, self._on_bytes), unknown)
+                read = dict(zip(unknown, digests, strict=True))
+                found = [digest or read[path] for path, digest in known.items()]
         except OSError as error:
             raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
         named = tuple(zip((path.name for path in paths), found, strict=True))
         return Files(root, named, stats, unproven, identities)
 
-    def _identity(self, path: Path) -> str:
-        return "" if path in self._absent else file_identity(path)
-
     def _stat(self, path: Path) -> tuple[int, int]:
-        return self._absent[path][1:] if path in self._absent else _stat(path)
+        """Return the size and the modification time of a file."""
+        if path in self._absent:
+            return self._absent[path][1:]
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
 
-    def _lookup(self, path: Path) -> str | None:
+    def _known(self, path: Path) -> str | None:
         return self._absent[path][0] if path in self._absent else self._digests.lookup(path)
-
-    def _digest(self, path: Path) -> str:
-        return self._absent[path][0] if path in self._absent else self._digests.digest(path, self._on_bytes)
 
 
 def hub_digest(path: Path) -> str | None:
@@ -130,11 +129,6 @@ def hub_digest(path: Path) -> str | None:
 
 def _unread(path: Path) -> str:
     return f"{UNREAD} {file_identity(path)}"
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 TICK_S = 0.02  # file times advance in ticks of at most 10 ms
