@@ -74,10 +74,6 @@ class Preview:
         source = load_source(self.root)
         return replace(source, absent={name: (UNREAD, self.files[name].nbytes, 0) for name in self.parts})
 
-    def without_part(self, name: str) -> Preview:
-        """Return the preview after a file has been completed."""
-        return replace(self, parts=tuple(part for part in self.parts if part != name))
-
     def publish(self) -> None:
         document = json.dumps({"format": FORMAT, **asdict(self)})
         write_preview_file(self.root / MARKER, document.encode())
@@ -171,7 +167,7 @@ def fetch_tokenizer(source: Source) -> None:
     hub = HubModel(found.model, found.revision)
     with explain_hub_errors(str(hub), TRY_AGAIN, previews_dir()):
         write_preview_file(source.root / name, hub.read(name, 0, found.files[name].nbytes))
-        found.without_part(name).publish()
+        replace(found, parts=tuple(part for part in found.parts if part != name)).publish()
 
 
 def _make(hub: HubModel) -> Preview:

@@ -113,7 +113,9 @@ def apply_transformers_class(backend: Backend, root: Path) -> Backend:
         fresh = Fresh(backend.model)
         fresh.post_processor = backend.post_processor
         tokens = special_tokens(root)
-        rebuilt.build(fresh, tokens | {"add_prefix_space": config.get("add_prefix_space"), **_legacy(config)})
+        rebuilt.build(
+            fresh, tokens | {"add_prefix_space": config.get("add_prefix_space"), "legacy": config.get("legacy")}
+        )
         if rebuilt.begins is not None:
             fresh.post_processor = _begins(fresh, tokens.get("bos_token") if rebuilt.begins else None)
         backend = fresh
@@ -168,10 +170,6 @@ def _has_bytes(root: Path, backend: Backend | None) -> bool:
     return "ByteLevel" in f"{backend.pre_tokenizer!r}{backend.decoder!r}"
 
 
-def _legacy(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"legacy": config["legacy"]} if "legacy" in config else {}
-
-
 def _added(config: Mapping[str, Any], root: Path, added_token: Any) -> list[Any]:
     """Return the added tokens in tokenizer_config.json, sorted by id."""
     described = config.get("added_tokens_decoder") or {}
@@ -212,7 +210,7 @@ def _bpe(backend: Backend, *, fuse_unk: bool, byte_fallback: bool, unk_token: st
 
 def _llama(backend: Backend, options: Mapping[str, Any]) -> None:
     prefix = options["add_prefix_space"] is None or bool(options["add_prefix_space"])
-    scheme = ("always" if options.get("legacy", False) else "first") if prefix else "never"
+    scheme = ("always" if options["legacy"] else "first") if prefix else "never"
     _metaspace(backend, scheme, strips=prefix)
     _bpe(backend, fuse_unk=True, byte_fallback=True)
 

@@ -223,9 +223,6 @@ class Store:
                     found.append(load_entry(self._layout.entry(key), key))
         return found
 
-    def size(self) -> int:
-        return sum(entry.total_bytes for entry in self.entries())
-
     @contextmanager
     def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
         """Protect a build's entries from removal while the block runs; afterwards record that `user` used them."""
