@@ -29,7 +29,6 @@ from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.server import ServerPorts, TritonServer
 from trtspec.store.artifact import load_manifest
 from trtspec.store.executor import Observer, StepResult
-from trtspec.store.files import SourceDigests
 from trtspec.store.plan import StepPlan
 from trtspec.store.store import Store
 
@@ -328,11 +327,9 @@ def test_engines_are_lent_the_gpus_of_this_machine(
     lent = []
     execute = pipeline.execute
 
-    def noted(
-        plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str], sources: SourceDigests
-    ) -> list[StepResult]:
+    def noted(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str]) -> list[StepResult]:
         lent.extend(devices)
-        return execute(plan, store, observer, devices, sources)
+        return execute(plan, store, observer, devices)
 
     monkeypatch.setattr(pipeline, "execute", noted)
     assert trtspec("build", engine_recipe).code == 0

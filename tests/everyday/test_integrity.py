@@ -329,7 +329,7 @@ def test_memory_that_runs_out_is_no_bug(
         raise ValueError("words of a library") from error
 
     monkeypatch.setattr("trtspec.cli.app._exhausted", [])
-    monkeypatch.setattr("trtspec.store.store.write_output", refuse)
+    monkeypatch.setattr("trtspec.store.store._write_output", refuse)
     ended = trtspec("build", recipe, "--json")
     assert (ended.code, "Traceback" in ended.err) == (1, False)
     assert ended.document["error"]["exit_code"] == 1

@@ -29,8 +29,6 @@ SHOWN_PROBLEMS, SHOWN_HINTS = 12, 2
 
 
 class Stage(Enum):
-    """The pipeline stage of a tensor outside the layers."""
-
     FIRST = "first"
     LAST = "last"
 
@@ -84,12 +82,10 @@ class SourceTensor:
 
     @property
     def target_rows(self) -> int:
-        """Return the number of its rows in the undivided target."""
         return max(self.shape[0], self.least_rows)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Return the shape of the stored source tensor."""
         return (self.stored_rows or self.shape[0], *self.shape[1:])
 
 

@@ -16,7 +16,6 @@ from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.core.errors import TrtspecError
-from trtspec.core.paths import cache_dir
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.engine.settings import EngineSettings
 from trtspec.planning.init.recipe_text import relative_model
@@ -24,7 +23,6 @@ from trtspec.planning.pipeline import Build, open_store, plan_build, prepare_sou
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 from trtspec.recipe.resolve import ResolvedEngine
 from trtspec.store.artifact_paths import checkpoint
-from trtspec.store.digest import DigestCache
 from trtspec.store.executor import Observer, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import StepPlan
@@ -191,7 +189,7 @@ def _converted(build: Build) -> list[ConvertCheckpoint]:
 
 def file_reader() -> FileReader:
     """Return a reader that caches file digests."""
-    return FileReader(DigestCache(cache_dir() / "digests.json"))
+    return FileReader(open_store().digests)
 
 
 def source_files(source: Source) -> Files:

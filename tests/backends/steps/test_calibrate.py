@@ -190,9 +190,9 @@ def test_the_store_keeps_the_notes_until_the_step_is_done(
 
     monkeypatch.setattr(calibration._Calibration, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        store.build(step, Inputs({}), Counter())
+        store.obtain(step)
     monkeypatch.setattr(calibration._Calibration, "finish", finish)
-    entry, _ = store.build(step, Inputs({}), Counter())
+    entry = store.obtain(step).entry
     assert layers == [0, 1]
     assert [file.path for file in entry.files] == [ACTIVATIONS]
     assert not list((tmp_path / "store" / "partial").iterdir())

@@ -57,9 +57,7 @@ class RememberSource(Step):
 
 def store_source(asked: ModelSource, source: Source, weights: Mapping[str, AbsentFile], store: Store) -> None:
     """Cache what was read of a hub model with the weight files `weights`, unless it is cached already."""
-    step = _step(asked, source, weights)
-    if not store.peek(step.key).entry:
-        store.build(step, Inputs({}), _NoProgress())
+    store.obtain(_step(asked, source, weights))
 
 
 def load_stored_source(asked: ModelSource, store: Store) -> Source | None:
@@ -81,16 +79,3 @@ def load_stored_source(asked: ModelSource, store: Store) -> Source | None:
 def _step(asked: ModelSource, source: Source | None = None, weights: Mapping[str, AbsentFile] | None = None) -> Step:
     pins = tuple(sorted(asked.sha256.items()))
     return RememberSource(asked.model, asked.revision or "", pins, source, weights or {})
-
-
-class _NoProgress:
-    """Discards progress: the step takes almost no time."""
-
-    def advance(self, n_bytes: int) -> None:
-        pass
-
-    def resume(self, n_bytes: int) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass

@@ -10,13 +10,12 @@ from typing import Any
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import find_parts, match
-from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.safetensors import TensorInfo, read_tensor
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import EMBEDDING as TARGET_EMBEDDING
 from trtspec.checkpoints.trtllm import LM_HEAD as TARGET_LM_HEAD
 from trtspec.checkpoints.trtllm import MOST_LAYERS
-from trtspec.checkpoints.writer import chunks
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
@@ -93,7 +92,7 @@ def have_equal_bits(one: TensorInfo, other: TensorInfo) -> bool:
     """Return whether two tensors are bit-identical."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return all(left == right for left, right in zip(chunks(one), chunks(other), strict=True))
+    return all(left == right for left, right in zip(read_tensor(one), read_tensor(other), strict=True))
 
 
 def described_target(source: Source) -> ModelConfig:
@@ -135,7 +134,7 @@ def _adds_nothing(source: Source, heads: Heads, head: int) -> bool:
     """Return whether all blocks of a head are zero."""
     rules = [rule(head, layer) for layer in range(heads.num_layers) for rule in (heads.weight, heads.bias)]
     blocks = [source.tensors[rule.sources[0].name] for rule in rules if rule.sources[0].name]
-    return all(chunk.count(0) == len(chunk) for tensor in blocks for chunk in chunks(tensor))
+    return all(chunk.count(0) == len(chunk) for tensor in blocks for chunk in read_tensor(tensor))
 
 
 def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceModel | None) -> bool:
