@@ -62,12 +62,10 @@ class IsolatedDrafter:
         self.drafter.begin(prompts, first, max_tokens)
 
     def read(self, features: Tensor, start: int) -> None:
-        """Process the target's features of new prompts."""
         if self._begins:
             self.drafter.read(features, start)
 
     def lower(self, row: int, prompt: Sequence[int], options: object) -> None:
-        """Set the options of a new row."""
         if (place := self._places[row]) is not None:
             self.drafter.lower(place, prompt, options)
 
@@ -151,7 +149,6 @@ def _scatter(values: Tensor, rows: list[int], count: int) -> Tensor:
 
 
 def _select(outcome: VerifyOutcome, rows: list[int]) -> VerifyOutcome:
-    """Return the outcome of some rows."""
     index = torch.tensor(rows, device=outcome.logits.device)
     features = None if outcome.features is None else outcome.features[index]
     return replace(

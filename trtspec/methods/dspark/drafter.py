@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.chain import NO_FLOOR, ConfidenceFloor, SampledChain, max_probability
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.methods.dflash.drafter import BlockDrafter
 from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
 
@@ -24,7 +24,7 @@ NAME = "dspark"
 class MarkovHead:
     """The Markov head: a low-rank map from a token to a bias on the logits of the next token."""
 
-    def __init__(self, weights: HeadWeights) -> None:
+    def __init__(self, weights: WeightLoader) -> None:
         self._from = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
         self._to = weights.linear(f"{NAME}.{MARKOV}markov_w2")
 
@@ -43,7 +43,7 @@ class ConfidenceHead:
     It reads the position's hidden state and, if it was trained that way, the previous token's Markov embedding.
     """
 
-    def __init__(self, weights: HeadWeights, reads_markov: bool) -> None:
+    def __init__(self, weights: WeightLoader, reads_markov: bool) -> None:
         name, self._reads_markov = f"{NAME}.{CONFIDENCE}", reads_markov
         self._weight = weights.tensor(f"{name}weight", torch.float32)
         self._bias = weights.tensor(f"{name}bias", torch.float32) if f"{name}bias" in weights else None
