@@ -47,6 +47,7 @@ from trtspec.engine.resume_state import load_resume_state, save_resume_state
 SAVE_EVERY_S = 60.0  # the states of many prompts are gigabytes
 
 Tables = dict[str, dict[str, float]]
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class CalibrationCheckpoint:
@@ -75,9 +76,6 @@ class CalibrationCheckpoint:
             return
         save_resume_state(self._path, {"stamp": self._stamp, "done": done, "states": states, "tables": tables})
         self._saved_at = time.monotonic()
-
-
-NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 def measure(

@@ -26,6 +26,7 @@ from trtspec.engine.speculator import Speculator
 from trtspec.kernels.chain import VerifyResult
 
 Tokens = Sequence[int]
+Case = tuple[int, int]  # requests, draft_len
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,6 @@ def _compare(draft: DraftTokens, following: Sequence[Tokens]) -> list[ReplayedDr
 
 
 def _common_prefix(drafted: Tokens, rest: Tokens) -> int:
-    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafted, rest, strict=False)))
 
 
@@ -113,9 +113,6 @@ def _path(children: list[list[int]], tokens: Tokens, rest: Tokens) -> int:
             return depth
         node = found
     return len(rest)
-
-
-Case = tuple[int, int]  # requests, draft_len
 
 
 @torch.inference_mode()
