@@ -68,16 +68,10 @@ class Engine:
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None) -> Engine:
-        """Load converted checkpoints.
+        """Load converted TensorRT-LLM checkpoints; `draft` is None for methods without a draft model.
 
-        Args:
-            target: a TensorRT-LLM checkpoint directory.
-            draft: the draft model's checkpoint, or None for methods without a draft model.
-            settings: see EngineSettings.
-            tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
-
-        Raises:
-            TrtspecError: if the method is unknown, the device is missing, or the checkpoints do not match.
+        `tokenizer` is a directory with tokenizer.json, which stop texts and updates of whole characters need. Raise
+        TrtspecError if the method is unknown, the device is missing, or the checkpoints do not match.
         """
         return cls(
             lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
@@ -102,7 +96,8 @@ class Engine:
 
     def tell_draft_failures(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
         """Set the callbacks for the reason of each fallback to no drafts and for changes of the circuit breaker."""
-        self.speculator.guard.tell(on_fallback, on_open)
+        guard = self.speculator.guard
+        guard.on_fallback, guard.breaker.on_change = on_fallback, on_open
 
     @property
     def occupancy(self) -> tuple[int, int]:

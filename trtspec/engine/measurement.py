@@ -76,10 +76,9 @@ def _prefill(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max
 def _rejected(following: Sequence[Tokens], features: Tensor | None, ends: Sequence[int]) -> VerifyOutcome:
     """Return the outcome of a step that accepts no drafts; each text continues with its actual next token."""
     results = [VerifyResult([], rest[0]) for rest in following]
-    if features is None:
-        return VerifyOutcome(results, torch.empty(0), None)
-    at_ends = torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
-    return VerifyOutcome(results, torch.empty(0), at_ends)
+    if features is not None:
+        features = torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
+    return VerifyOutcome(results, torch.empty(0), features)
 
 
 def _compare(draft: DraftTokens, following: Sequence[Tokens]) -> list[ReplayedDraft]:

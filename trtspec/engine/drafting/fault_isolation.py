@@ -35,10 +35,6 @@ class IsolatedDrafter:
     _begins: bool = True  # whether the newest rows are drafted for
     _was_logged: bool = False
 
-    def tell(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
-        """Set the callbacks for the reason of each fallback and for changes of the circuit breaker."""
-        self.on_fallback, self.breaker.on_change = on_fallback, on_open
-
     @property
     def drafted(self) -> list[int]:
         """Return the rows that are drafted for, in the order of the drafter's rows."""
