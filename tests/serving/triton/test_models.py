@@ -17,8 +17,7 @@ from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.core.processes import wait_until
-from trtspec.engine.generation.request import LogitEdits, SamplingOptions, Stats, Update
-from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.request import LogitEdits, SamplingOptions, Scores, Stats, Update
 from trtspec.serving.triton.python_models import responses
 from trtspec.serving.triton.python_models.interruptions import (
     DISCONNECT_POLL_S,

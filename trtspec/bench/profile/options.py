@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trtspec.bench.artifact import OpenArtifact, artifact_prompts
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import check_request
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.recipe.schema import Recipe
 from trtspec.store.artifact import Manifest, load_manifest

@@ -86,7 +86,6 @@ def _read_text(path: Path, raw: bytes) -> list[PromptRecord]:
 
 
 def _parse(where: str, line: str) -> dict[str, Any]:
-    """Return the JSON object of a line."""
     try:
         return parse_object(line.encode(), MAX_VALUES)
     except ValueError as error:

@@ -17,7 +17,7 @@ from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
-from trtspec.engine.drafting.vocabulary import load_vocab_adapter
+from trtspec.engine.drafting.vocabulary import load_vocabulary
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.positions import Window
 from trtspec.engine.prefill import PrefixCache, prefill
@@ -31,7 +31,7 @@ class ModelDrafter(Drafter):
             raise CheckpointError(f"{method} needs a draft checkpoint", hint="set speculation.draft")
         room, checkpoint = setup.room, load_checkpoint(setup.root)
         sizes = setup.target.config.vocab_size, checkpoint.config.vocab_size
-        self._reading = load_vocab_adapter(setup.root, *sizes, room.device)
+        self._reading = load_vocabulary(setup.root, *sizes, room.device)
         self._room = room.max_len * self._reading.longer
         length = room.length * self._reading.longer
         self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
@@ -74,19 +74,18 @@ class DraftModelDrafter(ModelDrafter):
         rows = [each or (0, [0]) for each in unread]
         width = max(len(new) for _, new in rows)
         first = model.windows.chain([start for start, _ in rows], width)
-        windows = [first, *model.windows.singles([start + len(new) for start, new in rows], depth - 1)]
+        windows = model.windows.singles([start + len(new) for start, new in rows], depth - 1)
         tokens = torch.tensor([new + [0] * (width - len(new)) for _, new in rows], device=model.device)
         lasts = torch.tensor([row * width + len(new) - 1 for row, (_, new) in enumerate(rows)], device=model.device)
-        self._ahead = -1
+        logits = reading.shared(model.forward(tokens, first, lasts))
+        self._ahead = 0
 
         def forward(tokens: Tensor, window: Window) -> Tensor:
             self._ahead += 1
-            if window is first:
-                return reading.shared(model.forward(tokens, window, lasts))
-            return reading.shared(model.forward(reading.read(tokens), window))
+            return reading.shared(model.forward(reading.to_draft(tokens), window))
 
         drawn = sampling if self._draws else None
-        draft = draft_chain(forward, tokens, windows, drawn, self._floors, reading.vocabulary)
+        draft = draft_chain(logits, forward, windows, drawn, self._floors, reading)
         lens = [length if each else 0 for length, each in zip(draft.lens or (), unread, strict=True)]
         return replace(draft, lens=lens)
 

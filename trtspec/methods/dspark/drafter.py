@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.chain import NO_FLOOR, ConfidenceFloor, SampledChain, max_probability
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.methods.dflash.drafter import BlockDrafter
 from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
 
@@ -27,7 +27,7 @@ class ConfidenceHead:
     It reads the position's hidden state and, if it was trained that way, the previous token's Markov embedding.
     """
 
-    def __init__(self, weights: HeadWeights, reads_markov: bool) -> None:
+    def __init__(self, weights: WeightLoader, reads_markov: bool) -> None:
         name, self._reads_markov = f"{NAME}.{CONFIDENCE}", reads_markov
         self._weight = weights.tensor(f"{name}weight", torch.float32)
         self._bias = weights.tensor(f"{name}bias", torch.float32) if f"{name}bias" in weights else None

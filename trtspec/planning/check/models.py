@@ -28,7 +28,6 @@ from trtspec.core.errors import CheckpointError
 from trtspec.engine.generation.model_defaults import (
     MODEL,
     SAMPLING,
-    default_token_ids,
     effective_keys,
     read_defaults,
     unsupported_keys,
@@ -105,7 +104,7 @@ def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> 
         if read is None:
             return
         defaults, left = read
-        if rows and (odd := max(default_token_ids(defaults), default=0)) >= rows:
+        if rows and (odd := max(defaults.edits.token_ids, default=0)) >= rows:
             message = f"{config.path}: the id {odd} is outside of the vocabulary of {rows:,}"
             findings.error("serving.defaults", "generation-config", message, "remove it from the file")
     else:

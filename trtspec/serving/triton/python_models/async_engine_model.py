@@ -19,8 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update, check_request
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
 from trtspec.serving.triton.python_models.interruptions import DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics
