@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from trtspec.core.installation import __version__
 
 if TYPE_CHECKING:
-    from trtspec.bench.generate import GeneratedText
-    from trtspec.bench.verification_report import SkippedCheck, VerificationReport
+    from trtspec.bench.artifact import GeneratedText
+    from trtspec.bench.gates import SkippedCheck, VerificationReport
     from trtspec.core.diagnostics import Diagnostic, RecipeError
     from trtspec.core.errors import TrtspecError
     from trtspec.deployment.base import RunningDeployment
@@ -231,7 +231,7 @@ def generate_all(
 
     `prompts` is a prompt file or the name of a shipped set. Otherwise like `generate`.
     """
-    from trtspec.bench.generate import generate_many
+    from trtspec.bench.artifact import generate_many
     from trtspec.engine.generation.request import SamplingOptions
 
     sampling = SamplingOptions(temperature, top_k, top_p, seed)

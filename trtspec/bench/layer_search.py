@@ -29,7 +29,7 @@ from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import find_method
 from trtspec.methods.layer_pruning import KINDS, Skip
-from trtspec.methods.speedup import expected_speedup
+from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.store.artifact import load_manifest
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ def baseline(
 def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progress: Any) -> tuple[Path, dict[str, Any]]:
     from trtspec.bench import bench as measuring
     from trtspec.bench.artifact import artifact_prompts, open_artifact, read_artifact
-    from trtspec.bench.verification_report import PROCESS, SERVER
+    from trtspec.bench.gates import PROCESS, SERVER
     from trtspec.serving.triton.client import Client
 
     url, root = ("", Path(what)) if is_artifact(what) else _served(what)

@@ -17,8 +17,9 @@ from trtspec.cli.verify import show_checks
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.bench import BenchComparison, OnProgress
-    from trtspec.bench.verification_report import VerificationReport
+    from trtspec.bench.bench import OnProgress
+    from trtspec.bench.gates import VerificationReport
+    from trtspec.bench.speedup import BenchComparison
     from trtspec.serving.triton.client import Client
 
 

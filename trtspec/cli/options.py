@@ -118,7 +118,7 @@ def allow_code(digests: Sequence[str]) -> None:
 
 def set_undecided(policy: str | None) -> None:
     """Set the policy for undecided gates in this process and its children; TrtspecError for an unknown policy."""
-    from trtspec.bench.verification_report import FAIL, PASS, POLICY
+    from trtspec.bench.gates import FAIL, PASS, POLICY
 
     if policy is None:
         return

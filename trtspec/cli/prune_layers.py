@@ -54,7 +54,7 @@ def build_target_only(recipe: Path, overrides: list[str]) -> Iterator[tuple[Buil
 
 def write_pruned(build: Build, skip: Skip, out: Path) -> None:
     """Write the target of a build without the skipped layers as a checkpoint, and show its size."""
-    from trtspec.bench.skip_search import draft_cost
+    from trtspec.bench.layer_search import draft_cost
     from trtspec.methods.layer_pruning import Skip, prune_checkpoint
 
     model = build.context.target

@@ -40,8 +40,7 @@ def search_skips(
 
     Example: trtspec search-skips recipes/quickstart.yaml
     """
-    from trtspec.bench.layer_search import search_artifact
-    from trtspec.bench.skip_search import SearchBudget
+    from trtspec.bench.layer_search import SearchBudget, search_artifact
 
     limits = SearchBudget(max_skip, iterations, 60 * max_minutes, layers)
     with build_target_only(recipe, set_ or []) as (build, root), counter() as on_progress:

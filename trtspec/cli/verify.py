@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import trtspec
-from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate, Undecided
 from trtspec.cli.progress import counter
 from trtspec.cli.render import note, print_json, print_line, show_table

@@ -31,7 +31,6 @@ from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import set_hash_backend
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
-from trtspec.methods.speedup import expected_speedup
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.document import describe_prediction
 from trtspec.planning.prediction.speedup import expected_speedup

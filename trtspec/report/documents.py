@@ -13,12 +13,8 @@ from typing import Any, Literal, overload
 from pydantic import BaseModel
 
 from trtspec.bench.documents import list_documents, mismatch_reason, target_sha256
-from trtspec.bench.verification_report import (
-    VerificationReport,
-    read_untrusted_report,
-    read_verification,
-    undecided_policy,
-)
+from trtspec.bench.gates import VerificationReport, undecided_policy
+from trtspec.bench.verification_report import read_untrusted_report, read_verification
 from trtspec.core.errors import TrtspecError
 from trtspec.planning.documents import (
     BaselineDocument,

@@ -25,9 +25,8 @@ from trtspec.bench.documents import (
     recorded_manifest,
     target_sha256,
 )
-from trtspec.bench.gates import active_gates
-from trtspec.bench.speedup import UNDECIDED
-from trtspec.bench.verification_report import VerificationReport, load_verification, read_untrusted_report
+from trtspec.bench.gates import UNDECIDED, VerificationReport, active_gates
+from trtspec.bench.verification_report import load_verification, read_untrusted_report
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
 from trtspec.deployment.rollout.commands import previous_revision

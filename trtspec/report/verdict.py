@@ -21,7 +21,6 @@ from trtspec.bench.verdict import (
     manifest_facts,
     verification_facts,
 )
-from trtspec.bench.verification_report import VerificationCheck
 from trtspec.planning.documents import BatchSpeedup, ProfiledCandidate
 from trtspec.report.documents import ELSEWHERE, ReportInputs
 

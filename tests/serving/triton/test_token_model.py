@@ -11,8 +11,7 @@ import pytest
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.request import Stats
-from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.request import Scores, Stats
 from trtspec.serving.triton.python_models.tensors import RequestTensors, words_to_tensor
 from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import NO_EDITS, LogitEdits, Stats
-from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.request import NO_EDITS, LogitEdits, Scores, Stats
 from trtspec.engine.generation.text import TextPieces
 from trtspec.serving.triton.python_models.fields import json_preview
 from trtspec.serving.triton.python_models.tensors import (
