@@ -18,8 +18,7 @@ from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
-from trtspec.core.installation import DoctorCheck
-from trtspec.core.processes import installed_version
+from trtspec.core.installation import DoctorCheck, installed_version
 from trtspec.core.registry import discover, discover_all, find_extension
 from trtspec.methods.base import DraftShape
 from trtspec.recipe.schema import Engine, Recipe

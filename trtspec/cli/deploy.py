@@ -106,27 +106,34 @@ def deploy(
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import render as write
+    from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
 
     settings = parse_target_settings(option or (), image)
-    ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
+    asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
+    ports = {service: port for service, port in asked.items() if port is not None}
     if openai_host is not None and target != "local":
         hint = "set the address in the compose file or manifest"
         raise DeployError(f"--openai-host requires --target local, not {target}", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
     if render is not None:
-        skip = sorted(check_gate_names(skip_gate or ()))
-        files = write(
-            artifact, target, render, name=name, host=host, ports=ports, skip=skip, drain_s=drain, manifest=expected,
-            trusted_report=trusted, settings=settings,
-        )  # fmt: skip
-        show_rendered(target, render, files, json)
+        options = DeployOptions(
+            name=name,
+            host=host,
+            ports=ports,
+            drain_s=drain,
+            skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
+            manifest=expected,
+            trusted_report=trusted,
+            settings=settings,
+        )
+        show_rendered(target, render, write(artifact, target, render, options), json)
         return
     for line in exposure_warnings(host, openai_host or ""):
         note(f"warning: {line}", "yellow")
     if systemd:
-        options = {
+        given = {
             "openai-host": openai_host,
             "target": target,
             "name": name,
@@ -140,7 +147,7 @@ def deploy(
             "manifest": manifest,
             "trust-report": trust_report,
         }
-        print_unit(artifact, host, options, ["--wait-for-warmup"] if wait_warm else [], json=json)
+        print_unit(artifact, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
         return
     if target == "local" and os.geteuid() == 0 and is_first_time(ROOT_NOTE):
         note(f"warning: {ROOT}", "yellow")
@@ -158,7 +165,7 @@ def deploy(
             name=name,
             host=host,
             openai_host=openai_host or "",
-            ports={service: port for service, port in ports.items() if port is not None},
+            ports=ports,
             detach=detach,
             timeout_s=timeout,
             wait_for_warmup=wait_warm,

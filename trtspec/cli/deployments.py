@@ -191,18 +191,22 @@ def logs(
 
     Example: trtspec logs quickstart --lines 20
     """
-    from trtspec.deployment.log import fetch_log_path, follow_log, last_lines, read_log
+    from trtspec.deployment.base import fetch_log
+    from trtspec.deployment.journal import DeploymentJournal
+    from trtspec.deployment.log import follow_log, last_lines, read_log
 
     if json and follow:
         raise TrtspecError("--json and --follow are mutually exclusive", hint="omit one of them")
-    path = fetch_log_path(name)
+    if follow:
+        print_untrusted(follow_log(DeploymentJournal(name), lines))
+        note(f"{name} has ended")
+        return
+    path = fetch_log(name).log
     if json:
         found = last_lines(path, lines, MAX_LOG_BYTES)
         print_json({"format_version": 1, "name": name, "log_file": str(path), "lines": found})
-        return
-    print_untrusted(follow_log(name, lines) if follow else read_log(path, lines))
-    if follow:
-        note(f"{name} has ended")
+    else:
+        print_untrusted(read_log(path, lines))
 
 
 def promote(name: Name, json: Json = False) -> None:

@@ -79,7 +79,7 @@ def _from_environment(own: str, base: str, fallback: str) -> Path:
 
 def load_package_yaml(path: Path) -> Any:
     """Return the content of a YAML file of this package."""
-    import yaml  # slow, and most commands only need the paths
+    import yaml  # lazy: most commands only need the paths
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
     return yaml.load(path.read_text(encoding="utf-8"), loader)

@@ -19,7 +19,7 @@ from trtspec.backends.serving import ServingHooks, StandaloneServer, command_opt
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.backends.steps.files import token_models
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import installed_version
+from trtspec.core.installation import installed_version
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
 from trtspec.store.files import FileReader

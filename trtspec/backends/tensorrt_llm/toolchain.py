@@ -18,8 +18,7 @@ from trtspec.backends.common.trtllm_versions import find_version_spec, is_releas
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
-from trtspec.core.installation import DoctorCheck
-from trtspec.core.processes import installed_version
+from trtspec.core.installation import DoctorCheck, installed_version
 
 BUILDER, PACKAGE = "trtllm-build", "tensorrt_llm"
 RUNTIMES = ("docker", "podman")

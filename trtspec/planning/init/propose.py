@@ -18,7 +18,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, read_model, requested_scheme
 from trtspec.core.diagnostics import Mark
 from trtspec.core.errors import CheckpointError, UnsupportedModel
-from trtspec.core.processes import installed_version
+from trtspec.core.installation import installed_version
 from trtspec.methods.base import find_method
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.init.inputs import InitHardware, InputModel, MethodProposal

@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small HTTP client for Triton: readiness, model loading, `generate` and `generate_stream`.
 
-It uses only the standard library, so that a smoke test imports little. Every response has a deadline and a size limit,
-because a dead Python stub leaves its requests open forever.
+Every response has a deadline and a size limit, because a dead Python stub leaves its requests open forever.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from trtspec.checkpoints.tokenizer import RenderedText
 from trtspec.core.errors import DeployError, StepTimeout
+from trtspec.core.http import UNIX, HttpAnswer, http_request
 from trtspec.core.ports import LOOPBACK
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, DRAFT, TARGET
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
-CHUNK_BYTES = 64 << 10
 HEADER = "trtspec-token"  # required by our servers for CONTROLS
 CONTROLS = "/v2/repository/"
-UNIX = "unix:"  # prefix of a Unix socket's address
 
 
 def with_special_tokens_flag(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,11 +61,20 @@ class Client:
 
     def is_ready(self, model: str | None = None) -> bool:
         """Return whether the server, or one of its models, reports that it is ready; the report may be wrong."""
-        return self._succeeds("GET", f"/v2/models/{model}/ready" if model else "/v2/health/ready")
+        path = f"/v2/models/{model}/ready" if model else "/v2/health/ready"
+        try:
+            with self._request("GET", path) as answer:
+                return answer.status == 200
+        except (DeployError, StepTimeout):
+            return False
 
     def controls(self) -> bool:
         """Return whether this client may use the server's control APIs."""
-        return self._succeeds("POST", f"{CONTROLS}index", {})
+        try:
+            with self._request("POST", f"{CONTROLS}index", {}) as answer:
+                return answer.status == 200
+        except (DeployError, StepTimeout):
+            return False
 
     def load(self, model: str) -> None:
         """Load a model of the server's repository."""
@@ -84,82 +86,58 @@ class Client:
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
         """Return the response of a request; raises DeployError with the server's message if it fails."""
-        content = self._read_all("POST", f"/v2/models/{model}/generate", with_special_tokens_flag(request))
-        return _document(content, self.where)
+        return _document(
+            self._read_all("POST", f"/v2/models/{model}/generate", with_special_tokens_flag(request)), self.where
+        )
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
         """Yield the responses of a streamed request as they arrive."""
-        body = {"streaming" if model in (TARGET, DRAFT) else "stream": True, **with_special_tokens_flag(request)}
-        with self._request("POST", f"/v2/models/{model}/generate_stream", body) as (status, chunks):
-            if status != 200:
-                raise self._refused(status, b"".join(chunks))
-            for event in _events(chunks, self.where):
+        streams = "streaming" if model in (TARGET, DRAFT) else "stream"
+        with self._request(
+            "POST", f"/v2/models/{model}/generate_stream", {streams: True, **with_special_tokens_flag(request)}
+        ) as answer:
+            if answer.status != 200:
+                raise self._refused(answer.status, answer.read())
+            for event in _events(answer.chunks(), self.where):
                 if set(event) == {"error"}:  # the HTTP status is 200 once the stream has started
                     raise DeployError(f"the server answered: {event['error']}", where=self.where)
                 yield event
 
+    def _headers(self, path: str) -> dict[str, str]:
+        """Return the token header for control APIs only."""
+        return {HEADER: self.token} if self.token and path.startswith(CONTROLS) else {}
+
     @property
     def where(self) -> str:
         """Return the server's address, such as http://127.0.0.1:8000."""
-        return f"{UNIX}{self.path}" if self.path else f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{UNIX}{self.path}" if self.path else f"http://{host}:{self.port}"
 
     def _read_all(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        with self._request(method, path, body) as (status, chunks):
-            content = b"".join(chunks)
-            if status != 200:
-                raise self._refused(status, content)
+        with self._request(method, path, body) as answer:
+            content = answer.read()
+            if answer.status != 200:
+                raise self._refused(answer.status, content)
             return content
 
-    def _succeeds(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bool:
-        try:
-            with self._request(method, path, body) as (status, _):
-                return status == 200
-        except (DeployError, StepTimeout):
-            return False
-
     @contextmanager
-    def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Send one request on a new connection and yield the status and body of its response; errors name the server.
-
-        The token is sent to control APIs only.
-        """
-        deadline = time.monotonic() + self.timeout_s
-        headers = {HEADER: self.token} if self.token and path.startswith(CONTROLS) else {}
-        connection = (
-            UnixConnection(self.path, self.timeout_s)
-            if self.path
-            else HTTPConnection(self.host, self.port, timeout=self.timeout_s)
-        )
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[HttpAnswer]:
+        """Send one request on a new connection; errors name the server."""
+        data = None if body is None else json.dumps(body).encode()
+        limits: dict[str, Any] = {"timeout_s": self.timeout_s, "max_bytes": MAX_ANSWER_BYTES}
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            open_socket = connection.sock  # http.client drops it if the server will close the connection
-            response = connection.getresponse()
-            yield response.status, self._chunks(response, open_socket, deadline)
+            with http_request(
+                self.where, path, method=method, body=data, headers=self._headers(path), **limits
+            ) as answer:
+                yield answer
         except TimeoutError:
             raise StepTimeout(f"no answer within {self.timeout_s:.3g} s", where=self.where) from None
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             raise DeployError(
                 f"the server cannot be reached: {error or type(error).__name__}",
                 where=self.where,
                 hint="check its state with: trtspec status NAME",
             ) from None
-        finally:
-            connection.close()
-
-    def _chunks(self, response: HTTPResponse, open_socket: socket.socket, deadline: float) -> Iterator[bytes]:
-        """Yield a body, which must be complete at the deadline, not only each read of it."""
-        received = 0
-        while (remaining := deadline - time.monotonic()) > 0:
-            open_socket.settimeout(remaining)
-            if not (chunk := response.read1(CHUNK_BYTES)):
-                return
-            received += len(chunk)
-            if received > MAX_ANSWER_BYTES:
-                raise DeployError(f"the response exceeds {MAX_ANSWER_BYTES:,} bytes", where=self.where)
-            yield chunk
-        raise TimeoutError
 
     def _refused(self, status: int, content: bytes) -> DeployError:
         try:
@@ -167,25 +145,6 @@ class Client:
         except (ValueError, KeyError, TypeError):
             message = content[:200].decode(errors="replace") or "nothing"
         return DeployError(f"the server answered {status}: {message}", where=self.where)
-
-
-class UnixConnection(HTTPConnection):
-    """An HTTP connection to a Unix socket, whose path may exceed the 108-byte limit of socket addresses."""
-
-    def __init__(self, path: str, timeout_s: float = 60.0) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self.path = path
-
-    def connect(self) -> None:
-        """Connect through a short /proc path relative to an open directory."""
-        place = Path(self.path)
-        directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.sock = socket.socket(socket.AF_UNIX)
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(f"/proc/self/fd/{directory}/{place.name}")
-        finally:
-            os.close(directory)
 
 
 def _events(chunks: Iterator[bytes], where: str) -> Iterator[dict[str, Any]]:

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from trtspec.backends.base import BackendOffer
 from trtspec.core.errors import TrtspecError
+from trtspec.core.installation import installed_version
 from trtspec.core.paths import load_package_yaml
-from trtspec.core.processes import installed_version
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
