@@ -268,7 +268,7 @@ class TokenizerMismatch(TrtspecError):
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TokenizersDiffer if the ids of a draft's tokenizer mean other texts than the target's.
+    """Raise TokenizerMismatch if the ids of a draft's tokenizer mean other texts than the target's.
 
     Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text with many edge cases
     are compared. One tokenizer may have added tokens that the other lacks, such as a pad token, if their ids are unused

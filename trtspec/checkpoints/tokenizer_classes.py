@@ -113,9 +113,7 @@ def apply_transformers_class(backend: Backend, root: Path) -> Backend:
         fresh = Fresh(backend.model)
         fresh.post_processor = backend.post_processor
         tokens = special_tokens(root)
-        rebuilt.build(
-            fresh, tokens | {"add_prefix_space": config.get("add_prefix_space"), "legacy": config.get("legacy")}
-        )
+        rebuilt.build(fresh, tokens | {key: config.get(key) for key in ("add_prefix_space", "legacy")})
         if rebuilt.begins is not None:
             fresh.post_processor = _begins(fresh, tokens.get("bos_token") if rebuilt.begins else None)
         backend = fresh

@@ -127,7 +127,7 @@ class _Run:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count a thread as working; raises Stopped if the run has already failed."""
+        """Count a thread as working; raises RunStopped if the run has already failed."""
         with self._idle:
             if self.failure:
                 raise RunStopped
