@@ -134,6 +134,8 @@ class Backend:
 
     Fields:
         methods: returns the supported speculation methods and the engine's name for each.
+        runs: the methods whose text a test compares on the real engine; all of them if `in_process`.
+        parses: the methods whose arguments the engine's own parser accepts in a test.
         memory: returns the memory plan of each device.
         plan: returns the steps of an artifact.
         converts: the backend runs a converted checkpoint, which the torch engine can load in this process; otherwise it
@@ -160,6 +162,8 @@ class Backend:
     methods: Callable[[], Mapping[str, str]]
     memory: Callable[[PlanContext], list[MemoryPlan]]
     plan: Callable[[PlanContext, FileReader], ArtifactPlan]
+    runs: frozenset[str] = frozenset()
+    parses: frozenset[str] = frozenset()
     converts: bool = True
     builds_engines: bool = False
     in_process: bool = False

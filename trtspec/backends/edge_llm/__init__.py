@@ -42,6 +42,7 @@ def _serving() -> ServingHooks:
 BACKEND = Backend(
     summary="TensorRT engines of TensorRT Edge-LLM, for Jetson, DRIVE, DGX Spark and single GPUs",
     methods=_methods,
+    parses=frozenset({"none", "eagle3", "mtp", "dflash", "dspark"}),
     memory=plan_source_memory,
     plan=_plan,
     converts=False,

@@ -44,6 +44,7 @@ def _serving() -> ServingHooks:
 BACKEND = Backend(
     summary="SGLang, in a Python model of Triton",
     methods=_methods,
+    parses=frozenset({"draft_target", "ngram", "eagle", "eagle3", "mtp", "dflash", "dspark"}),
     memory=partial(plan_source_memory, limit=static_memory_limit),
     plan=_plan,
     converts=False,

@@ -45,6 +45,8 @@ def _serving() -> ServingHooks:
 BACKEND = Backend(
     summary="vLLM, behind Triton's vLLM backend",
     methods=_methods,
+    runs=frozenset({"none", "draft_target", "ngram", "eagle3", "suffix"}),
+    parses=frozenset({"medusa", "eagle", "pard", "p_eagle", "dflash", "dspark", "mtp"}),
     memory=partial(plan_source_memory, limit=total_memory_limit),
     plan=_plan,
     converts=False,
