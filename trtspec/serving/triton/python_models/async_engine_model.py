@@ -60,7 +60,7 @@ class AsyncEngineModel:
         raise NotImplementedError
 
     def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield updates as they arrive; the last one has a finish reason. Raises Cancelled."""
+        """Yield updates as they arrive; the last one has a finish reason. Raises RequestCancelled."""
         raise NotImplementedError
 
     def check(self, asked: EngineRequest) -> None:
@@ -137,7 +137,7 @@ class AsyncEngineModel:
 
 
 async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool], abort: Callable[[], None]) -> T:
-    """Wait for a step of the engine; abort the request and raise Cancelled if the client disconnects."""
+    """Wait for a step of the engine; abort the request and raise RequestCancelled if the client disconnects."""
     waiting = asyncio.ensure_future(step)
     while not (await asyncio.wait({waiting}, timeout=POLL_S))[0] and not is_cancelled():
         pass

@@ -171,7 +171,7 @@ class ResponseStream:
         self._responses = responses
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        """Yield each response and whether it is the last; raises ModelRefusal if the model returns an error."""
+        """Yield each response and whether it is the last; raises ModelError if the model returns an error."""
         ended, refused = False, None
         try:
             # Read to the end of the stream: if cancelled after its last response, the server may keep the request.
@@ -206,7 +206,7 @@ class RequestStream:
         self._waits = False  # True until the last response to a request
 
     def ask(self, request: Any) -> Iterator[Any]:
-        """Yield the responses to a ModelInferRequest; raises ModelRefusal if one is an error or missing."""
+        """Yield the responses to a ModelInferRequest; raises ModelError if one is an error or missing."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
         self._waits = True
         self._requests.put(request)
@@ -253,7 +253,7 @@ class ReconnectingStream:
         self._lock = threading.Lock()
 
     def ask(self, request: Any, timeout_s: float = LONGEST_TEXT_S) -> Iterator[Any]:
-        """Yield the responses to a request; raises ModelRefusal for an error or if the last is late."""
+        """Yield the responses to a request; raises ModelError for an error or if the last is late."""
         stream, deadline = self._opened(), time.monotonic() + timeout_s
         watch = self._watch(lambda: time.monotonic() > deadline, stream.cancel) if timeout_s < LONGEST_TEXT_S else None
         try:

@@ -66,7 +66,7 @@ class ServerModel:
         self._timeout_s = timeout_s
 
     def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
-        """Yield the model's answers; raises ModelRefusal with its message if it fails or times out.
+        """Yield the model's answers; raises ModelError with its message if it fails or times out.
 
         A caller that stops early must close the line.
         """
