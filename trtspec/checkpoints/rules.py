@@ -300,7 +300,7 @@ def family_version(name: str) -> str:
 
 
 def find_family(source: Source) -> tuple[str, Family]:
-    """Return (name, family) of a source; raise UnsupportedArchitecture, with the supported names, if it is unsupported."""
+    """Return (name, family) of a source; raise UnsupportedArchitecture, with the supported names, if there is none."""
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
