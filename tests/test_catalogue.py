@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -22,14 +23,14 @@ import pytest
 from tests._support.shapes import Shape, make_checkpoints, shapes
 from tests.conftest import Run
 from tests.deployment import accepted
-from tests.deployment.manifests import IMAGE, manifest_of, repository_of
+from tests.deployment.manifests import IMAGE, manifest_of, repository_of, workload_of
 from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoints import source as sources
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import recipes_dir
 from trtspec.deployment.base import find_target
-from trtspec.deployment.containers import make_workload
+from trtspec.deployment.options import DeployOptions
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import is_directory
@@ -269,7 +270,7 @@ WAYS = {
 @pytest.mark.parametrize("name", RENDERED)
 def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, place: Path, tmp_path: Path) -> None:
     build = plan_build(load_recipe(place / f"{name}.yaml"))
-    workload = make_workload(manifest_of(build))
+    workload = workload_of(manifest_of(build))
     planned = build.memory()
     serves_alone = workload.serving.alone is not ServingHooks().alone
     repository = repository_of(build, tmp_path / "repository") if serves_alone else tmp_path
@@ -278,7 +279,7 @@ def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, 
         render = find_target(way if way == "docker" else "kubernetes").render
         assert render
         try:
-            files = render(workload, repository, "127.0.0.1", {}, settings)
+            files = render(replace(workload, options=DeployOptions(settings=settings)), repository)
         except DeployError:
             refused.append(way)
             continue

@@ -29,8 +29,8 @@ from trtspec.core.errors import DeployError
 from trtspec.deployment.base import DeployTarget
 
 
-def _deploy(artifact, options):
-    raise DeployError(f"nowhere to serve {artifact.name}")
+def _deploy(journal, artifact, options):
+    raise DeployError(f"nowhere to serve {artifact.root.name}")
 
 
 TARGET = DeployTarget(deploy=_deploy, stop=lambda name: {})

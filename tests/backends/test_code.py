@@ -16,7 +16,7 @@ from trtspec.backends.code_policy import ALLOW, check_code, disallowed_code
 from trtspec.core.errors import DigestMismatch, UntrustedCode
 from trtspec.core.hashing import file_sha256
 from trtspec.deployment.revision import stage_repository
-from trtspec.store.artifact import load_manifest
+from trtspec.store.artifact import load_artifact, load_manifest
 from trtspec.store.artifact_paths import REPOSITORY
 
 MODEL = f"{REPOSITORY}/postprocessing/1/model.py"
@@ -92,7 +92,7 @@ def test_reports_and_byte_code_are_aside_and_byte_code_is_not_served(changed: Pa
     put(changed, "reports/mine.json", "{}")
     put(changed, f"{REPOSITORY}/postprocessing/1/__pycache__/model.cpython-311.pyc", "planted")
     stage = tmp_path / "stage"
-    repository = stage_repository(changed, find_backend("embedded").serving(), stage)
+    repository = stage_repository(load_artifact(changed), find_backend("embedded").serving(), stage)
     assert not [*repository.rglob("__pycache__")]
     recorded = {record.path.split("/")[0] for record in load_manifest(changed).files}
     assert {path.name for path in stage.iterdir()} == recorded | {"manifest.json"}
@@ -165,7 +165,7 @@ def test_code_that_is_not_ours_is_refused_whatever_the_manifest_says(
     assert said in caught.value.message
     assert "--allow-code SHA256" in str(caught.value.hint)
     with pytest.raises(UntrustedCode):
-        stage_repository(changed, find_backend("embedded").serving(), tmp_path / "stage")
+        stage_repository(load_artifact(changed), find_backend("embedded").serving(), tmp_path / "stage")
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: py
 def test_what_changes_between_check_and_copy_is_not_served(changed: Path, tmp_path: Path) -> None:
     replace(changed, CONFIG, "microseconds: 100", "microseconds: 101")
     with pytest.raises(DigestMismatch, match=r"tensorrt_llm/config\.pbtxt: sha256 differs"):
-        stage_repository(changed, find_backend("embedded").serving(), tmp_path / "stage")
+        stage_repository(load_artifact(changed), find_backend("embedded").serving(), tmp_path / "stage")
 
 
 @pytest.mark.parametrize("name", sorted(backends()))

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from tests.deployment.manifests import artifact_of, manifest
+from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
+from trtspec.store.artifact import Artifact
 
 ENDPOINTS = {"http": "http://127.0.0.1:1", "grpc": "127.0.0.1:2", "metrics": "http://127.0.0.1:3/metrics"}
 LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPOINTS, "pid": 7}
@@ -19,14 +22,14 @@ LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPO
 class Target:
     """Deployment target that only records its calls."""
 
-    render = None
+    render, rollouts = None, False
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
         self.asked: list[Any] = []
 
-    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
-        self.asked.append((artifact, replace(options, on_event=DeployOptions.on_event)))
+    def deploy(self, journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> Target:
+        self.asked.append((artifact.root, replace(options, on_event=DeployOptions.on_event)))
         options.on_event("live", "it answered")
         return self
 
@@ -50,12 +53,14 @@ def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
     target = Target(LIVE | changes)
     monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: target)
     monkeypatch.setattr("trtspec.deployment.base.deployment_target", lambda name: target)
+    monkeypatch.setattr("trtspec.deployment.base.load_artifact", lambda root, expected: artifact_of(manifest(), root))
     return target
 
 
 @pytest.fixture(autouse=True)
-def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def gates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """Record the artifacts whose gates are checked, without measuring."""
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
     asked: list[Path] = []
 
     def hold(artifact: Path, *_: Any, **__: Any) -> bool:

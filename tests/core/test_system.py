@@ -128,13 +128,6 @@ def test_a_child_dies_with_its_parent() -> None:
     assert processes.wait_until(lambda: processes.start_time(int(out)) is None, 30)
 
 
-def test_tail_is_the_end_of_a_file(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100_000)) + b"\xff last")
-    assert processes.tail(log, lines=2) == "line 99999\n\ufffd last"
-    assert processes.tail(tmp_path / "none") == ""
-
-
 def test_sigterm_is_an_interrupt_within_the_block_only() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), processes.sigterm_as_interrupt():

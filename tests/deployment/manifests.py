@@ -9,8 +9,10 @@ from typing import Any
 from tests._support.manifests import resolved
 from trtspec.backends.steps.files import EmitRepository
 from trtspec.core.file_records import FileRecord
+from trtspec.deployment.containers import ContainerWorkload, make_workload
+from trtspec.deployment.options import DeployOptions
 from trtspec.planning.pipeline import Build, device_memory
-from trtspec.store.artifact import BackendRecord, DeviceMemory, Manifest
+from trtspec.store.artifact import Artifact, BackendRecord, DeviceMemory, Manifest
 from trtspec.store.artifact_paths import REPOSITORY
 
 DIGEST = "a" * 64
@@ -31,6 +33,16 @@ def manifest_of(build: Build) -> Manifest:
         backend=BackendRecord(name=build.recipe.engine.backend, why="a test"),
         memory=tuple(device_memory(device) for device in build.memory()),
     )
+
+
+def artifact_of(found: Manifest, root: Path = Path("/made")) -> Artifact:
+    """Return an artifact with this manifest, without files."""
+    return Artifact(root, found, DIGEST)
+
+
+def workload_of(found: Manifest, name: str | None = None, **options: Any) -> ContainerWorkload:
+    """Return the workload of an artifact with this manifest, for these deploy options."""
+    return make_workload(artifact_of(found), DeployOptions(name=name, **options))
 
 
 def repository_of(build: Build, out: Path) -> Path:

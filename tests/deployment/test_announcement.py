@@ -10,15 +10,17 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.bench.gates import GATES
+from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
+from trtspec.store.artifact import Artifact
 
 
 class Target:
     """A target that serves nothing."""
 
-    render = None
+    render, rollouts = None, False
 
-    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
+    def deploy(self, journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> Target:
         return self
 
     def as_dict(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_one_that_is_stopped_is_ended_and_started_again() -> None:
 
 def test_status_is_unhealthy_while_the_gateway_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "PROBE_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(local, "_probe", lambda record, timeout_s: None)
+    monkeypatch.setattr(local, "request_text", lambda url, timeout_s: None)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         record = DeploymentRecord("x", "live", "x", 1, None, 1, 2, 3, "x_", True, openai=port)

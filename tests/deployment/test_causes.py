@@ -11,8 +11,7 @@ import pytest
 from tests.conftest import Run
 from tests.deployment.manifests import IMAGE, manifest
 from tests.doubles.fixtures import Installation
-from trtspec.deployment import container_errors
-from trtspec.deployment.container_errors import tool_failure
+from trtspec.deployment.container_errors import DOCKER_CAUSES, tool_failure
 from trtspec.deployment.journal import DeploymentJournal
 
 DIGEST = "sha256:" + "0" * 64
@@ -170,7 +169,7 @@ def test_docker_failure_of_a_container_is_about_up_and_recorded(
 
 
 def test_docker_that_fails_for_an_unknown_reason_is_quoted() -> None:
-    error = tool_failure(container_errors.DOCKER, "docker compose up", 17, "a\nthe moon is full\n")
+    error = tool_failure(DOCKER_CAUSES, "docker compose up", 17, "a\nthe moon is full\n")
     assert error.message == "docker compose up ended with status 17"
     assert error.hint == "a\nthe moon is full"
 

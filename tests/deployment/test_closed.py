@@ -18,14 +18,16 @@ from typing import Any
 import numpy
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError
+from trtspec.core.http import UNIX, UnixConnection
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.revision import read_token, server_url
-from trtspec.deployment.targets.local import LocalDeployment, deploy_local, stop
-from trtspec.serving.triton.client import HEADER, UNIX, Client, UnixConnection
+from trtspec.deployment.targets.local import LocalDeployment, stop
+from trtspec.serving.triton.client import HEADER, Client
 from trtspec.serving.triton.server import SHARED_MEMORY, find_server
 
 pytestmark = pytest.mark.triton

@@ -11,17 +11,18 @@ import pytest
 import yaml
 
 from tests.conftest import Run
-from tests.deployment.manifests import IMAGE, manifest
+from tests.deployment.manifests import IMAGE, manifest, workload_of
 from tests.doubles.fixtures import Installation
 from trtspec.core.errors import DeployError
 from trtspec.deployment.base import find_target
-from trtspec.deployment.containers import PORTS, dns_label, dockerfile, make_workload
+from trtspec.deployment.containers import PORTS, dns_label, dockerfile
 
 
 def rendered(host: str = "127.0.0.1", ports: dict[str, int] | None = None, **recipe: Any) -> dict[str, str]:
     render = find_target("docker").render
     assert render
-    return render(make_workload(manifest(**recipe)), Path(), host, ports or {}, {"image": IMAGE})
+    options = {"host": host, "ports": ports or {}, "settings": {"image": IMAGE}}
+    return render(workload_of(manifest(**recipe), **options), Path())
 
 
 def service(**options: Any) -> dict[str, Any]:
@@ -106,12 +107,12 @@ def test_the_command_is_one_that_deploy_takes(trtspec: Run) -> None:
 
 
 def test_the_dockerfile_names_tags_and_wants_a_digest() -> None:
-    text = dockerfile(make_workload(manifest(backend="llmapi", engine={"gpu": "h200"})))
+    text = dockerfile(workload_of(manifest(backend="llmapi", engine={"gpu": "h200"})))
     assert "\nARG BASE\nFROM ${BASE}\n" in text
     assert "sha256:..." in text
     assert "USER 1000:1000" in text
     assert "trtspec-" in text
-    assert "[embedded]" in dockerfile(make_workload(manifest()))
+    assert "[embedded]" in dockerfile(workload_of(manifest()))
 
 
 @pytest.mark.parametrize("name", ["a", "llama-3.1-8b", "UPPER_case", "...", "x" * 63, "-a-"])

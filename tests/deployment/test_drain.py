@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import requests
 
+from tests._support.deployed import deploy_local
 from tests._support.manifests import resolved
 from tests.serving.triton.artifact import ENGINE, make_artifact, rewrite_manifest
 from tests.serving.triton.exposed import exported_metrics
@@ -22,10 +23,10 @@ from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.processes import wait_until
 from trtspec.deployment.journal import DeploymentRecord
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.targets.local import deploy_local, stop
+from trtspec.deployment.targets.local import stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.config import load_config, render_config, set_parameter
-from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 from trtspec.serving.triton.server import find_server
 from trtspec.store.artifact import load_manifest
 

@@ -14,12 +14,11 @@ import yaml
 
 from tests.conftest import Run
 from tests.deployment import accepted
-from tests.deployment.manifests import IMAGE, manifest
+from tests.deployment.manifests import IMAGE, manifest, workload_of
 from tests.doubles.fixtures import Installation
 from trtspec.core.errors import DeployError
 from trtspec.deployment.base import find_target
-from trtspec.deployment.containers import make_workload
-from trtspec.deployment.targets.kubernetes.kubectl import _parse_state
+from trtspec.deployment.targets.kubernetes import _parse_state
 from trtspec.store.artifact import Manifest
 
 PVC = "pvc:models/tiny"
@@ -30,7 +29,7 @@ def rendered(found: Manifest | None = None, repository: Path = Path(), name: str
     words = {"image": IMAGE, "artifact": PVC} | {key.replace("_", "-"): value for key, value in settings.items()}
     render = find_target("kubernetes").render
     assert render
-    return render(make_workload(found or manifest(), name), repository, "127.0.0.1", {}, words)
+    return render(workload_of(found or manifest(), name, settings=words), repository)
 
 
 def document(files: dict[str, str], kind: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, GateNotMet, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.core.ports import LOOPBACK
@@ -23,16 +24,18 @@ from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.ports import choose_ports
 from trtspec.deployment.targets import local
-from trtspec.deployment.targets.local import deploy_local, status, stop
+from trtspec.deployment.targets.local import status, stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import SHARED_MEMORY, find_server
 
 STARTER = """
 import sys
 from pathlib import Path
-from trtspec.deployment.targets.local import deploy_local
+from trtspec.deployment.base import serve
 from trtspec.deployment.options import DeployOptions
-server = deploy_local(Path(sys.argv[1]), DeployOptions(detach=sys.argv[2] == "detach", timeout_s=20))
+from trtspec.store.artifact import load_artifact
+options = DeployOptions(detach=sys.argv[2] == "detach", timeout_s=20)
+server = serve(load_artifact(Path(sys.argv[1])), "local", options)
 print(server.record.pid, flush=True)
 if sys.argv[2] == "wait":
     server.wait()
@@ -279,7 +282,7 @@ def test_a_name_is_no_path(name: str) -> None:
 
 
 def test_the_target_is_found_by_its_file() -> None:
-    assert find_target("local").deploy is deploy_local
+    assert find_target("local") is local.TARGET
     with pytest.raises(TrtspecError, match="unknown deploy target 'locl'; known: docker, kubernetes, local") as caught:
         find_target("locl")
     assert caught.value.hint == "did you mean 'local'?"

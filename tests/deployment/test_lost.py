@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.processes import session_processes
@@ -21,7 +22,6 @@ from trtspec.deployment.base import deployments, history, status, stop
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.rollout.state import FILE, RolloutPolicy, RolloutRecord, read_rollout, save_rollout
-from trtspec.deployment.targets.local import deploy_local
 from trtspec.serving.triton.server import find_server
 
 GARBAGE = [b"", b"null", b"{", b"[]", b"{}", b"1", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"name": null, "state": 3}']

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_artifact, write_manifest
 from trtspec.core.errors import DeployError
@@ -22,7 +23,7 @@ from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment import gateway
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.process_group import read_process_specs
-from trtspec.deployment.targets.local import LocalDeployment, deploy_local, stop
+from trtspec.deployment.targets.local import LocalDeployment, stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
 

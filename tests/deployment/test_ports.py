@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.conftest import Run
 from tests.deployment.test_local import STARTER
 from tests.serving.triton.artifact import make_echo_artifact
@@ -32,7 +33,6 @@ from trtspec.deployment.ports import (
 )
 from trtspec.deployment.process_group import ProcessSpec, read_process_specs
 from trtspec.deployment.revision import revision_dir
-from trtspec.deployment.targets import local
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
 
@@ -68,15 +68,15 @@ def recorded(name: str, **fields: object) -> DeploymentRecord:
 def test_default_ports_are_those_of_the_documentation() -> None:
     for port in DEFAULT_PORTS.values():
         taken(port).close()
-    ports, openai = choose_ports(DeployOptions())
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (8000, 8001, 8002, 9000)
+    ports = choose_ports(DeployOptions())
+    assert tuple(ports.values()) == (8000, 8001, 8002, 9000)
 
 
 def test_taken_default_port_gives_the_next_free_one_and_a_sentence() -> None:
     sentences: list[str] = []
     with taken(8000):
-        ports, openai = choose_ports(DeployOptions(), on_moved=sentences.append)
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (8003, 8001, 8002, 9000)
+        ports = choose_ports(DeployOptions(), on_moved=sentences.append)
+    assert tuple(ports.values()) == (8003, 8001, 8002, 9000)
     [sentence] = sentences
     assert sentence.startswith("8000 is in use by ")
     assert sentence.endswith(f"(process {os.getpid()}), using 8003 for http")
@@ -88,8 +88,8 @@ def test_all_taken_defaults_give_the_same_ports_each_time() -> None:
     for each in sockets:
         each.close()
     assert found[0] == found[1]
-    ports, openai = found[0]
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (8003, 8004, 8005, 9001)
+    ports = found[0]
+    assert tuple(ports.values()) == (8003, 8004, 8005, 9001)
 
 
 def test_requested_port_that_is_taken_is_an_error_with_its_owner() -> None:
@@ -109,8 +109,8 @@ def test_port_without_permission_is_not_called_in_use(monkeypatch: pytest.Monkey
 def test_name_keeps_the_ports_it_had() -> None:
     before = record("x", http=18100, grpc=18101, metrics=18102, openai=18103)
     former = former_ports(before, "local", DeployOptions())
-    ports, openai = choose_ports(DeployOptions(), former=former)
-    assert (ports.http, ports.grpc, ports.metrics, openai) == (18100, 18101, 18102, 18103)
+    ports = choose_ports(DeployOptions(), former=former)
+    assert tuple(ports.values()) == (18100, 18101, 18102, 18103)
     assert former_ports(before, "docker", DeployOptions()) == {}
     assert former_ports(before, "local", DeployOptions(host="127.0.0.2")) == {}
 
@@ -120,12 +120,12 @@ def test_ports_of_another_deployment_are_not_chosen_before_it_binds_them() -> No
     recorded("ended", state="stopped", http=8003)
     assert set(reserved_elsewhere()) == {8000, 8001, 8002, 9000}
     sentences: list[str] = []
-    with reserved_ports(DeploymentJournal("two"), DeployOptions(), on_moved=sentences.append) as (ports, openai):
-        assert {8000, 8001, 8002, 9000}.isdisjoint((ports.http, ports.grpc, ports.metrics, openai))
-        with reserved_ports(DeploymentJournal("three"), DeployOptions()) as (others, other):
-            mine = {ports.http, ports.grpc, ports.metrics, openai}
-            assert mine.isdisjoint((others.http, others.grpc, others.metrics, other))
-    assert sentences[0] == f"8000 is reserved for the deployment 'one', using {ports.http} for http"
+    with reserved_ports(DeploymentJournal("two"), DeployOptions(), on_moved=sentences.append) as ports:
+        assert {8000, 8001, 8002, 9000}.isdisjoint(ports.values())
+        with reserved_ports(DeploymentJournal("three"), DeployOptions()) as others:
+            mine = {*ports.values()}
+            assert mine.isdisjoint(others.values())
+    assert sentences[0] == f"8000 is reserved for the deployment 'one', using {ports['http']} for http"
     with pytest.raises(DeployError, match="http port 8000 is reserved for the deployment 'one'"):
         choose_ports(DeployOptions(ports={"http": 8000}), reserved=reserved_elsewhere())
     assert set(reserved_elsewhere()) == {8000, 8001, 8002, 9000}, "a reservation ends with its block"
@@ -140,19 +140,19 @@ def directories(state: Path) -> None:
 def test_listener_of_another_process_is_found_and_an_own_one_is_not() -> None:
     with socket.create_server((LOOPBACK, 0)) as holder:
         child = ProcessSpec("server", (), "", listens={"metrics": holder.getsockname()[1]})
-        found = foreign_port([child], ())
+        found = foreign_port(child, ())
         assert found is not None
         assert (found.which, f"process {os.getpid()}" in found.message) == ("metrics", True)
-        assert foreign_port([child], [os.getpid()]) is None
-    assert foreign_port([child], (), ended=True) is None
+        assert foreign_port(child, [os.getpid()]) is None
+    assert foreign_port(child, (), ended=True) is None
 
 
 def test_bound_port_that_does_not_listen_counts_once_the_server_has_ended() -> None:
     with socket.socket() as bound:
         bound.bind((LOOPBACK, 0))
         child = ProcessSpec("server", (), "", listens={"http": bound.getsockname()[1]})
-        assert foreign_port([child], ()) is None
-        assert foreign_port([child], (), ended=True) is not None
+        assert foreign_port(child, ()) is None
+        assert foreign_port(child, (), ended=True) is not None
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ class Thief:
 @pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
 def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str, echo: Path) -> None:
     thief = Thief(which)
-    server = local.deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief))
+    server = deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief))
     assert thief.held is not None
     port = thief.held.getsockname()[1]
     thief.held.close()
@@ -197,10 +197,10 @@ def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str,
 
 @pytest.mark.triton
 def test_requested_port_that_is_taken_while_models_load_ends_the_deployment(echo: Path) -> None:
-    port = choose_ports(DeployOptions())[0].http
+    port = choose_ports(DeployOptions())["http"]
     thief = Thief("http")
     with pytest.raises(PortInUse, match=f"http port {port} is in use by"):
-        local.deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief, ports={"http": port}))
+        deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief, ports={"http": port}))
     assert thief.held is not None
     thief.held.close()
     assert DeploymentJournal("echo").known().state == "failed"
@@ -222,15 +222,15 @@ def test_two_deployments_at_once_get_different_ports(echo: Path, workplace: Path
 @pytest.mark.triton
 def test_name_that_is_stopped_and_deployed_again_has_its_ports(echo: Path) -> None:
     port = next(port for port in range(18200, 18300) if not bind_refusal(port))
-    first = local.deploy_local(echo, DeployOptions(timeout_s=60, ports={"http": port})).record
+    first = deploy_local(echo, DeployOptions(timeout_s=60, ports={"http": port})).record
     stop("echo")
-    again = local.deploy_local(echo, DeployOptions(timeout_s=60)).record
+    again = deploy_local(echo, DeployOptions(timeout_s=60)).record
     assert (again.http, again.grpc, again.metrics) == (port, first.grpc, first.metrics)
 
 
 @pytest.mark.triton
 def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path, trtspec: Run) -> None:
-    served = local.deploy_local(echo, DeployOptions(timeout_s=60, detach=True)).record
+    served = deploy_local(echo, DeployOptions(timeout_s=60, detach=True)).record
     journal = DeploymentJournal("echo")
     [server] = [
         pid for pid in group_of_server(served) if b"tritonserver\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -268,11 +268,11 @@ def group_of_server(served: DeploymentRecord) -> list[int]:
 def test_live_deployment_that_does_not_answer_fails_a_second_deploy(
     echo: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local.deploy_local(echo, DeployOptions(timeout_s=60, detach=True))
+    deploy_local(echo, DeployOptions(timeout_s=60, detach=True))
 
     def refuse(self: Client, request: object) -> dict[str, object]:
         raise DeployError("the server answered 500: no")
 
     monkeypatch.setattr(Client, "generate", refuse)
     with pytest.raises(DeployError, match="'echo' is already deployed but does not answer: the server answered 500"):
-        local.deploy_local(echo, DeployOptions(timeout_s=60))
+        deploy_local(echo, DeployOptions(timeout_s=60))

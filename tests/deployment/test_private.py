@@ -9,7 +9,7 @@ import pytest
 
 from trtspec.core.errors import DeployError
 from trtspec.core.files import private_directory, private_file
-from trtspec.deployment.log import FORMER, rotate
+from trtspec.deployment.log import FORMER, rotate, tail
 from trtspec.deployment.revision import new_token, read_token
 
 
@@ -47,3 +47,10 @@ def test_so_many_former_logs_are_kept(tmp_path: Path) -> None:
         rotate(log)
     kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert kept == {f"server.log.{place}": str(FORMER + 3 - place) for place in range(1, FORMER + 1)}
+
+
+def test_tail_is_the_end_of_a_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100_000)) + b"\xff last")
+    assert tail(log, lines=2) == "line 99999\n\ufffd last"
+    assert tail(tmp_path / "none") == ""

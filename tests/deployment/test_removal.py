@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.conftest import Run
 from tests.everyday.test_ps import recorded
 from tests.serving.triton.artifact import make_echo_artifact
@@ -26,7 +27,6 @@ from trtspec.deployment.base import deployments, stop
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.log import cause_of_death, problem_lines, signal_log_line
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.targets import local
 from trtspec.serving.triton.server import find_server
 
 SHUTDOWN = """\
@@ -183,12 +183,12 @@ def echo(workplace: Path):
 
 @pytest.mark.triton
 def test_history_names_who_stopped_it_and_why_it_died(echo: Path, trtspec: Run) -> None:
-    first = local.deploy_local(echo, DeployOptions(timeout_s=60))
+    first = deploy_local(echo, DeployOptions(timeout_s=60))
     assert trtspec("stop", "echo").code == 0
-    second = local.deploy_local(echo, DeployOptions(timeout_s=60))
+    second = deploy_local(echo, DeployOptions(timeout_s=60))
     os.kill(second.record.pid, signal.SIGKILL)
     second.process.wait(5)
-    third = local.deploy_local(echo, DeployOptions(timeout_s=60))
+    third = deploy_local(echo, DeployOptions(timeout_s=60))
     entries = trtspec("history", "echo", "--json").document["history"]
     details = [entry["detail"] for entry in entries if entry["state"] == "stopped"]
     assert details == ["by trtspec stop", f"its supervisor (process {second.record.pid}) was killed"]
@@ -197,7 +197,7 @@ def test_history_names_who_stopped_it_and_why_it_died(echo: Path, trtspec: Run) 
 
 @pytest.mark.triton
 def test_rm_with_force_stops_first(echo: Path, trtspec: Run) -> None:
-    served = local.deploy_local(echo, DeployOptions(timeout_s=60))
+    served = deploy_local(echo, DeployOptions(timeout_s=60))
     assert trtspec("rm", "echo").code == 1
     assert trtspec("rm", "--force", "echo").code == 0
     assert wait_until(lambda: not served.record.is_running, 5)

@@ -183,11 +183,10 @@ def test_nothing_is_measured_where_no_gate_is_to_be_judged(
 ) -> None:
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
     measured: list[object] = []
-    manifest = SimpleNamespace(recipe=resolved(gates=gates, speculation={"method": "ngram"}))
-    monkeypatch.setattr(roller_module, "load_manifest", lambda root: manifest)
     monkeypatch.setattr(roller_module, "deploy_load", lambda *asked: measured.append(asked))
     rollout = RolloutRecord(RECORD, skip_gates=skip)
     judging = RolloutController(DeploymentJournal("n"), RECORD, rollout, lambda *_: None, threading.Event(), print)  # type: ignore[arg-type,return-value]
+    judging._artifact = SimpleNamespace(root=tmp_path, recipe=resolved(gates=gates, speculation={"method": "ngram"}))  # type: ignore[assignment]
     monkeypatch.setattr(judging, "_keeper", SimpleNamespace(server=SimpleNamespace(url="http://127.0.0.1:1")))
     monkeypatch.setattr(judging, "_beside", lambda measure: None)
     judging._judge_gates()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, RolledBack
@@ -27,7 +28,7 @@ from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout import commands
 from trtspec.deployment.rollout.state import ROLLBACK, RolloutPolicy, active_rollout, read_rollout, send_command
-from trtspec.deployment.targets.local import deploy_local, status, stop
+from trtspec.deployment.targets.local import status, stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.python_models.metrics import artifact_method
 from trtspec.serving.triton.server import find_server
@@ -212,10 +213,10 @@ import sys
 from pathlib import Path
 from trtspec.store.artifact import load_manifest
 from trtspec.deployment.rollout import commands
-from trtspec.deployment.targets.local import deploy_local
+from tests._support.deployed import deploy_local
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.rollout.state import RolloutPolicy
-commands.limits_of = lambda recipe, shares: RolloutPolicy((100,), 0.5, 6, max_latency_ratio=20.0)
+commands.rollout_policy = lambda recipe, shares: RolloutPolicy((100,), 0.5, 6, max_latency_ratio=20.0)
 print(deploy_local(Path(sys.argv[1]), DeployOptions(detach=True, on_event=lambda *_: print("x", flush=True))).as_dict())
 """
 

@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.serving.triton.artifact import make_artifact, write_manifest
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until
@@ -29,7 +30,7 @@ from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout import commands
 from trtspec.deployment.rollout.state import RolloutPolicy, active_rollout, read_rollout
-from trtspec.deployment.targets.local import deploy_local, stop
+from trtspec.deployment.targets.local import stop
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.triton.server import find_server
 

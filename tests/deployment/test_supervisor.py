@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests._support.processes import words_of
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, TrtspecError
@@ -27,7 +28,7 @@ from trtspec.deployment.process_group import ProcessSpec, read_process_specs, wr
 from trtspec.deployment.revision import new_token, revision_dir
 from trtspec.deployment.server_process import ManagedServer
 from trtspec.deployment.supervisor import Supervisor
-from trtspec.deployment.targets.local import deploy_local, status, stop
+from trtspec.deployment.targets.local import status, stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
 

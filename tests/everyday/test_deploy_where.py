@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.conftest import Run
+from tests.deployment.manifests import artifact_of, manifest
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.backends.serving import Launch
 from trtspec.core.errors import DeployError
@@ -20,9 +22,9 @@ from trtspec.deployment.base import deployments, stop
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.ports import choose_ports
-from trtspec.deployment.targets import local
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server
+from trtspec.store.artifact import Artifact
 
 WARNING = (
     "warning: the server has no authentication: any client that can reach {} can send requests and read /metrics; "
@@ -34,12 +36,12 @@ ELSEWHERE = "127.0.0.2"
 class Target:
     """Deployment target that only records its calls."""
 
-    render = None
+    render, rollouts = None, False
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
 
-    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
+    def deploy(self, journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> Target:
         self.asked = vars(options)
         return self
 
@@ -54,6 +56,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
     monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: found)
     monkeypatch.setattr("trtspec.deployment.base.ensure_gates", lambda *_, **__: True)
+    monkeypatch.setattr("trtspec.deployment.base.load_artifact", lambda root, expected: artifact_of(manifest(), root))
     return found
 
 
@@ -115,10 +118,9 @@ def test_ports_are_free_at_the_address() -> None:
     with socket.create_server((ELSEWHERE, 0)) as taken:
         port = taken.getsockname()[1]
         assert not port_in_use(port)
-        assert choose_ports(DeployOptions(ports={"http": port}))[0].http == port
+        assert choose_ports(DeployOptions(ports={"http": port}))["http"] == port
         with pytest.raises(DeployError, match="is in use"):
             choose_ports(DeployOptions(ports={"http": port}, host=ELSEWHERE))
-    assert choose_ports(DeployOptions(host=ELSEWHERE))[0].host == ELSEWHERE
 
 
 def test_endpoints_can_be_reached() -> None:
@@ -157,7 +159,7 @@ def echo(workplace: Path) -> Iterator[Path]:
 @pytest.mark.triton
 def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     for name, host in (("one", "127.0.0.1"), ("two", ELSEWHERE)):
-        local.deploy_local(echo, DeployOptions(name=name, host=host, timeout_s=60))
+        deploy_local(echo, DeployOptions(name=name, host=host, timeout_s=60))
     found = {each["name"]: each for each in trtspec("ps", "--json").document["deployments"]}
     assert {name: (each["state"], each["host"]) for name, each in found.items()} == {
         "one": ("live", "127.0.0.1"),
@@ -173,5 +175,5 @@ def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     assert trtspec("stop", "one").out == "one is stopped\n"
     assert trtspec("status", "two").code == 0
     with pytest.raises(DeployError, match=f"'two' is already deployed at {ELSEWHERE}") as caught:
-        local.deploy_local(echo, DeployOptions(name="two"))
+        deploy_local(echo, DeployOptions(name="two"))
     assert caught.value.hint == f"use --host {ELSEWHERE}, or trtspec stop two first"

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.verify import ensure_gates
+from trtspec.bench.run_gates import ensure_gates
 from trtspec.core.errors import GateNotMet
+from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
-from trtspec.store.artifact import manifest_sha256
+from trtspec.store.artifact import Artifact, manifest_sha256
 
 FEW = ("--runs", 1, "--max-tokens", 6)
 
@@ -73,13 +74,13 @@ def server() -> Iterator[Server]:
 class Target:
     """A deployment target whose server already runs; `live` is true once a deployment went live."""
 
-    render = None
+    render, rollouts = None, False
 
     server: Server
     artifact: Path
     live: list[str] = field(default_factory=list)
 
-    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
+    def deploy(self, journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> Target:
         if options.before_live:
             options.before_live(self.server.url)
         self.live.append(self.server.url)

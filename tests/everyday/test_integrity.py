@@ -23,9 +23,9 @@ from tests._support.manifests import read_manifest, write_manifest
 from tests._support.mutations import flipped, mutated
 from tests.conftest import Run
 from trtspec.bench.documents import list_documents, read_document, read_record, save_document
+from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.load.comparison import read_saved
 from trtspec.bench.verification_report import (
-    VerificationCheck,
     make_report,
     read_untrusted_report,
     read_verification,
@@ -45,7 +45,7 @@ EXAMPLES = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "600"))
 def verified(artifact: Path) -> None:
     checks = [VerificationCheck("lossless", True, 3, 3, "3 of 3 texts are the same", "lossless", "process")]
     checks.append(VerificationCheck("min_speedup", True, 1.25, 1.2e-5, "fast enough", "min_speedup", "process"))
-    save_verification(artifact, make_report(artifact, "exact", checks))
+    save_verification(make_report(artifact, "exact", checks))
 
 
 @pytest.mark.slow
@@ -127,14 +127,14 @@ def test_reports_of_a_stranger_end_no_command(
     reports.mkdir()
     make(reports / "verify.json", victim)
     for arguments in (
-        ("checklist", artifact),
+        ("readiness", artifact),
         ("report", artifact, "--format", "junit"),
         ("compare", artifact, artifact),
     ):
         ended = trtspec(*arguments)
         assert (ended.code, "Traceback" in ended.err) == (0, False), arguments
     for document in ("--results", reports / "verify.json"), ("--results", workplace):
-        assert trtspec("checklist", artifact, *document).code == 1
+        assert trtspec("readiness", artifact, *document).code == 1
         assert trtspec("report", artifact, *document).code == 1
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     assert victim.read_text() == "theirs"

@@ -25,8 +25,8 @@ from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source
 from trtspec.checkpoints.tokenizer_classes import apply_transformers_class
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded
+from trtspec.core.installation import installed_version
 from trtspec.core.paths import cache_dir
-from trtspec.core.processes import installed_version
 from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_child
 
 

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
+from trtspec.cli.render import note, print_json
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import replace_file
 
 
 class CiSystem(str, Enum):
@@ -46,12 +51,6 @@ def ci(
 
     Example: trtspec ci github recipes/quickstart.yaml -o .github/workflows/trtspec.yml
     """
-    import sys
-
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import note, print_json
-    from trtspec.core.errors import TrtspecError
-    from trtspec.core.files import replace_file
     from trtspec.planning.ci.base import PipelineOptions, make_pipeline, render_pipeline
 
     options = PipelineOptions(

@@ -22,10 +22,10 @@ Subclasses in other modules, all with exit code 1:
 
     TrtspecError     `RecipeError` (core/diagnostics.py), `SandboxError` (core/sandbox.py),
                      `TokenizersDiffer` (checkpoints/tokenizer.py), `ChatError` (engine/prompts/prompt.py),
-                     `ModelRefusal` and `DraftFailed` (serving/triton/python_models/grpc_client.py and bls.py)
+                     `ModelError` and `DraftFailed` (serving/triton/python_models/grpc_client.py and bls.py)
     CheckpointError  `NotPreparedError` (checkpoints/source.py) and its subclass `HubError` (checkpoints/hub.py)
-    DeployError      `PortTaken` (deployment/ports.py), `ToolFailed` (deployment/container_errors.py),
-                     `NotAnswered` (deployment/rollout/canary.py), `BadAnswer` (bench/load/api.py) and its
+    DeployError      `PortInUse` (deployment/ports.py), `ToolFailed` (deployment/container_errors.py),
+                     `ProbeFailed` (deployment/rollout/canary.py), `BadAnswer` (bench/load/api.py) and its
                      subclass `Refused` (bench/load/client.py)
 
 A TrtspecError is printed without a traceback. Any other exception is a bug of trtspec (traceback, exit code 70), except
@@ -85,7 +85,7 @@ _GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only writing raises thes
 
 def describe_os_error(error: OSError) -> str | None:
     """Return a description of an operating system error, to be followed by a path, or None for a bug."""
-    if not error.errno:  # UnfitFile, whose message is trtspec's
+    if not error.errno:  # UnreadableFile, whose message is trtspec's
         return f"{error.strerror}:" if error.strerror else None
     return f"{_EXHAUSTED[error.errno]} at" if error.errno in _EXHAUSTED else _REFUSALS.get(error.errno)
 

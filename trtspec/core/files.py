@@ -61,9 +61,9 @@ def describe_read_error(error: OSError) -> str:
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file for reading; raise OSError, or UnfitFile for a directory, a pipe or a device.
+    """Open a regular file for reading; raise OSError, or UnreadableFile for a directory, a pipe or a device.
 
-    Without `follow`, a symbolic link at `path` also raises UnfitFile; use this for files from untrusted sources.
+    Without `follow`, a symbolic link at `path` also raises UnreadableFile; use this for files from untrusted sources.
     """
     return os.fdopen(_open_regular(path, follow=follow), "rb")
 
@@ -85,9 +85,9 @@ def _open_regular(path: Path, *, follow: bool) -> int:
 
 
 def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
-    """Return the bytes of a regular file; raise OSError, or UnfitFile if it has more than `max_bytes`.
+    """Return the bytes of a regular file; raise OSError, or UnreadableFile if it has more than `max_bytes`.
 
-    The buffer has the file's size. A file that grows while it is read raises UnfitFile. See `open_regular` for
+    The buffer has the file's size. A file that grows while it is read raises UnreadableFile. See `open_regular` for
     `follow`.
     """
     descriptor = _open_regular(path, follow=follow)
@@ -106,12 +106,17 @@ def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
 
 
 def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
-    """Return the JSON object of a file as the dataclass `form`; raise OSError, or ValueError for values of other types.
+    """Return the JSON object of a file as the dataclass `form`; raise OSError, or ValueError like `parse_typed`."""
+    return parse_typed(form, read_bounded(path, max_bytes))
+
+
+def parse_typed(form: type[T], data: bytes) -> T:
+    """Return a JSON object as the dataclass `form`; raise ValueError for values of other types.
 
     Keys without a field in `form` are ignored so that later versions can add keys.
     """
     try:
-        found: T = _reader(cast(Any, form)).validate_json(read_bounded(path, max_bytes), strict=True)
+        found: T = _reader(cast(Any, form)).validate_json(data, strict=True)
     except ValueError as error:
         first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
         place = ".".join(map(str, first["loc"]))

@@ -5,9 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtspec.core.processes import installed_version
-
 __version__ = "0.1.0"
+
+
+def installed_version(package: str | None) -> str:
+    """Return the version of an installed Python package; "" if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package) if package else ""
+    except PackageNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -79,9 +77,9 @@ def _from_environment(own: str, base: str, fallback: str) -> Path:
     return Path(os.environ.get(base) or Path.home() / fallback).expanduser().absolute() / "trtspec"
 
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
-
-
 def load_package_yaml(path: Path) -> Any:
     """Return the content of a YAML file of this package."""
-    return yaml.load(path.read_text(encoding="utf-8"), LOADER)
+    import yaml  # lazy: most commands only need the paths
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
+    return yaml.load(path.read_text(encoding="utf-8"), loader)

@@ -11,6 +11,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtspec.core.processes import all_processes, program_name
+
 if TYPE_CHECKING:
     import socket
 
@@ -81,9 +83,9 @@ def bind_refusal(port: int, host: str = LOOPBACK) -> str:
 def describe_owner(sockets: Iterable[str]) -> str:
     """Return " by NAME (process PID)" for the process that holds one of these sockets; "" if it is not visible."""
     wanted = {*sockets}
-    for pid in _pids() if wanted else ():
-        if wanted & process_sockets(pid):
-            return f" by {_process_name(pid)} (process {pid})"
+    for each in all_processes() if wanted else ():
+        if wanted & process_sockets(each.pid):
+            return f" by {program_name(each.pid) or 'a process'} (process {each.pid})"
     return ""
 
 
@@ -124,14 +126,3 @@ def _listeners(table: Path) -> Iterator[tuple[bytes, int, str]]:
             address, _, port = fields[1].partition(":")
             words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
             yield b"".join(words), int(port, 16), fields[9]
-
-
-def _pids() -> list[int]:
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
-def _process_name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() or "a process"
-    except OSError:
-        return "a process"

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from trtspec.core.errors import TrtspecError
 
@@ -40,19 +41,43 @@ def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]
     return arrange
 
 
+class ProcessStat(NamedTuple):
+    """A process as in /proc/PID/stat: `state` is Linux's letter (R, S, D, T, Z ...), `started` in ticks since boot."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    started: int
+
+    @property
+    def is_living(self) -> bool:
+        return self.state not in "ZX"
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """Return a process, which may be a zombie, or None if it is gone."""
+    fields = _stat_text(Path(f"/proc/{pid}/stat")).split()
+    if not fields:
+        return None
+    parent, group, session, started = (int(fields[place]) for place in (1, 2, 3, 19))
+    return ProcessStat(pid, fields[0], parent, group, session, started)
+
+
+def all_processes() -> list[ProcessStat]:
+    """Return all processes of this machine, zombies included, sorted by pid."""
+    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [stat for pid in pids if (stat := process_stat(pid))]
+
+
 def start_time(pid: int) -> int | None:
     """Return a process's start time in clock ticks since boot, or None if it is gone or a zombie.
 
     Pids are reused; pid and start time together identify a process uniquely.
     """
-    stat = _stat(pid)
-    return int(stat[19]) if stat else None
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third on (state, parent, group ...), or None if it ended."""
-    fields = _stat_text(Path(f"/proc/{pid}/stat")).split()
-    return None if not fields or fields[0] in "ZX" else fields
+    stat = process_stat(pid)
+    return stat.started if stat and stat.is_living else None
 
 
 def is_alive(pid: int, started: int | None) -> bool:
@@ -80,46 +105,44 @@ def session_processes(pid: int, started: int | None) -> list[int]:
     """
     if started is None or start_time(pid) not in {started, None}:
         return []
-    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [each for each in every if (stat := _stat(each)) and int(stat[3]) == pid and int(stat[19]) >= started]
+    return [each.pid for each in all_processes() if each.is_living and each.session == pid and each.started >= started]
 
 
 def group_processes(pid: int) -> list[int]:
     """Return the living processes of the process group that `pid` leads."""
-    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [each for each in every if (stat := _stat(each)) and int(stat[2]) == pid]
+    return [each.pid for each in all_processes() if each.is_living and each.group == pid]
 
 
 def process_family(pid: int) -> set[int]:
     """Return the living ones of a process, its descendants and its process group."""
-    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    stats = {each: stat for each in every if (stat := _stat(each))}
-    found = {each for each, stat in stats.items() if pid in (each, int(stat[2]))}
-    while (
-        more := {each for each, stat in stats.items() if int(stat[1]) in found} - found
-    ):  # bounded by the number of processes
+    living = [each for each in all_processes() if each.is_living]
+    found = {each.pid for each in living if pid in (each.pid, each.group)}
+    while more := {each.pid for each in living if each.parent in found} - found:
         found |= more
     return found
 
 
 def group_zombies(pid: int, program: str) -> list[int]:
     """Return the zombies of a program in the process group that `pid` leads."""
-    found = []
-    for entry in (each for each in Path("/proc").iterdir() if each.name.isdigit()):
-        fields = _stat_text(entry / "stat").split()
-        if fields and fields[0] == "Z" and int(fields[2]) == pid and _program_name(entry) == program[:NAME_CHARS]:
-            found.append(int(entry.name))
-    return found
+    zombies = (each.pid for each in all_processes() if each.state == "Z" and each.group == pid)
+    return [each for each in zombies if program_name(each) == program[:NAME_CHARS]]
 
 
-def _program_name(entry: Path) -> str:
-    return _read(entry / "comm").removesuffix("\n")
+def program_name(pid: int) -> str:
+    """Return the name of a process's program, at most NAME_CHARS long; "" if it is gone."""
+    return _read(Path(f"/proc/{pid}/comm")).removesuffix("\n")
+
+
+def process_argv(pid: int) -> list[str]:
+    """Return a process's command line; empty if it is gone, a zombie or a thread of the kernel."""
+    text = _read(Path(f"/proc/{pid}/cmdline"))
+    return text.rstrip("\0").split("\0") if text else []
 
 
 def process_state(pid: int) -> str:
-    """Return Linux's letter for a process's state (R, S, D, T ...); "" if it is gone."""
-    stat = _stat(pid)
-    return stat[0] if stat else ""
+    """Return Linux's letter for a process's state (R, S, D, T ...); "" if it is gone or a zombie."""
+    stat = process_stat(pid)
+    return stat.state if stat and stat.is_living else ""
 
 
 def is_computing(pid: int) -> bool:
@@ -135,7 +158,7 @@ def _stat_text(path: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 
@@ -148,17 +171,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: floa
             return False
         time.sleep(interval_s)
     return True
-
-
-def tail(path: Path, lines: int = 20, max_bytes: int = 64 << 10) -> str:
-    """Return the last lines of a text file; "" if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - max_bytes))
-            text = file.read(max_bytes).decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -191,16 +203,6 @@ def sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def installed_version(package: str | None) -> str:
-    """Return the version of an installed Python package; "" if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package) if package else ""
-    except PackageNotFoundError:
-        return ""
 
 
 def program_output(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:

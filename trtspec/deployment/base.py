@@ -3,24 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.bench.gates import skipped_on_request
-from trtspec.bench.run_gates import deploy_estimate_s, deploy_load, ensure_served_gates
-from trtspec.bench.verification_report import SkippedCheck
-from trtspec.bench.verify import OnMeasure, OnProgress, ensure_gates
+from trtspec.bench.bench import OnProgress
+from trtspec.bench.gates import SkippedCheck, skipped_on_request
+from trtspec.bench.run_gates import OnMeasure, deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
 from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
-from trtspec.core.ports import LOOPBACK
 from trtspec.core.registry import find_extension
 from trtspec.deployment.containers import ContainerWorkload, RenderedFiles, make_workload, write_rendered
 from trtspec.deployment.journal import (
     OVER,
+    RUNNING,
     STARTING,
     STATE_FILE,
     DeploymentJournal,
@@ -29,8 +28,10 @@ from trtspec.deployment.journal import (
     status_document,
 )
 from trtspec.deployment.options import DeployOptions, OnEvent
+from trtspec.deployment.rollout.commands import promote_revision, roll_back, start_rollout
+from trtspec.deployment.rollout.state import read_rollout
 from trtspec.serving.triton.client import Client
-from trtspec.store.artifact import load_manifest, manifest_sha256
+from trtspec.store.artifact import Artifact, load_artifact
 from trtspec.store.artifact_paths import REPOSITORY
 
 
@@ -45,25 +46,21 @@ class RunningDeployment(Protocol):
 
 
 class DeployFunction(Protocol):
-    """Serve an artifact; return after the first answered request, and leave nothing running on failure."""
+    """Serve an artifact; return after the first answered request, and leave nothing running on failure.
 
-    def __call__(self, artifact: Path, options: DeployOptions) -> RunningDeployment: ...
+    The deployment's name is locked meanwhile.
+    """
+
+    def __call__(self, journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> RunningDeployment: ...
 
 
 class RenderFunction(Protocol):
-    """Return the files that serve a workload in containers; raise DeployError for invalid settings.
+    """Return the files that serve a workload in containers; raise DeployError for invalid options.
 
-    `repository` is the artifact's model repository; ports that are None are chosen by the target.
+    `repository` is the artifact's model repository; the target chooses ports that the workload's options lack.
     """
 
-    def __call__(
-        self,
-        workload: ContainerWorkload,
-        repository: Path,
-        host: str,
-        ports: Mapping[str, int | None],
-        settings: Mapping[str, str],
-    ) -> RenderedFiles: ...
+    def __call__(self, workload: ContainerWorkload, repository: Path) -> RenderedFiles: ...
 
 
 def _state_of_process(record: DeploymentRecord) -> str:
@@ -80,8 +77,8 @@ class DeployTarget:
 
     `state` returns the state without contacting the server, by default from its process on this machine; `status` also
     contacts the server. A container target has `render` and `options` (name to description); its containers run
-    `trtspec deploy`, which evaluates the gates. `fetch_log` copies the log to this machine. `promote` and `rollback`
-    end a rollout, on targets that support rollouts.
+    `trtspec deploy`, which evaluates the gates. `fetch_log` copies the log to this machine. With `rollouts`, the
+    target's supervisor replaces a live artifact by another one in a rollout.
     """
 
     deploy: DeployFunction
@@ -91,12 +88,11 @@ class DeployTarget:
     render: RenderFunction | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     fetch_log: Callable[[DeploymentJournal], None] = _is_here
-    promote: Callable[[str], dict[str, Any]] | None = None
-    rollback: Callable[[str, OnEvent], dict[str, Any]] | None = None
+    rollouts: bool = False
 
 
 def deploy(
-    artifact: Path,
+    root: Path,
     target: str,
     options: DeployOptions,
     *,
@@ -114,9 +110,8 @@ def deploy(
     where, skip = find_target(target), options.skip_gates
     if options.name is not None:
         DeploymentJournal(options.name)  # raises for an invalid name before gates are measured
-    if options.manifest:
-        load_manifest(artifact, options.manifest)
-    _check_free(artifact, options.name, target)
+    artifact = load_artifact(root, options.manifest)
+    _check_free(options.name or artifact.recipe.name, target)
     if where.render is not None:
         if baseline:
             raise DeployError(
@@ -126,31 +121,41 @@ def deploy(
         if options.wait_warm:
             hint = "omit --wait-for-warmup: the container's health probe requests a text"
             raise DeployError(f"target {target} does not support --wait-for-warmup", hint=hint)
-        with _os_errors_as_deploy_errors():
-            return where.deploy(artifact, options)
+        return serve(artifact, target, options)
     _check_settings(target, options.settings)
     other = Client.at(resolve_server_address(baseline)[0]) if baseline else None
     if skip:
         on_left_out([skipped_on_request(name) for name in skip])
     announce, trusted = _announced(artifact, options.on_event), options.trusted_report
-    if not ensure_gates(artifact, on_progress, skip, on_left_out, announce, expected=options.manifest, trusted=trusted):
+    if not ensure_gates(root, on_progress, skip, on_left_out, announce, expected=options.manifest, trusted=trusted):
 
         def judge(url: str) -> None:
-            load = deploy_load(artifact, skip, on_progress)
-            on_left_out(ensure_served_gates(Client.at(url), artifact, load, other))
+            load = deploy_load(root, skip, on_progress)
+            on_left_out(ensure_served_gates(Client.at(url), root, load, other))
 
         options = replace(options, before_live=judge)
+    return serve(artifact, target, options)
+
+
+def serve(artifact: Artifact, target: str, options: DeployOptions) -> RunningDeployment:
+    """Serve an artifact without evaluating its gates first; a live deployment of its name is replaced in a rollout."""
+    where = find_target(target)
     with _os_errors_as_deploy_errors():
-        return where.deploy(artifact, options)
+        journal = DeploymentJournal(options.name or artifact.recipe.name)
+        with journal.lock():
+            record = journal.read()
+            if where.rollouts and record and record.target == target and record.state_now in RUNNING:
+                return start_rollout(journal, record, artifact, options)
+            return where.deploy(journal, artifact, options)
 
 
-def _announced(artifact: Path, on_event: OnEvent) -> OnMeasure:
+def _announced(artifact: Artifact, on_event: OnEvent) -> OnMeasure:
     """Return a callback that reports why gates are measured, how long this takes and how to skip it."""
 
     def announce(gates: tuple[str, ...], in_process: bool) -> None:
-        manifest = load_manifest(artifact)
+        root = artifact.root
         if in_process:
-            seconds = deploy_estimate_s(artifact, manifest)
+            seconds = deploy_estimate_s(root, artifact.manifest)
             takes = (
                 f"now, for about {max(10, round(seconds, -1)):.0f} s"
                 if seconds < 100
@@ -158,42 +163,25 @@ def _announced(artifact: Path, on_event: OnEvent) -> OnMeasure:
             )
         else:
             takes = "on its server before it is live"
-        on_event("gates", f"no report of {artifact} covers its gates; measuring them {takes}: {', '.join(gates)}")
-        on_event("", f"to measure them in advance: trtspec verify {artifact}; to skip one: --skip-gate {gates[0]}")
+        on_event("gates", f"no report of {root} covers its gates; measuring them {takes}: {', '.join(gates)}")
+        on_event("", f"to measure them in advance: trtspec verify {root}; to skip one: --skip-gate {gates[0]}")
 
     return announce
 
 
-def render(
-    artifact: Path,
-    target: str,
-    out: Path,
-    *,
-    name: str | None = None,
-    host: str = LOOPBACK,
-    ports: Mapping[str, int | None],
-    skip: Collection[str] = (),
-    drain_s: int | None = None,
-    manifest: str = "",
-    trusted_report: str = "",
-    settings: Mapping[str, str],
-) -> list[str]:
-    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is started.
-
-    See DeployOptions for `manifest` and `trusted_report`.
-    """
+def render(root: Path, target: str, out: Path, options: DeployOptions) -> list[str]:
+    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is started."""
     where = find_target(target)
     if where.render is None:
-        _check_settings(target, settings)
+        _check_settings(target, options.settings)
         raise DeployError(
             f"target {target} does not support --render", hint="omit --render, or choose another --target"
         )
-    if name is not None:
-        DeploymentJournal(name)
-    found = load_manifest(artifact, manifest)
-    workload = make_workload(found, name, tuple(skip), drain_s, manifest_sha256(artifact), trusted_report)
+    if options.name is not None:
+        DeploymentJournal(options.name)  # raises for an invalid name
+    artifact = load_artifact(root, options.manifest)
     with _os_errors_as_deploy_errors(out):
-        return write_rendered(out, where.render(workload, artifact / REPOSITORY, host, ports, settings))
+        return write_rendered(out, where.render(make_workload(artifact, options), root / REPOSITORY))
 
 
 def _check_settings(target: str, settings: Mapping[str, str]) -> None:
@@ -203,11 +191,9 @@ def _check_settings(target: str, settings: Mapping[str, str]) -> None:
         )
 
 
-def _check_free(artifact: Path, name: str | None, target: str) -> None:
+def _check_free(name: str, target: str) -> None:
     """Raise DeployError if the name runs on another target, whose deployment would be lost."""
-    if not deployment_names():
-        return
-    record = DeploymentJournal(name or load_manifest(artifact).recipe.name).read()
+    record = DeploymentJournal(name).read()
     if record is None or record.target == target or record.state not in (*STARTING, "live"):
         return
     if find_target(record.target).state(record) in ("live", "starting", "unhealthy"):
@@ -227,10 +213,11 @@ def status(name: str) -> dict[str, Any]:
     """Return the status of a deployment on any target."""
     with _os_errors_as_deploy_errors():
         target, journal = deployment_target(name), DeploymentJournal(name)
-        if target.status:
-            return target.status(name)
-        record = journal.known()
-        return status_document(journal, record, target.state(record))
+        if target.status is None:
+            record = journal.known()
+            return status_document(journal, record, target.state(record))
+        rollout = read_rollout(journal) if target.rollouts else None
+        return target.status(name) | ({"rollout": rollout.as_dict()} if rollout else {})
 
 
 def deployments() -> list[dict[str, Any]]:
@@ -311,17 +298,29 @@ def _stopped(name: str, *, force: bool) -> str:
 def promote(name: str) -> dict[str, Any]:
     """Promote the new revision of a deployment now."""
     with _os_errors_as_deploy_errors():
-        if (decide := deployment_target(name).promote) is None:
-            raise _no_rollouts(name)
-        return decide(name)
+        return promote_revision(_journal_with_rollouts(name))
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
     """End the rollout in progress, or return to the previous revision."""
     with _os_errors_as_deploy_errors():
-        if (decide := deployment_target(name).rollback) is None:
-            raise _no_rollouts(name)
-        return decide(name, on_event)
+        return roll_back(_journal_with_rollouts(name), on_event)
+
+
+def _journal_with_rollouts(name: str) -> DeploymentJournal:
+    """Return a deployment's journal; raise DeployError if its target does not support rollouts."""
+    journal = DeploymentJournal(name)
+    target = journal.known().target
+    if not find_target(target).rollouts:
+        raise DeployError(f"target {target} manages rollouts itself", hint=f"trtspec status {name}")
+    return journal
+
+
+def fetch_log(name: str) -> DeploymentJournal:
+    """Return the journal of a deployment whose log is on this machine, fetched from its target."""
+    journal = DeploymentJournal(name)
+    deployment_target(name).fetch_log(journal)
+    return journal
 
 
 def history(name: str) -> list[dict[str, Any]]:
@@ -329,11 +328,6 @@ def history(name: str) -> list[dict[str, Any]]:
     journal = DeploymentJournal(name)
     journal.known()
     return [entry | {"time": _utc(entry["time"])} for entry in journal.entries()]
-
-
-def _no_rollouts(name: str) -> DeployError:
-    target = DeploymentJournal(name).known().target
-    return DeployError(f"target {target} manages rollouts itself", hint=f"trtspec status {name}")
 
 
 def deployment_target(name: str) -> DeployTarget:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of docker and kubectl failures, recognized by patterns of their standard error.
+"""Running docker and kubectl, and the causes of their failures, recognized by patterns of their standard error.
 
 The patterns match texts of docker's CLI, daemon and compose plugin, of kubectl and of the Kubernetes API server. The
 error has the cause and a fix, followed by the program's own output; unrecognized output is shown unchanged.
@@ -8,9 +8,11 @@ error has the cause and a fix, followed by the program's own output; unrecognize
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtspec.core.errors import DeployError
+from trtspec.core.errors import DeployError, StepTimeout
 
 MOST_LINES = 5  # of the program's output
 RENDER = "render the files for another machine with --render DIR"
@@ -38,7 +40,7 @@ class ToolFailed(DeployError):
         self.is_before = is_before
 
 
-DOCKER = (
+DOCKER_CAUSES = (
     FailureCause(
         r"unknown flag: --file|unknown shorthand flag: 'f'|'compose' is not a docker command"
         r"|unknown command: (?:\"|')?docker compose|docker: unknown command",
@@ -123,7 +125,7 @@ DOCKER = (
         is_before=False,
     ),
 )
-KUBECTL = (
+KUBECTL_CAUSES = (
     FailureCause(
         r"current-context is not set|no context chosen|no configuration has been provided"
         r"|invalid configuration: no configuration",
@@ -209,3 +211,25 @@ def tool_failure(causes: tuple[FailureCause, ...], what: str, status: int, stder
             return ToolFailed(message, hint=f"{cause.hint}\n{output}", is_before=cause.is_before)
     hint = output or f"{what.split(maxsplit=1)[0]} printed no error; run it with --verbose"
     return ToolFailed(f"{what} ended with status {status}", hint=hint, is_before=False)
+
+
+def run_tool(
+    command: Sequence[str],
+    what: str,
+    causes: tuple[FailureCause, ...],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return the output of a program; raise ToolFailed, DeployError if it cannot be run, StepTimeout if it is late.
+
+    `what` is the program and its subcommand.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise StepTimeout(f"{what} did not end within {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise DeployError(f"{command[0]} cannot be run: {error.strerror}", hint="is it installed?") from None
+    if done.returncode:
+        raise tool_failure(causes, what, done.returncode, done.stderr.decode(errors="replace"))
+    return done.stdout

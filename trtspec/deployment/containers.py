@@ -25,9 +25,9 @@ from trtspec.core.errors import DeployError
 from trtspec.core.files import replace_file
 from trtspec.core.installation import __version__
 from trtspec.core.registry import did_you_mean
-from trtspec.deployment.options import DEFAULT_PORTS
+from trtspec.deployment.options import DEFAULT_PORTS, DeployOptions
 from trtspec.recipe.schema import IMAGE
-from trtspec.store.artifact import Manifest
+from trtspec.store.artifact import Artifact, Manifest
 from trtspec.store.artifact_paths import CHECKPOINTS, ENGINES
 
 MARK = "rendered by trtspec"
@@ -115,17 +115,13 @@ MAX_LABEL_CHARS = 50  # of 63; names of components append a suffix
 class ContainerWorkload:
     """An artifact to serve in containers, described by its manifest; `name` is a DNS label.
 
-    `skip_gates` are gates that the server skips; `drain` overrides `drain_s`. `digest` is the SHA-256 of the manifest,
-    which the container checks. `trusted_report` is the SHA-256 of the report in the artifact that settles the gates
-    there.
+    `digest` is the SHA-256 of the manifest, which the container checks.
     """
 
     name: str
     manifest: Manifest
-    skip_gates: tuple[str, ...] = ()
-    drain: int | None = None
-    digest: str = ""
-    trusted_report: str = ""
+    digest: str
+    options: DeployOptions
 
     @cached_property
     def serving(self) -> ServingHooks:
@@ -176,7 +172,7 @@ class ContainerWorkload:
     def drain_s(self) -> int:
         """Return the seconds in which open streams may finish on shutdown (the longest stream); at most 600."""
         longest_s = max(60, self.manifest.recipe.engine.max_seq_len // MIN_TOKENS_PER_S)
-        return min(MAX_DRAIN_S, self.drain or longest_s)
+        return min(MAX_DRAIN_S, self.options.drain_s or longest_s)
 
     @property
     def grace_s(self) -> int:
@@ -187,7 +183,7 @@ class ContainerWorkload:
     def command(self) -> list[str]:
         """Return the argv of the container."""
         ports = [f"--{name}-port={port}" for name, port in PORTS.items()]
-        skipped = [f"--skip-gate={gate}" for gate in self.skip_gates]
+        skipped = [f"--skip-gate={gate}" for gate in self.options.skip_gates]
         place = [
             f"--name={self.name}",
             "--host=0.0.0.0",
@@ -195,7 +191,7 @@ class ContainerWorkload:
             f"--timeout={self.startup_s}",
             f"--drain={self.drain_s}",
         ]
-        digests = {"manifest": self.digest, "trust-report": self.trusted_report}
+        digests = {"manifest": self.digest, "trust-report": self.options.trusted_report}
         bound = [f"--{option}=sha256:{digest}" for option, digest in digests.items() if digest]
         return ["trtspec", "deploy", ARTIFACT, *place, *skipped, *bound]
 
@@ -204,18 +200,10 @@ class ContainerWorkload:
         return ["python3", "-m", "trtspec.deployment.health", self.name, f"--within={within_s}"]
 
 
-def make_workload(
-    manifest: Manifest,
-    name: str | None = None,
-    skip_gates: tuple[str, ...] = (),
-    drain: int | None = None,
-    digest: str = "",
-    trusted_report: str = "",
-) -> ContainerWorkload:
-    """Return the workload of an artifact; the name defaults to the recipe's."""
-    return ContainerWorkload(
-        dns_label(name or manifest.recipe.name), manifest, skip_gates, drain, digest, trusted_report
-    )
+def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorkload:
+    """Return the workload of an artifact."""
+    name = dns_label(options.name or artifact.recipe.name)
+    return ContainerWorkload(name, artifact.manifest, artifact.digest, options)
 
 
 def dns_label(name: str) -> str:

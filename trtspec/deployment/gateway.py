@@ -9,24 +9,25 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout
 from trtspec.core.files import private_file
+from trtspec.core.http import http_request, http_status, split_url
+from trtspec.deployment.health import PROMPT, request_text
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.process_group import ProcessSpec
 from trtspec.deployment.revision import revision_dir
 from trtspec.serving.gateway.command import gateway_command, gateway_config, ready_url, write_config
 from trtspec.serving.gateway.config import GatewayConfig, Route, Routes, write_routes
-from trtspec.serving.triton.client import Client
 
 GATEWAY_NAME = "openai"
 GATEWAY_CONFIG_FILE, ROUTES, KEYS_FILE = "openai.json", "openai.routes", "openai.keys"
 KEYS = "TRTSPEC_OPENAI_KEYS"
 ANSWER_S = 2.0
+HTTP_OK = 200
+TOKENS = 16  # of a first text
+MAX_SAID = 200
 
 
 def gateway_process(journal: DeploymentJournal, record: DeploymentRecord) -> ProcessSpec:
@@ -35,9 +36,9 @@ def gateway_process(journal: DeploymentJournal, record: DeploymentRecord) -> Pro
     API keys from the environment are written to a file that only this user can read, so that the other processes of the
     deployment do not see them.
     """
-    if importlib.util.find_spec("uvicorn") is None:
+    if missing := [name for name in ("uvicorn", "httptools") if importlib.util.find_spec(name) is None]:
         hint = "pip install 'trtspec[triton]', or build with serving.openai: false"
-        raise DeployError("the OpenAI gateway requires uvicorn, which is not installed", hint=hint)
+        raise DeployError(f"the OpenAI gateway requires {missing[0]}, which is not installed", hint=hint)
     keys_file = journal.root / KEYS_FILE
     keys_file.unlink(missing_ok=True)
     if keys := os.environ.get(KEYS):
@@ -65,18 +66,9 @@ def revision_config(journal: DeploymentJournal, record: DeploymentRecord) -> Gat
     return replace(config, limits=replace(config.limits, drain_s=float(record.drain_s)))
 
 
-def returns_ok(url: str) -> bool:
-    """Return whether a URL answers with status 200."""
-    try:
-        with urlopen(url, timeout=ANSWER_S) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):
-        return False
-
-
-TOKENS = 16
-PROMPT = "Hello"
-MAX_SAID = 200
+def is_gateway_ready(url: str) -> bool:
+    """Return whether a gateway's readiness URL answers with status 200."""
+    return http_status(url, ANSWER_S) == HTTP_OK
 
 
 def wait_for_first_response(
@@ -87,9 +79,11 @@ def wait_for_first_response(
     `root` is the deployment's directory, `hint` returns the hint of errors. Raises StepTimeout for a slow endpoint,
     SmokeTestFailed for one that fails.
     """
-    asks: dict[str, Callable[[float], None]] = {"Triton": lambda left: _ask_triton(record, left)}
+    asks: dict[str, Callable[[float], object]] = {
+        "Triton": lambda left: request_text(record.endpoints["http"], left, TOKENS)
+    }
     if "openai" in record.endpoints:
-        asks["OpenAI"] = lambda left: _ask_openai(record, root / KEYS_FILE, left)
+        asks["OpenAI"] = lambda left: _request_gateway_text(record, root / KEYS_FILE, left)
     for entry, ask in asks.items():
         try:
             ask(max(0.1, deadline - time.monotonic()))
@@ -104,27 +98,24 @@ def wait_for_first_response(
     return [*asks]
 
 
-def _ask_triton(record: DeploymentRecord, timeout_s: float) -> None:
-    answer = Client.at(record.endpoints["http"], timeout_s).generate({"text_input": PROMPT, "max_tokens": TOKENS})
-    if "text_output" not in answer:
-        raise DeployError("the response lacks text_output")
-
-
-def _ask_openai(record: DeploymentRecord, keys: Path, timeout_s: float) -> None:
+def _request_gateway_text(record: DeploymentRecord, keys: Path, timeout_s: float) -> None:
+    """Request a text from the gateway; raise DeployError, or StepTimeout after `timeout_s`."""
     body = {"model": record.name, "prompt": PROMPT, "max_tokens": TOKENS}
     headers = {"Content-Type": "application/json"}
     if keys.is_file():
         headers["Authorization"] = f"Bearer {keys.read_text().split()[0]}"
-    url = f"{record.endpoints['openai']}/completions"
+    address, path = split_url(f"{record.endpoints['openai']}/completions")
     try:
-        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=timeout_s) as answer:
-            choices = json.loads(answer.read())["choices"]
-    except HTTPError as error:
-        said = error.read(MAX_SAID).decode(errors="replace")
-        raise DeployError(f"the gateway answered {error.code}: {said}") from None
+        with http_request(
+            address, path, method="POST", body=json.dumps(body).encode(), headers=headers, timeout_s=timeout_s
+        ) as answer:
+            content = answer.read()
+        if answer.status != HTTP_OK:
+            raise DeployError(f"the gateway answered {answer.status}: {content[:MAX_SAID].decode(errors='replace')}")
+        has_text = bool(json.loads(content)["choices"])
     except TimeoutError:
         raise StepTimeout(f"no answer within {timeout_s:.3g} s") from None
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise DeployError(f"the gateway returned no text: {error or type(error).__name__}") from None
-    if not choices:
+    if not has_text:
         raise DeployError("the gateway returned no text")

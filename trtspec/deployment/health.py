@@ -21,8 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
-from trtspec.core.processes import group_processes, group_zombies, is_alive, is_computing, process_state, start_time
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.processes import (
+    group_processes,
+    group_zombies,
+    is_alive,
+    is_computing,
+    process_argv,
+    process_state,
+    start_time,
+)
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.serving.front import UNAVAILABLE_MESSAGE
 from trtspec.serving.triton.client import Client
@@ -35,6 +43,16 @@ DIED, STOPPED = "the process of {} died", "the process of {} is stopped"
 COMPUTES = 0.3  # fraction of samples in which a busy server computes
 REFUSALS = 3  # consecutive
 MOST_DOUBLINGS = 30
+
+PROMPT = "Hello"
+STUB = "triton_python_backend_stub"
+SERVER = "tritonserver"
+ASK_EVERY_S = 1.0
+LONGEST_ANSWER_S = 3600.0
+READY_TIMEOUT_S = 1.0
+UNOBSERVED_MODEL = "a model"  # a model whose process ended before it was observed
+GONE_S = 1.0  # maximum gap between two processes of a loading model
+QUEUE_FULL = ("the server answered 429", "the server answered 503")
 
 
 @dataclass(frozen=True)
@@ -163,43 +181,48 @@ class RestartPolicy:
         return min(self.longest_s, self.first_s * 2.0 ** min(before - 1, MOST_DOUBLINGS)) if before else 0.0
 
 
-SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
-STUB = "triton_python_backend_stub"
-SERVER = "tritonserver"
-ASK_EVERY_S = 1.0
-LONGEST_ANSWER_S = 3600.0
-READY_TIMEOUT_S = 1.0
-UNOBSERVED_MODEL = "a model"  # a model whose process ended before it was observed
-GONE_S = 1.0  # maximum gap between two processes of a loading model
-BUSY = "answered 503"  # the queue is full
+def request_text(url: str, timeout_s: float, max_tokens: int = 1) -> None:
+    """Request a short text from a server; raise DeployError if there is none, StepTimeout after `timeout_s`."""
+    answer = Client.at(url, timeout_s).generate({"text_input": PROMPT, "max_tokens": max_tokens})
+    if "text_output" not in answer:
+        raise DeployError(f"the response lacks text_output, it has {', '.join(sorted(answer))}")
+
+
+def _is_queue_full(message: str) -> bool:
+    return message.startswith(QUEUE_FULL) and UNAVAILABLE_MESSAGE not in message
 
 
 class RequestProbe:
-    """Requests one token repeatedly in a thread, one request at a time so that it adds little load."""
+    """Requests one token repeatedly in a thread, one request at a time so that it adds little load.
 
-    def __init__(self, url: str) -> None:
-        self.waiting = PendingProbe()
+    `answered` is set after the first text.
+    """
+
+    def __init__(self, url: str, answer_s: float = LONGEST_ANSWER_S, *, at_once: bool = False) -> None:
+        self.waiting, self.answered = PendingProbe(), threading.Event()
         self.refusals, self.said = 0, ""
-        self._client, self._statistics = Client.at(url, LONGEST_ANSWER_S), Client.at(url, READY_TIMEOUT_S)
+        self._url, self._answer_s, self._statistics = url, answer_s, Client.at(url, READY_TIMEOUT_S)
         self._over = threading.Event()
-        threading.Thread(target=self._run, name="probe", daemon=True).start()
+        threading.Thread(target=self._run, args=(at_once,), name="probe", daemon=True).start()
 
     def close(self) -> None:
         self._over.set()
 
-    def _run(self) -> None:
-        while not self._over.wait(ASK_EVERY_S):
+    def _run(self, at_once: bool) -> None:
+        while at_once or not self._over.wait(ASK_EVERY_S):
+            at_once = False
             self.waiting.record_request(time.monotonic())
             try:
-                self._client.generate(SMOKE_REQUEST)
+                request_text(self._url, self._answer_s)
             except TrtspecError as error:
                 self._refused(error.message)
             else:
                 self.refusals = 0
                 self.waiting.record_answer()
+                self.answered.set()
 
     def _refused(self, said: str) -> None:
-        if BUSY in said:
+        if _is_queue_full(said):
             self.refusals = 0
             self.waiting.refused_as_full(time.monotonic(), self._progress())
         else:
@@ -310,15 +333,8 @@ def stopped_processes(pids: Iterable[int]) -> tuple[str, ...]:
 
 def process_model(pid: int) -> str:
     """Return the model that a Python stub runs (argv: STUB FOLDER/MODEL/VERSION/model.py ...); "" for others."""
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
+    argv = process_argv(pid)
     return Path(argv[1]).parent.parent.name if len(argv) > 1 and argv[0].endswith(STUB) else ""
-
-
-REQUEST = {"text_input": "Hello", "max_tokens": 1}
-FULL = ("the server answered 429", "the server answered 503")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -341,15 +357,10 @@ def probe_deployment(name: str, within_s: float) -> None:
     if record.state != "live":
         raise DeployError(f"{name} is {record.state}, not live")
     try:
-        answer = Client.at(record.endpoints["http"], within_s).generate(REQUEST)
-    except StepTimeout:
-        raise
+        request_text(record.endpoints["http"], within_s)
     except DeployError as error:
-        if error.message.startswith(FULL) and UNAVAILABLE_MESSAGE not in error.message:
-            return
-        raise
-    if "text_output" not in answer:
-        raise DeployError("the response lacks text_output")
+        if not _is_queue_full(error.message):
+            raise
 
 
 if __name__ == "__main__":

@@ -23,21 +23,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from filelock import Timeout
 
 from trtspec.core.errors import DeployError
-from trtspec.core.files import describe_read_error, file_lock, private_directory, read_bounded, read_typed, replace_file
+from trtspec.core.files import (
+    describe_read_error,
+    file_lock,
+    parse_typed,
+    private_directory,
+    read_bounded,
+    read_typed,
+    replace_file,
+)
 from trtspec.core.paths import state_dir
 from trtspec.core.ports import LOOPBACK
-from trtspec.core.processes import is_alive, session_processes, start_time
+from trtspec.core.processes import ProcessStat, all_processes, is_alive, process_argv, session_processes
 from trtspec.core.registry import did_you_mean
 from trtspec.deployment.options import client_host
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts
 
 SUPERVISOR = "trtspec.deployment.supervisor"
-MAX_ARGV_BYTES = 1 << 20
 OPTION = re.compile(r"--(http|metrics|grpc-port|host)=(.*)")
 
 
@@ -46,7 +53,7 @@ class SupervisorProcess:
     """A supervisor process of this user, described by its arguments."""
 
     pid: int
-    started: int | None
+    started: int
     name: str
     revision: int
     shm_prefix: str
@@ -55,8 +62,8 @@ class SupervisorProcess:
 
 def find_supervisors(directory: Path) -> Iterator[SupervisorProcess]:
     """Yield this user's supervisors of the deployments below a directory."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (found := _supervisor(entry)) and found.root.parent == directory:
+    for process in all_processes():
+        if (found := _supervisor(process)) and found.root.parent == directory:
             yield found
 
 
@@ -70,7 +77,7 @@ def record_fields(process: SupervisorProcess) -> dict[str, Any]:
     options: dict[str, str] = {}
     has_front, openai = False, 0
     for pid in session_processes(process.pid, process.started):
-        argv = _argv(Path(f"/proc/{pid}"))
+        argv = process_argv(pid)
         options |= {match[1]: match[2] for word in argv if (match := OPTION.fullmatch(word))}
         has_front = has_front or "trtspec.serving.front" in argv
         if "trtspec.serving.gateway" in argv:
@@ -88,33 +95,23 @@ def record_fields(process: SupervisorProcess) -> dict[str, Any]:
     } | ({"host": options["host"]} if "host" in options else {})
 
 
-def _supervisor(entry: Path) -> SupervisorProcess | None:
-    argv = _argv(entry)
-    if SUPERVISOR not in argv:
+def _supervisor(process: ProcessStat) -> SupervisorProcess | None:
+    argv = process_argv(process.pid)
+    if SUPERVISOR not in argv or not process.is_living:
         return None
-    words = argv[argv.index(SUPERVISOR) + 1 :]
     try:
-        if entry.stat().st_uid != os.geteuid():
+        if Path(f"/proc/{process.pid}").stat().st_uid != os.geteuid():
             return None
-        name, revision, shm_prefix, _, _, root = words
-        pid = int(entry.name)
-        return SupervisorProcess(pid, start_time(pid), name, int(revision), shm_prefix, Path(root))
+        name, revision, shm_prefix, _, _, root = argv[argv.index(SUPERVISOR) + 1 :]
+        return SupervisorProcess(process.pid, process.started, name, int(revision), shm_prefix, Path(root))
     except (OSError, ValueError):  # it has ended, or another version of trtspec started it
         return None
-
-
-def _argv(entry: Path) -> list[str]:
-    try:
-        with (entry / "cmdline").open("rb") as file:
-            return file.read(MAX_ARGV_BYTES).decode(errors="replace").rstrip("\0").split("\0")
-    except OSError:
-        return []
 
 
 def _port_of_config(path: Path) -> int:
     """Return the port in a gateway's configuration; 0 if it is unreadable."""
     try:
-        return _number(str(json.loads(read_bounded(path, MAX_ARGV_BYTES))["port"]))
+        return _number(str(json.loads(read_bounded(path, MAX_STATE_BYTES))["port"]))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return 0
 
@@ -122,6 +119,9 @@ def _port_of_config(path: Path) -> int:
 def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
+
+if TYPE_CHECKING:
+    from trtspec.store.artifact import Artifact
 
 log = logging.getLogger(__name__)
 
@@ -135,16 +135,6 @@ STATE_FILE = "state.json"
 COPY = "record.json"
 MAX_PORT, MAX_PID = 65535, 1 << 31
 MAX_TIME = 1 << 36  # in seconds, about 2,000 years
-# Keys of a journal line and their types; earlier versions recorded no revision.
-ENTRY: dict[str, tuple[type, ...]] = {
-    "time": (float, int),
-    "state": (str,),
-    "pid": (int,),
-    "detail": (str,),
-    "revision": (int,),
-    "artifact": (str,),
-    "manifest": (str,),
-}
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -229,6 +219,32 @@ class DeploymentRecord:
         } | openai
 
 
+@dataclass(frozen=True)
+class JournalEntry:
+    """A line of the journal: a transition of a revision. Earlier versions recorded neither process nor revision."""
+
+    time: float
+    state: str
+    detail: str
+    pid: int = 0
+    revision: int = 0
+    artifact: str = ""
+    manifest: str = ""
+
+
+def staged_record(name: str, artifact: Artifact, **fields: Any) -> DeploymentRecord:
+    """Return the first record of a deployment of an artifact; `fields` has the ports and what the target adds."""
+    return DeploymentRecord(
+        name=name,
+        state="staged",
+        artifact=str(artifact.root.absolute()),
+        manifest=artifact.digest,
+        backend=artifact.manifest.backend.name,
+        method=artifact.recipe.speculation.method,
+        **({"pid": 0, "started": None, "shm_prefix": ""} | fields),
+    )
+
+
 def deploy_document(record: DeploymentRecord, state: str) -> dict[str, Any]:
     """Return the document of `deploy --json`."""
     return {
@@ -298,7 +314,7 @@ class DeploymentJournal:
         if own:
             return max(own, key=lambda each: each.since)
         last: dict[str, Any] = next((entry for entry in reversed(self.entries()) if entry["pid"] == process.pid), {})
-        noted = {key: last[key] for key in ("artifact", "manifest") if isinstance(last.get(key), str)}
+        noted = {key: last[key] for key in ("artifact", "manifest") if key in last}
         lost = {"name": self.name, "state": last.get("state", "live"), "artifact": "", "detached": True}
         return DeploymentRecord(**(lost | noted | record_fields(process)))
 
@@ -334,8 +350,8 @@ class DeploymentJournal:
 
     def note(self, record: DeploymentRecord, state: str, detail: str = "") -> None:
         """Append an event of a revision to the journal without changing the deployment's state."""
-        line = {"time": time.time(), "state": state, "pid": record.pid, "detail": detail, "revision": record.revision}
-        text = json.dumps(line | {"artifact": record.artifact, "manifest": record.manifest}) + "\n"
+        of = {key: getattr(record, key) for key in ("pid", "revision", "artifact", "manifest")}
+        text = json.dumps({"time": time.time(), "state": state, "detail": detail} | of) + "\n"
         with (self.root / "journal.jsonl").open("ab+") as journal:
             size = journal.tell()
             try:
@@ -371,7 +387,7 @@ class DeploymentJournal:
             return []
         except OSError as error:
             raise DeployError(describe_read_error(error), where=str(path), hint="move the file away") from None
-        return [entry for line in whole.split(b"\n") if (entry := _entry(line))]
+        return [vars(entry) for line in whole.split(b"\n") if (entry := _parse_entry(line))]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -409,26 +425,10 @@ def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
     return b"" if journal.read(1) == b"\n" else b"\n"
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
+def _parse_entry(line: bytes) -> JournalEntry | None:
     """Return an entry of the journal, or None for a truncated or foreign line."""
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = parse_typed(JournalEntry, line)
+    except ValueError:
         return None
-    if not isinstance(entry, dict):
-        return None
-    if not _is_text(entry):
-        return None
-    entry = {key: entry[key] for key in ENTRY if key in entry}
-    is_typed = all(type(value) in ENTRY[key] for key, value in entry.items())
-    has_time = "time" in entry and 0 <= entry["time"] < MAX_TIME if is_typed else False
-    return entry if has_time and "state" in entry and "detail" in entry else None
-
-
-def _is_text(entry: dict[str, Any]) -> bool:
-    """Return whether all strings are printable; lone surrogates are not."""
-    try:
-        json.dumps(entry, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
-        return False
-    return True
+    return entry if 0 <= entry.time < MAX_TIME else None

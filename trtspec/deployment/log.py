@@ -14,20 +14,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import tail
-from trtspec.deployment.base import deployment_target
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
 PIECE_BYTES = 64 << 10
 POLL_S = 0.2
 FORMER = 5  # number of former logs kept
-
-
-def fetch_log_path(name: str) -> Path:
-    """Return the path of a deployment's log, fetched from its target."""
-    journal = DeploymentJournal(name)
-    deployment_target(name).fetch_log(journal)
-    return journal.log
+SHOWN_LINES = 20  # by errors and `status`
 
 
 def rotate(path: Path) -> None:
@@ -54,12 +46,24 @@ def last_lines(path: Path, lines: int, max_bytes: int) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def follow_log(name: str, lines: int) -> Iterator[bytes]:
-    """Yield the last lines of a deployment's log and then new output, until its server has ended."""
-    journal = DeploymentJournal(name)
+def tail(path: Path, lines: int = SHOWN_LINES) -> str:
+    """Return the last lines of a log; "" if it cannot be read."""
+    try:
+        return "\n".join(last_lines(path, lines, PIECE_BYTES))
+    except (DeployError, OSError):
+        return ""
+
+
+def tail_hint(journal: DeploymentJournal) -> str:
+    """Return the hint of an error of a server: the last lines of its log."""
+    return f"last lines of {journal.log}:\n{tail(journal.log)}"
+
+
+def follow_log(journal: DeploymentJournal, lines: int) -> Iterator[bytes]:
+    """Yield the last lines of the log of a local deployment and then new output, until its server has ended."""
     if (record := journal.known()).target != "local":
-        raise DeployError(f"the log of {name} is on {record.target}", hint="follow it there, or omit --follow")
-    with _opened(fetch_log_path(name)) as file:
+        raise DeployError(f"the log of {journal.name} is on {record.target}", hint="follow it there, or omit --follow")
+    with _opened(journal.log) as file:
         file.seek(_start_of_last(file, lines))
         is_running = True
         while is_running:

@@ -23,7 +23,6 @@ from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, Dep
 from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions, check_bindable
 from trtspec.deployment.process_group import ProcessSpec
 from trtspec.deployment.rollout.state import active_rollout
-from trtspec.serving.triton.server import ServerPorts
 
 RESERVATION, LOCK = "ports.json", ".ports.lock"
 MAX_RESERVATION_BYTES = 1 << 16
@@ -47,15 +46,14 @@ def reserved_ports(
     names: Sequence[str] = PORTS,
     former: Mapping[str, int] | None = None,
     on_moved: OnPortChanged = lambda sentence: None,
-) -> Iterator[tuple[ServerPorts, int]]:
+) -> Iterator[dict[str, int]]:
     """Choose the ports in `names` like `choose_ports`, and reserve them against other deployments within the block."""
     root = private_directory(state_dir() / "deployments")
     path = journal.root / RESERVATION
     try:
         with FileLock(root / LOCK, timeout=LOCK_S):
             chosen = choose_ports(options, names, former, reserved_elsewhere(), on_moved)
-            ports = [chosen[0].http, chosen[0].grpc, chosen[0].metrics, chosen[1]]
-            note = {"pid": os.getpid(), "started": start_time(os.getpid()), "ports": ports}
+            note = {"pid": os.getpid(), "started": start_time(os.getpid()), "ports": [*chosen.values()]}
             replace_file(path, json.dumps(note).encode())
     except Timeout:
         raise DeployError("another deployment holds the port lock", hint="try again") from None
@@ -71,8 +69,8 @@ def choose_ports(
     former: Mapping[str, int] | None = None,
     reserved: Mapping[int, str] | None = None,
     on_moved: OnPortChanged = lambda sentence: None,
-) -> tuple[ServerPorts, int]:
-    """Return the server's ports and the OpenAI port; the latter is 0 if it is not in `names`.
+) -> dict[str, int]:
+    """Return the ports in `names`, by name.
 
     A requested port must be free. Otherwise the name's former port is used, or the default one, or the next free one
     above it. `reserved` maps ports of other deployments to the deployment's name.
@@ -98,8 +96,7 @@ def choose_ports(
         if chosen[name] != wanted:
             why = _refused(wanted, options.host_of(name), reserved) or "is already used by this deployment"
             on_moved(f"{wanted} {why}, using {chosen[name]} for {name}")
-    http, grpc, metrics = (chosen[name] for name in PORTS[:3])
-    return ServerPorts(http, grpc, metrics, options.host), chosen.get("openai", 0)
+    return chosen
 
 
 def reserved_elsewhere() -> dict[int, str]:
@@ -130,21 +127,26 @@ def former_ports(record: DeploymentRecord | None, target: str, options: DeployOp
     return {name: port for name, port in had.items() if port and options.host_of(name) == record.host_of(name)}
 
 
-def foreign_port(children: Sequence[ProcessSpec], pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
-    """Return the port of `children` on which a process other than `pids` listens, if any.
+def foreign_port(child: ProcessSpec, pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
+    """Return the port of `child` on which a process other than `pids` listens, if any.
 
     With `ended`, a port that is bound without listening counts too.
     """
-    for child in children:
-        for name, port in child.listens.items():
-            foreign = listening_sockets(port, child.host)
-            if foreign:
-                foreign -= {inode for pid in pids for inode in process_sockets(pid)}
-            if foreign:
-                return PortInUse(f"{name} port {port} is in use{describe_owner(foreign)}", name)
-            if ended and (refused := bind_refusal(port, child.host)):
-                return PortInUse(f"{name} port {port} {refused}", name)
+    for name, port in child.listens.items():
+        foreign = listening_sockets(port, child.host)
+        if foreign:
+            foreign -= {inode for pid in pids for inode in process_sockets(pid)}
+        if foreign:
+            return PortInUse(f"{name} port {port} is in use{describe_owner(foreign)}", name)
+        if ended and (refused := bind_refusal(port, child.host)):
+            return PortInUse(f"{name} port {port} {refused}", name)
     return None
+
+
+def as_port_in_use(reason: str) -> PortInUse | None:
+    """Return the error whose message a supervisor recorded as the reason of a failed start, or None."""
+    name, _, what = reason.partition(" port ")
+    return PortInUse(reason, name) if name in PORTS and " is in use" in what else None
 
 
 def _may_bind(record: DeploymentRecord) -> bool:

@@ -17,7 +17,8 @@ import os
 import secrets
 import shlex
 import shutil
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trtspec.backends.base import find_backend
@@ -26,18 +27,17 @@ from trtspec.backends.serving import FallbackBackend, ServingHooks
 from trtspec.checkpoints.tokenizer import vet
 from trtspec.core.errors import DeployError, DigestMismatch
 from trtspec.core.files import copy_tree, private_directory, private_file, read_bounded
-from trtspec.core.hashing import file_sha256
+from trtspec.core.http import UNIX
 from trtspec.core.http_hosts import VARIABLE, allowed_hosts
-from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, staged_record
 from trtspec.deployment.process_group import ProcessSpec, write_process_specs
 from trtspec.serving.front import PROXY_SOCKET, proxy_command
-from trtspec.serving.triton.client import UNIX
 from trtspec.serving.triton.hardening import hardening_options
 from trtspec.serving.triton.names import DISCONNECTS
 from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
-from trtspec.serving.triton.python_models.interruptions import VARIABLE as DEPARTED_VARIABLE
+from trtspec.serving.triton.python_models.interruptions import DISCONNECTS_VARIABLE
 from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server
-from trtspec.store.artifact import Manifest, load_manifest, verify_files
+from trtspec.store.artifact import Artifact, manifest_sha256, verify_files
 from trtspec.store.artifact_paths import BYTE_CODE, MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
 
 TOKEN_FILE = "token"
@@ -101,44 +101,38 @@ def install_fallback(
     return replace(server, backends=stage)
 
 
-def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path:
+def stage_repository(artifact: Artifact, serving: ServingHooks, stage: Path) -> Path:
     """Return a copy of the repository to serve, with compiled plugins copied and the rest linked.
 
     Code is copied first and then checked, so that it cannot change in between; byte code is not copied. The copy also
     keeps Python's caches, which are written next to the models regardless of the environment, out of the artifact.
     """
-    check_repository(artifact)
-    if (artifact / TOKENIZER).is_dir():
-        vet(artifact / TOKENIZER)  # the served models load it without a sandbox
+    root, manifest = artifact.root, artifact.manifest
+    if (root / TOKENIZER).is_dir():
+        vet(root / TOKENIZER)  # the served models load it without a sandbox
     if stage.exists():
         shutil.rmtree(stage)
     private_directory(stage)
-    manifest = load_manifest(artifact)
-    copied = _copy_checked(artifact, manifest, stage / "copied")
-    serving.stage(copied / REPOSITORY, stage / REPOSITORY, str(artifact))
+    copied = _copy_checked(artifact, stage / "copied")
+    serving.stage(copied / REPOSITORY, stage / REPOSITORY, str(root))
     if (copied / PLUGINS).is_dir():
         (copied / PLUGINS).rename(stage / PLUGINS)
     shutil.rmtree(copied)
     for name in sorted({record.path.split("/")[0] for record in manifest.files} - {*RUNS}):
-        (stage / name).symlink_to(artifact / name)
-    (stage / MANIFEST).symlink_to(artifact / MANIFEST)  # the served models read the metrics' method label from it
+        (stage / name).symlink_to(root / name)
+    (stage / MANIFEST).symlink_to(root / MANIFEST)  # the served models read the metrics' method label from it
     return stage / REPOSITORY
 
 
-def check_repository(artifact: Path) -> None:
-    """Raise DeployError if the artifact lacks a model repository."""
-    if not (artifact / REPOSITORY).is_dir():
-        raise DeployError(f"the artifact has no {REPOSITORY}", where=str(artifact), hint="build it again")
-
-
-def _copy_checked(artifact: Path, manifest: Manifest, out: Path) -> Path:
+def _copy_checked(artifact: Artifact, out: Path) -> Path:
     """Copy executable files; raise DigestMismatch if the copy differs from the manifest or has foreign code."""
+    root, manifest = artifact.root, artifact.manifest
     for name in RUNS:
-        if (artifact / name).is_dir():
-            copy_tree(artifact / name, out / name, without=BYTE_CODE, follow_links=False)
+        if (root / name).is_dir():
+            copy_tree(root / name, out / name, without=BYTE_CODE, follow_links=False)
     own = tuple(record for record in manifest.files if record.path.startswith(tuple(f"{name}/" for name in RUNS)))
     if problems := verify_files(out, manifest.model_copy(update={"files": own})):
-        raise DigestMismatch("; ".join(problems[:3]), where=str(artifact), hint="build it again")
+        raise DigestMismatch("; ".join(problems[:3]), where=str(root), hint="build it again")
     check_code(out, manifest)
     return out
 
@@ -156,21 +150,6 @@ FRONT_START_S = 60.0
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
-@dataclass(frozen=True)
-class PreparedRevision:
-    """A staged revision, ready to be started."""
-
-    place: Path
-    manifest: Manifest
-    server: ProcessSpec
-    shm_prefix: str
-
-    @property
-    def artifact(self) -> Path:
-        """Return the artifact as it was when it was deployed."""
-        return self.place / "artifact"
-
-
 def revision_dir(journal: DeploymentJournal, revision: int) -> Path:
     """Return the directory of a revision."""
     return journal.root / "revisions" / str(revision)
@@ -181,110 +160,68 @@ def server_url(journal: DeploymentJournal, revision: int) -> str:
     return f"{UNIX}{revision_dir(journal, revision) / SOCKET_NAMES['http']}"
 
 
-def front_url(journal: DeploymentJournal, revision: int) -> str:
-    """Return the private URL of a revision's front."""
-    return f"{UNIX}{revision_dir(journal, revision) / PROXY_SOCKET}"
-
-
-def prepare_revision(
+def stage_revision(
     journal: DeploymentJournal,
     revision: int,
-    artifact: Path,
-    ports: ServerPorts,
+    artifact: Artifact,
+    ports: Mapping[str, int],
+    host: str,
     drain_s: int,
     start_s: float,
-    expected: str = "",
-) -> PreparedRevision:
-    """Check and stage an artifact for serving; nothing is started.
+    detached: bool,
+) -> DeploymentRecord:
+    """Check and stage an artifact for serving, and return its record; nothing is started.
 
-    Raises DeployError if this machine cannot serve it, and DigestMismatch if its files differ from the manifest or the
-    manifest's SHA-256 differs from `expected`.
+    Raises DeployError if this machine cannot serve it, and DigestMismatch if its files differ from the manifest.
     """
     place, shm_prefix = revision_dir(journal, revision), f"trtspec_{secrets.token_hex(8)}_"
-    server, manifest = find_server(), load_manifest(artifact, expected)
-    serving = find_backend(manifest.backend.name).serving()
+    server, serving = find_server(), find_backend(artifact.manifest.backend.name).serving()
     stand_in = find_fallback_backend(server, serving)
-    serving.check_machine(artifact, manifest)
-    check_repository(artifact)
+    serving.check_machine(artifact.root, artifact.manifest)
+    if not (artifact.root / REPOSITORY).is_dir():
+        raise DeployError(f"the artifact has no {REPOSITORY}", where=str(artifact.root), hint="build it again")
     shutil.rmtree(place, ignore_errors=True)
     private_directory(place)
-    pinned = hardlink_artifact(artifact.absolute(), manifest, place / "artifact")
-    launch = serving.launch(pinned)
+    pinned = replace(artifact, root=hardlink_artifact(artifact, place / "artifact"))
+    launch = serving.launch(pinned.root)
     launch = replace(launch, options=(*launch.options, *hardening_options(server, TOKEN_PLACEHOLDER)))
     repository = stage_repository(pinned, serving, place / "served")
     if stand_in:
         server = install_fallback(stand_in, server, serving.triton_backend, place / "backends", repository)
-    command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
+    bound = ServerPorts(ports["http"], ports["grpc"], ports["metrics"], host, SOCKETS)
+    command = launch.command(server, repository, bound, shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
-    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DISCONNECTS)}
-    child = ProcessSpec(
-        SERVER, command, server_url(journal, revision), environment, start_s, {"grpc": ports.grpc}, ports.host
-    )
-    listens = {"http": ports.http, "metrics": ports.metrics}
-    doors = proxy_command(place, ports.host, listens)
-    front = ProcessSpec(
-        FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S, listens, ports.host
-    )
+    environment = {**server.environment, **launch.environment, DISCONNECTS_VARIABLE: str(place / DISCONNECTS)}
+    url = server_url(journal, revision)
+    child = ProcessSpec(SERVER, command, url, environment, start_s, {"grpc": bound.grpc}, host)
+    url, listens = f"{UNIX}{place / PROXY_SOCKET}", {"http": bound.http, "metrics": bound.metrics}
+    doors, allowed = proxy_command(place, host, listens), {VARIABLE: ",".join(allowed_hosts())}
+    front = ProcessSpec(FRONT, doors, url, allowed, FRONT_START_S, listens, host)
     write_process_specs(place / "server.json", [child, front])
-    return PreparedRevision(place, manifest, child, shm_prefix)
+    fields = {"host": host, "shm_prefix": shm_prefix, "detached": detached, "drain_s": drain_s, "front": True}
+    return staged_record(journal.name, artifact, revision=revision, **ports, **fields)
 
 
-def _allowed_hosts() -> dict[str, str]:
-    """Return the environment variable with the allowed hosts of the deploying command."""
-    return {VARIABLE: ",".join(allowed_hosts())}
-
-
-def make_record(
-    journal: DeploymentJournal,
-    revision: int,
-    artifact: Path,
-    prepared: PreparedRevision,
-    ports: ServerPorts,
-    detached: bool,
-    drain_s: int,
-) -> DeploymentRecord:
-    """Return the record for deploying this revision; its supervisor is set later."""
-    manifest = prepared.manifest
-    return DeploymentRecord(
-        name=journal.name,
-        state="staged",
-        artifact=str(artifact.absolute()),
-        pid=0,
-        started=None,
-        http=ports.http,
-        grpc=ports.grpc,
-        metrics=ports.metrics,
-        shm_prefix=prepared.shm_prefix,
-        detached=detached,
-        manifest=file_sha256(prepared.artifact / MANIFEST),
-        backend=manifest.backend.name,
-        method=manifest.recipe.speculation.method,
-        host=ports.host,
-        drain_s=drain_s,
-        revision=revision,
-        front=True,
-    )
-
-
-def hardlink_artifact(artifact: Path, manifest: Manifest, out: Path) -> Path:
+def hardlink_artifact(artifact: Artifact, out: Path) -> Path:
     """Hard-link an artifact's files into `out`, so that later builds do not replace them.
 
     On another file system, `out` is a symbolic link to the artifact and does follow later changes.
     """
+    root = artifact.root.absolute()
     try:
-        for name in (MANIFEST, *(record.path for record in manifest.files)):
+        for name in (MANIFEST, *(record.path for record in artifact.manifest.files)):
             target = out / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(artifact / name, target, follow_symlinks=False)
+            os.link(root / name, target, follow_symlinks=False)
     except FileNotFoundError as error:
-        raise DigestMismatch(f"{error.filename} is missing", where=str(artifact), hint="build it again") from None
+        raise DigestMismatch(f"{error.filename} is missing", where=str(root), hint="build it again") from None
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
         shutil.rmtree(out)
-        out.symlink_to(artifact)
-    if load_manifest(out) != manifest:
-        raise DigestMismatch("the artifact was rebuilt during deployment", where=str(artifact), hint="deploy it again")
+        out.symlink_to(root)
+    if manifest_sha256(out) != artifact.digest:
+        raise DigestMismatch("the artifact was rebuilt during deployment", where=str(root), hint="deploy it again")
     return out
 
 

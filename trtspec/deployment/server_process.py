@@ -7,32 +7,32 @@ A sidecar, such as the server's HTTP front, is restarted with back-off when it e
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout
 from trtspec.core.files import private_directory
+from trtspec.core.http import http_request, http_status, split_url
 from trtspec.core.processes import is_computing, process_family, process_state
 from trtspec.deployment.health import (
     READY_TIMEOUT_S,
-    SMOKE_REQUEST,
+    REFUSALS,
     STOPPED_S,
     FailureDetector,
     LivenessProbe,
+    RequestProbe,
     RestartPolicy,
     StartupProbe,
 )
+from trtspec.deployment.options import client_host
 from trtspec.deployment.ports import foreign_port
 from trtspec.deployment.process_group import ProcessGroup, ProcessSpec, read_process_specs
 from trtspec.deployment.revision import SOCKETS, TOKEN_PLACEHOLDER, read_token
-from trtspec.serving.triton.client import UNIX, Client, UnixConnection
+from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.hardening import GUESSABLE_TOKEN, accepts_placeholder_token, scrub_token
 from trtspec.serving.triton.names import DISCONNECTS
 from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
@@ -40,10 +40,11 @@ from trtspec.serving.triton.python_models.interruptions import ending_file
 from trtspec.serving.triton.server import close_shared_memory, remove_shared_memory
 from trtspec.store.artifact_paths import REPOSITORY
 
+LOOK_EVERY_S, POLL_S = 0.25, 0.05
 ASK_EVERY_S = 1.0
 SILENT_S = 5.0  # without a response, while no thread computes
 BLOCKED_S = 15.0  # without a response, while a thread computes: a blocked event loop, or a busy machine
-CHUNK_BYTES = 4096
+FLUSH_S = 6.0  # for the front to end; a second more than its own limit
 
 
 class HealthProbe:
@@ -69,43 +70,17 @@ class HealthProbe:
             now = time.monotonic()
             self.silent_since = self.silent_since or now
             try:
-                _ask(self._url, BLOCKED_S)
+                with http_request(*split_url(self._url), timeout_s=BLOCKED_S):
+                    pass
             except TimeoutError:
                 continue
             except (ConnectionRefusedError, FileNotFoundError):
                 self.closed_since = self.closed_since or now
-            except (OSError, HTTPException):
+            except OSError:
                 self.closed_since = None
             else:
                 self.closed_since = None
             self.silent_since = None
-
-
-def responds(url: str, timeout_s: float) -> bool:
-    """Return whether a process sends any response, even an error, within `timeout_s`."""
-    try:
-        _ask(url, timeout_s)
-    except (OSError, HTTPException):
-        return False
-    return True
-
-
-def _ask(url: str, timeout_s: float) -> None:
-    """Wait for a response; raise OSError or HTTPException."""
-    if url.startswith(UNIX):
-        connection: HTTPConnection = UnixConnection(url.removeprefix(UNIX), timeout_s)
-        path = "/"
-    else:
-        parts = urlsplit(url)
-        connection, path = HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s), parts.path
-    try:
-        connection.request("GET", path)
-        connection.getresponse().read(CHUNK_BYTES)
-    finally:
-        with suppress(OSError):
-            if connection.sock:
-                connection.sock.shutdown(socket.SHUT_RDWR)
-        connection.close()
 
 
 @dataclass
@@ -151,7 +126,7 @@ class Sidecar:
         self.running.end(0.0)
         delay = self.restarts.delay(now) or 0.0
         self._due = now + delay
-        if taken := foreign_port([self.running.child], (), ended=True):
+        if taken := foreign_port(self.running.child, (), ended=True):
             what += f" ({taken.message})"
         return f"{self.running.child.name} {what}; restarting {f'in {delay:g} s' if delay else 'now'}"
 
@@ -169,10 +144,6 @@ class Sidecar:
             return f"has not listened for {now - since:.0f} s"
         return ""
 
-
-LOOK_EVERY_S = 0.25
-FLUSH_S = 6.0  # a second more than the front's own limit
-ANSWER_S = 10.0  # for a first token; the request is repeated afterwards
 
 ShouldStop = Callable[[], bool]  # checked on every iteration: whether to stop waiting
 
@@ -266,79 +237,58 @@ class ManagedServer:
         finally:
             probe.close()
 
-    def until_ready(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> str:
-        """Wait until the server reports ready; return "" then, or if `over` returned true first, else the failure."""
-        client, deadline, judge = (
-            Client.at(self.server.url, READY_TIMEOUT_S),
-            self._deadline(),
-            FailureDetector(stopped_s),
-        )
+    def until_ready(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> None:
+        """Wait until the server and its front answer, or `over` returns true; raise TrtspecError if the start fails."""
+        client, judge = Client.at(self.server.url, READY_TIMEOUT_S), FailureDetector(stopped_s)
+        deadline, due = time.monotonic() + self.server.start_s, 0.0
         while not over():
-            is_ready = client.is_ready()
-            if fault := self._fault_at_start(judge, is_ready=is_ready):
-                return fault
+            is_ready = client.is_ready() and http_status(self._client_url, READY_TIMEOUT_S) > 0
+            if is_ready or time.monotonic() >= due:
+                due = time.monotonic() + LOOK_EVERY_S
+                if fault := self._start_fault(judge, is_ready=is_ready):
+                    raise DeployError(fault)
             if is_ready:
                 close_shared_memory(self.shm_prefix)
-                return GUESSABLE_TOKEN if self.is_open() else ""
+                if accepts_placeholder_token(self.server.url, read_token(self.root)):
+                    raise DeployError(GUESSABLE_TOKEN)
+                return
             if time.monotonic() >= deadline:
-                return f"the server did not answer within {self.server.start_s:.0f} s of its start: it is not ready"
-            time.sleep(LOOK_EVERY_S)
-        return ""
+                raise StepTimeout(f"the server was not ready within {self.server.start_s:.0f} s of its start")
+            time.sleep(POLL_S)
 
-    def is_open(self) -> bool:
-        """Return whether the ready server's control APIs are accessible without the token."""
-        return accepts_placeholder_token(self.server.url, read_token(self.root))
+    def until_answered(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> None:
+        """Wait until the ready server has sent a text through its front, or `over` returns true.
 
-    def until_answered(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> str:
-        """Wait for the first answer; return "" then, or if `over` returned true first, else the failure."""
-        deadline, judge = self._deadline(), FailureDetector(stopped_s)
-        if refused := self.until_ready(over, stopped_s):
-            return refused
-        asking = ProbeThread(self.server.url)
-        while not over():
-            if fault := self._fault_at_start(judge, is_ready=True):
-                return fault
-            if not asking.is_over(LOOK_EVERY_S):
-                continue
-            if not asking.refusal:
-                break
-            if time.monotonic() >= deadline:
-                return f"the server did not answer within {self.server.start_s:.0f} s of its start: {asking.refusal}"
-            time.sleep(LOOK_EVERY_S)
-            asking = ProbeThread(self.server.url)
-        return ""
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.server.start_s
-
-    def _fault_at_start(self, judge: FailureDetector, *, is_ready: bool) -> str:
-        """Return a failure of ports or processes during startup."""
-        server, *front = read_process_specs(self.place / "server.json")
-        ours = process_family(os.getpid())
-        taken = foreign_port([server], ours, ended=self.ended is not None)
-        if taken := taken or foreign_port(front, ours, ended=self.front_ended is not None):
-            return taken.message
-        if (status := self.ended) is not None:
-            return f"the server exited with status {status} during startup"
-        return judge.fault(self._starting.look(is_ready=is_ready))
-
-
-class ProbeThread:
-    """Requests one token in a thread, because a server with stopped processes never answers."""
-
-    def __init__(self, url: str) -> None:
-        self.refusal = ""
-        self._client = Client.at(url, ANSWER_S)
-        self._thread = threading.Thread(target=self._run, name="first-request", daemon=True)
-        self._thread.start()
-
-    def is_over(self, within_s: float) -> bool:
-        """Return whether the request has been answered or has failed."""
-        self._thread.join(within_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+        Raises SmokeTestFailed if a request fails REFUSALS times, and other TrtspecErrors if the start fails.
+        """
+        limit_s, judge = self.server.start_s, FailureDetector(stopped_s)
+        deadline, probe = time.monotonic() + limit_s, RequestProbe(self._client_url, limit_s, at_once=True)
         try:
-            self._client.generate(SMOKE_REQUEST)
-        except TrtspecError as error:
-            self.refusal = error.message
+            while not over() and not probe.answered.wait(LOOK_EVERY_S):
+                fault = self._start_fault(judge, is_ready=True)
+                if fault or probe.refusals >= REFUSALS:
+                    raise SmokeTestFailed(f"the first request failed: {fault or probe.said}")
+                if time.monotonic() >= deadline:
+                    raise StepTimeout(f"the first request: no answer within {limit_s:.0f} s")
+        finally:
+            probe.close()
+
+    @property
+    def _client_url(self) -> str:
+        """Return the URL by which clients reach the server through its front."""
+        if self.front is None:
+            return self.server.url
+        child = self.front.running.child
+        return f"http://{client_host(child.host)}:{child.listens['http']}"
+
+    def _start_fault(self, judge: FailureDetector, *, is_ready: bool) -> str:
+        """Return a failure of the server's processes; raise DeployError if it exited or lost a port."""
+        ours, front = process_family(os.getpid()), self.front
+        taken = foreign_port(self.server, ours, ended=self.ended is not None)
+        if not taken and front is not None:
+            taken = foreign_port(front.running.child, ours, ended=front.ended is not None)
+        if taken:
+            raise taken
+        if (status := self.ended) is not None:
+            raise DeployError(f"the server exited with status {status} during startup")
+        return judge.fault(self._starting.look(is_ready=is_ready))

@@ -19,10 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.processes import is_alive
 from trtspec.deployment.health import RestartPolicy
-from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
+from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, DeploymentRecord
 from trtspec.deployment.log import signal_log_line
+from trtspec.deployment.ports import foreign_port
 from trtspec.deployment.process_group import ProcessSpec, read_process_specs
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout.controller import RolloutController
@@ -45,13 +47,19 @@ class Supervisor:
     _lock: threading.RLock = field(default_factory=threading.RLock)  # guards the record and `keeper`
 
     def run(self) -> int:
-        """Return the exit status: 0 after a request to stop, the server's before it was live, 1 after giving up."""
+        """Return the exit status: 0 after a request to stop, an error's exit code if the start failed, 1 otherwise."""
         try:
             self.keeper.start()
             self.running = [Sidecar.start(child) for child in self.beside]
-            status = self._until_live()
-            self.restarts.came_up = status is None
-            return self._watch() if status is None and not self.asked.is_set() else status or 0
+            try:
+                self._start()
+            except TrtspecError as error:
+                self._give_up(error.message)
+                return error.exit_code
+            if self.asked.is_set():
+                return 0
+            self.restarts.came_up = True
+            return self._watch()
         finally:
             self._end_all(self.journal.known().drain_s + 1 if self.asked.is_set() else 0.0)
 
@@ -62,30 +70,54 @@ class Supervisor:
             before, self.keeper, self.restarts = self.keeper, keeper, RestartPolicy(came_up=True)
             return before
 
-    def _until_live(self) -> int | None:
-        """Return None once the deployment is live, or the status of a server that exited before.
+    def _start(self) -> None:
+        """Return once the deployment is live or a stop is requested; raise TrtspecError if the start fails.
 
-        Returns 1 if the deploying command, which would set the state to live, ended before.
+        The deploying command evaluates the gates after the first answer, and sets the state to live.
         """
-        while not self.asked.wait(LOOK_EVERY_S):
-            # Checked before reading the record: `_watch` restarts processes that end once the deployment is live.
-            ended = self.keeper.ended, self.keeper.front_ended, *(each.ended for each in self.running)
-            is_left = self.command is not None and not is_alive(*self.command)
-            record = self.journal.read()
-            if record and record.pid == os.getpid() and record.state == "live":
-                break
-            if (status := next((each for each in ended if each is not None), None)) is not None:
-                return status if status > 0 else 128 - status
-            if is_left:
-                self._give_up(record, "the command that deployed it ended before it was live")
-                return 1
-        return None
+        self.keeper.until_ready(self._is_started)
+        self._note_start("loaded")
+        self.keeper.until_answered(self._is_started)
+        self._note_start("smoke")
+        while not self._is_started():
+            if (status := self.keeper.ended) is not None:
+                raise DeployError(f"the server exited with status {status} before it was live")
+            self.asked.wait(LOOK_EVERY_S)
 
-    def _give_up(self, record: DeploymentRecord | None, reason: str) -> None:
+    def _is_started(self) -> bool:
+        """Return whether the deployment is live or a stop is requested; raise DeployError if neither can follow."""
+        # Checked before reading the record: `_watch` restarts processes that end once the deployment is live.
+        ended = [each for each in (*self.running, self.keeper.front) if each and each.ended is not None]
+        is_left = self.command is not None and not is_alive(*self.command)
+        if self.asked.is_set() or self._own_record(*RUNNING):
+            return True
+        if is_left:
+            raise DeployError("the command that deployed it ended before it was live")
+        for each in ended:
+            child = each.running.child
+            raise foreign_port(child, (), ended=True) or DeployError(
+                f"the {child.name} exited with status {each.ended} during startup"
+            )
+        return False
+
+    def _own_record(self, *states: str) -> DeploymentRecord | None:
+        """Return the record if the command has written one with this process in one of these states."""
+        record = self.journal.read()
+        return record if record and record.pid == os.getpid() and record.state in states else None
+
+    def _note_start(self, state: str) -> None:
+        """Record a step of the start, once the command has recorded this process."""
+        while not (record := self._own_record(*STARTING)):
+            if self._is_started():
+                return
+            self.asked.wait(LOOK_EVERY_S)
+        self.journal.move(record, state)
+
+    def _give_up(self, reason: str) -> None:
         write_log_line(f"failed: {reason}")
-        if record and record.pid == os.getpid():  # the command may have ended before writing one
+        if record := self._own_record(*STARTING):
             with self._logged_os_errors():
-                self.journal.move(record, "failed", reason)
+                self.journal.move(replace(record, reason=reason), "failed", reason)
 
     def _watch(self) -> int:
         """Return 0 after a request to stop, 1 if the server fails too often."""
@@ -113,7 +145,12 @@ class Supervisor:
         if self._is_over(keeper):
             return ""
         keeper.start()
-        return keeper.until_answered(lambda: self._is_over(keeper))
+        try:
+            keeper.until_ready(lambda: self._is_over(keeper))
+            keeper.until_answered(lambda: self._is_over(keeper))
+        except TrtspecError as error:
+            return error.message
+        return ""
 
     def _is_over(self, keeper: ManagedServer) -> bool:
         """Return whether monitoring of a server has ended; also checks sidecars and rollouts."""

@@ -19,8 +19,8 @@ from threading import Lock
 from typing import Any, Literal
 
 from trtspec.backends.base import ArtifactPlan, Backend, engine_arguments, find_backend
-from trtspec.backends.common.memory import MemoryPlan, recipe_models
-from trtspec.backends.context import PlanContext
+from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.steps.cache_source import store_source
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.steps.files import CopyFiles
@@ -31,9 +31,9 @@ from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import set_hash_backend
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
-from trtspec.methods.speedup import expected_speedup
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.document import describe_prediction
+from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe

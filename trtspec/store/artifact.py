@@ -16,6 +16,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -112,17 +113,42 @@ class Manifest(_Record):
         )
 
 
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact's directory, its manifest, and the manifest's SHA-256, which identifies the artifact."""
+
+    root: Path
+    manifest: Manifest
+    digest: str
+
+    @property
+    def recipe(self) -> ResolvedRecipe:
+        """Return the resolved recipe."""
+        return self.manifest.recipe
+
+
+def load_artifact(root: Path, expected: str = "") -> Artifact:
+    """Return an artifact; raise like `load_manifest`."""
+    data = _read(root / MANIFEST)
+    digest = hashlib.sha256(data).hexdigest()
+    if expected and digest != expected:
+        raise DigestMismatch(
+            f"this is not the requested artifact: its manifest is sha256:{digest}, expected sha256:{expected}",
+            where=str(root / MANIFEST),
+            hint="get the artifact again from where it was built, or check the digest",
+        )
+    return Artifact(root, _parse_manifest(root / MANIFEST, data), digest)
+
+
 def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
     """Return an artifact's manifest; TrtspecError if it is missing or unreadable for this version.
 
     DigestMismatch if it was modified, or if `expected` is given and its SHA-256 differs.
     """
-    path = artifact_dir / MANIFEST
-    data = _read(path)
-    if expected and (found := hashlib.sha256(data).hexdigest()) != expected:
-        message = f"this is not the requested artifact: its manifest is sha256:{found}, expected sha256:{expected}"
-        hint = "get the artifact again from where it was built, or check the digest"
-        raise DigestMismatch(message, where=str(path), hint=hint)
+    return load_artifact(artifact_dir, expected).manifest
+
+
+def _parse_manifest(path: Path, data: bytes) -> Manifest:
     document = _parse(path, data)
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -74,9 +75,9 @@ class Step(ABC):
     RESUMABLE: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def name(self) -> str:
-        """The step's name for users, such as `convert-target`."""
+        """The step's name for users, such as `split-prompts`: by default that of its class."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
 
     @abstractmethod
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str] | None:

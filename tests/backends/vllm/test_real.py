@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from tests._support.deployed import deploy_local
 from tests._support.forked import Computing, run
 from tests._support.processes import words_of
 from tests.engines import ROOT, engine_python
@@ -36,7 +37,6 @@ from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.journal import DeploymentRecord
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.targets.local import deploy_local
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, Stats, Update
 from trtspec.engine.prompts.load import load_prompts

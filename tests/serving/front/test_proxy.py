@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from trtspec.core.http import UNIX, UnixConnection, http_status
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import wait_until
-from trtspec.deployment.server_process import responds
 from trtspec.serving.front import PORT_IN_USE, PROXY_SOCKET, proxy_command
-from trtspec.serving.triton.client import UNIX, UnixConnection
 from trtspec.serving.triton.names import DISCONNECTS, SOCKETS
 
 WAIT_S = 30.0
@@ -74,7 +73,7 @@ class Server:
             return everything(connection)
 
     def counts(self) -> dict[str, int]:
-        connection = UnixConnection(str(self.place / PROXY_SOCKET))
+        connection = UnixConnection(str(self.place / PROXY_SOCKET), 60)
         connection.request("GET", "/")
         counts: dict[str, int] = json.loads(connection.getresponse().read())
         return counts
@@ -112,7 +111,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     process = subprocess.Popen(proxy_command(place, "127.0.0.1", ports))
     served = Server(short, ports, process)
     try:
-        assert wait_until(lambda: responds(f"{UNIX}{place / PROXY_SOCKET}", 1.0), WAIT_S)
+        assert wait_until(lambda: http_status(f"{UNIX}{place / PROXY_SOCKET}", 1.0), WAIT_S)
         with served.listen():
             yield served
         assert process.poll() is None, "the proxy must keep running"

@@ -23,13 +23,14 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
+from tests._support.deployed import deploy_local
 from tests.serving.triton.artifact import ENGINE, SERVING, VOCAB, emit_repository, make_artifact, write_manifest
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import wait_until
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.targets.local import deploy_local, stop
+from trtspec.deployment.targets.local import stop
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.settings import EngineSettings

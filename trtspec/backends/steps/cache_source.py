@@ -41,11 +41,9 @@ class RememberSource(Step):
 
     @property
     def name(self) -> str:
-        """Return `remember-OWNER/NAME`."""
         return f"remember-{self.model}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Copy the small files, and write the headers and digests of the weights."""
         if self.source is None:
             raise ValueError("the source is missing")
         for path in (*self.source.documents, *self.source.tokenizer_files):

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from trtspec.core.errors import DeployError, TrtspecError
-from trtspec.deployment.health import SMOKE_REQUEST
+from trtspec.deployment.health import PROMPT
 from trtspec.deployment.rollout.state import RolloutPolicy
 from trtspec.serving.gateway.config import BackendStats, MirrorStats
 from trtspec.serving.triton.client import Client
@@ -134,11 +134,11 @@ class PairedProbes:
     found: list[ProbePair] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._left = deque([*self.prompts, str(SMOKE_REQUEST["text_input"])])
+        self._left = deque([*self.prompts, PROMPT])
         self._asked, self._since = 0, time.monotonic()
 
     def ask(self) -> None:
-        """Send the next request to both servers in alternating order; raise NotAnswered.
+        """Send the next request to both servers in alternating order; raise ProbeFailed.
 
         A prompt that both servers fail is dropped; a failure of the old server only is ignored.
         """

@@ -10,22 +10,20 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.bench.gates import GATES
-from trtspec.bench.verification_report import undecided_policy
+from trtspec.bench.gates import GATES, undecided_policy
 from trtspec.core.errors import DeployError, RolledBack, TrtspecError
-from trtspec.core.hashing import file_sha256
-from trtspec.core.processes import tail
-from trtspec.deployment.health import SMOKE_REQUEST
+from trtspec.deployment.health import request_text
 from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document
+from trtspec.deployment.log import tail_hint
 from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
-from trtspec.deployment.ports import reserved_ports
-from trtspec.deployment.revision import make_record, next_revision, prepare_revision, revision_dir
+from trtspec.deployment.ports import as_port_in_use, reserved_ports
+from trtspec.deployment.revision import next_revision, revision_dir, stage_revision
 from trtspec.deployment.rollout.state import (
     PROMOTE,
     ROLLBACK,
@@ -38,10 +36,8 @@ from trtspec.deployment.rollout.state import (
     write_rollout,
 )
 from trtspec.recipe.resolve import ResolvedRecipe
-from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts
-from trtspec.store.artifact import load_manifest
-from trtspec.store.artifact_paths import MANIFEST
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S
+from trtspec.store.artifact import Artifact, load_artifact
 
 POLL_S = 0.1
 BEGUN_S = 30.0  # until the supervisor has begun; it checks every 0.25 s
@@ -69,19 +65,19 @@ class RolloutResult:
 
 
 def start_rollout(
-    journal: DeploymentJournal, record: DeploymentRecord, artifact: Path, options: DeployOptions
+    journal: DeploymentJournal, record: DeploymentRecord, artifact: Artifact, options: DeployOptions
 ) -> RolloutResult:
     """Replace the served artifact; return once the new one is promoted or holding, else raise RolledBack.
 
     An artifact that is already served is left unchanged.
     """
     _check_same_endpoints(record, options)
-    manifest, rollout = file_sha256(artifact / MANIFEST), active_rollout(journal, record)
-    if rollout is None and manifest == record.manifest:
+    rollout = active_rollout(journal, record)
+    if rollout is None and artifact.digest == record.manifest:
         record = _wait_until_answering(journal, options)
         options.on_event("live", f"this artifact is already served as revision {record.revision}")
         return RolloutResult(record)
-    if rollout is not None and rollout.record.manifest != manifest:
+    if rollout is not None and rollout.record.manifest != artifact.digest:
         hint = f"trtspec promote {record.name}, or trtspec rollback {record.name}"
         raise DeployError(
             f"a rollout is already in progress: revision {rollout.record.revision} is {rollout.state}", hint=hint
@@ -94,7 +90,7 @@ def start_rollout(
 def _run_rollout(
     journal: DeploymentJournal,
     record: DeploymentRecord,
-    artifact: Path,
+    artifact: Artifact,
     options: DeployOptions,
     *,
     before: int = 0,
@@ -102,14 +98,13 @@ def _run_rollout(
 ) -> RolloutResult:
     """Stage a revision and follow its rollout; retry with other ports if another process took one."""
     for tries_left in reversed(range(PORT_TRIES)):
-        with reserved_ports(journal, replace(options, ports=_server_ports(options)), PORTS[:3]) as (ports, _):
+        with reserved_ports(journal, replace(options, ports=_server_ports(options)), PORTS[:3]) as ports:
             rollout = _stage_rollout(journal, record, artifact, options, ports, before=before, source=source)
             try:
                 return watch_rollout(journal, rollout.record.revision, options.on_event)
             except RolledBack as error:
-                which, _, what = error.reason.partition(" port ")
-                is_taken = which in PORTS and " is in use" in what
-                if not tries_left or not is_taken or which in options.ports:
+                taken = as_port_in_use(error.reason)
+                if not tries_left or taken is None or taken.which in options.ports:
                     raise
                 options.on_event("ports", f"{error.reason}; retrying with another port")
     raise AssertionError("PORT_TRIES is at least 1")
@@ -131,13 +126,11 @@ def _wait_until_answering(journal: DeploymentJournal, options: DeployOptions) ->
         because = f": {record.reason}" if record.reason else ""
         raise DeployError(f"{record.name!r} is {record.state_now} and does not answer{because}", hint=hint)
     try:
-        answer = Client.at(record.endpoints["http"], min(options.timeout_s, ANSWER_S)).generate(SMOKE_REQUEST)
+        request_text(record.endpoints["http"], min(options.timeout_s, ANSWER_S))
     except TrtspecError as error:
         message = f"{record.name!r} is already deployed but does not answer: {error.message}"
         hint = f"trtspec status {record.name}, or trtspec stop {record.name} and redeploy"
         raise DeployError(message, hint=hint) from None
-    if "text_output" not in answer:
-        raise DeployError(f"{record.name!r} is already deployed, but its response lacks text_output")
     return record
 
 
@@ -154,36 +147,35 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
             on_event(rollout.state, _describe(rollout))
         if rollout.state == "rolled-back":
             message = f"revision {revision} is rolled back: {rollout.reason}"
-            raise RolledBack(message, hint=_log_tail_hint(journal), reason=rollout.reason)
+            raise RolledBack(message, hint=tail_hint(journal), reason=rollout.reason)
         if rollout.state == "holding" or (rollout.state == "promoted" and record.revision == revision):
             return RolloutResult(record, rollout)
         if not record.is_running:
-            raise DeployError("the deployment ended during the rollout", hint=_log_tail_hint(journal))
+            raise DeployError("the deployment ended during the rollout", hint=tail_hint(journal))
         if rollout.state == "staged" and time.monotonic() > begun_by:
             raise DeployError(
-                f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=_log_tail_hint(journal)
+                f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=tail_hint(journal)
             )
         time.sleep(POLL_S)
 
 
-def promote(name: str) -> dict[str, Any]:
+def promote_revision(journal: DeploymentJournal) -> dict[str, Any]:
     """Promote the revision of the rollout in progress now; its gates have already passed."""
-    return _run_command(name, PROMOTE, "promoted")
+    return _run_command(journal, PROMOTE, "promoted")
 
 
-def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
+def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
     """Return to the previous revision: immediately during a rollout, else by a rollout of its staged files."""
-    journal = DeploymentJournal(name)
     record = journal.known()
     if active_rollout(journal, record):
-        return _run_command(name, ROLLBACK, "rolled-back")
+        return _run_command(journal, ROLLBACK, "rolled-back")
     with journal.lock():
         _check_runs(record)
         before, source = previous_revision(journal, record)
         options = DeployOptions(
-            name=name, host=record.host, openai_host=record.openai_host, shares=(100,), skip_gates=GATES
+            name=journal.name, host=record.host, openai_host=record.openai_host, shares=(100,), skip_gates=GATES
         )
-        artifact = revision_dir(journal, before) / "artifact"
+        artifact = load_artifact(revision_dir(journal, before) / "artifact")
         rolled = _run_rollout(journal, record, artifact, options, before=before, source=source)
         return rolled.as_dict() | {"files_of": before}
 
@@ -220,9 +212,9 @@ def rollout_policy(recipe: ResolvedRecipe, shares: Sequence[int]) -> RolloutPoli
 def _stage_rollout(
     journal: DeploymentJournal,
     record: DeploymentRecord,
-    artifact: Path,
+    artifact: Artifact,
     options: DeployOptions,
-    ports: ServerPorts,
+    ports: Mapping[str, int],
     *,
     before: int = 0,
     source: str = "",
@@ -231,7 +223,7 @@ def _stage_rollout(
 
     `before` is a formerly served revision that returns immediately; `source` is the path it was built at.
     """
-    limits = rollout_policy(load_manifest(artifact).recipe, options.shares)
+    limits = rollout_policy(artifact.recipe, options.shares)
     if source:
         limits = replace(limits, hold_s=0.0, min_requests=1, shadow=0)
     if options.shadow is not None:
@@ -241,11 +233,12 @@ def _stage_rollout(
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
     with _unstaged_on_failure(revision_dir(journal, revision)):
-        prepared = prepare_revision(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
-        new = make_record(journal, revision, Path(source or artifact), prepared, ports, record.detached, drain_s)
-        new = replace(new, pid=record.pid, started=record.started, openai=record.openai)
-        new = replace(new, openai_host=record.openai_host)
-        if bool(record.openai) != prepared.manifest.recipe.serving.openai:
+        new = stage_revision(
+            journal, revision, artifact, ports, record.host, drain_s, options.timeout_s, record.detached
+        )
+        new = replace(new, artifact=source or new.artifact, pid=record.pid, started=record.started)
+        new = replace(new, openai=record.openai, openai_host=record.openai_host)
+        if bool(record.openai) != artifact.recipe.serving.openai:
             message = "only one of the two artifacts has an OpenAI gateway"
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
         _check_disk_space(journal)
@@ -292,14 +285,13 @@ def _check_same_endpoints(record: DeploymentRecord, options: DeployOptions) -> N
         raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")
 
 
-def _run_command(name: str, what: str, wanted: str) -> dict[str, Any]:
+def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str, Any]:
     """Send a command to the rollout in progress, wait for its effect and return the document."""
-    journal = DeploymentJournal(name)
     record = journal.known()
     _check_runs(record)
     rollout = active_rollout(journal, record)
     if rollout is None:
-        raise DeployError(f"no rollout of {name!r} is in progress", hint=f"trtspec history {name}")
+        raise DeployError(f"no rollout of {journal.name!r} is in progress", hint=f"trtspec history {journal.name}")
     send_command(journal, what)
     deadline = time.monotonic() + SETTLED_S
     while time.monotonic() < deadline:
@@ -311,7 +303,7 @@ def _run_command(name: str, what: str, wanted: str) -> dict[str, Any]:
         if not record.is_running:
             break
         time.sleep(POLL_S)
-    raise DeployError(f"the supervisor did not finish within {SETTLED_S:.0f} s", hint=_log_tail_hint(journal))
+    raise DeployError(f"the supervisor did not finish within {SETTLED_S:.0f} s", hint=tail_hint(journal))
 
 
 def _read_current(journal: DeploymentJournal, revision: int) -> RolloutRecord:
@@ -341,7 +333,3 @@ def _describe(rollout: RolloutRecord) -> str:
         gets = f"{rollout.share} % of the requests" if rollout.record.openai else "synthetic requests"
         return f"revision {rollout.record.revision} gets {gets}"
     return rollout.reason or f"revision {rollout.record.revision}"
-
-
-def _log_tail_hint(journal: DeploymentJournal) -> str:
-    return f"last lines of {journal.log}:\n{tail(journal.log)}"

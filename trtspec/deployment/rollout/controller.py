@@ -15,14 +15,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from trtspec.bench.artifact import artifact_prompts
 from trtspec.bench.gates import active_gates
 from trtspec.bench.run_gates import deploy_load, ensure_served_gates
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError, describe_os_error_at
 from trtspec.core.processes import wait_until
-from trtspec.deployment.gateway import GATEWAY_CONFIG_FILE, ROUTES, returns_ok, revision_config
+from trtspec.deployment.gateway import GATEWAY_CONFIG_FILE, ROUTES, is_gateway_ready, revision_config
 from trtspec.deployment.health import is_draft_failure
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.process_group import read_process_specs
@@ -52,7 +51,7 @@ from trtspec.serving.gateway.config import (
 )
 from trtspec.serving.gateway.router import router_stats_path
 from trtspec.serving.triton.client import Client
-from trtspec.store.artifact import load_manifest
+from trtspec.store.artifact import Artifact, load_artifact, load_manifest
 
 TAKEN_UP_S = 5.0  # until the gateway has read new routes
 POLL_S = 0.1
@@ -102,7 +101,7 @@ class TrafficSplit:
         generation = time.time_ns()
         write_routes(self.journal.root / ROUTES, Routes(generation, routes))
         (url,) = (child.url for child in read_process_specs(self.journal.children))
-        if not wait_until(lambda: self.stats().generation == generation or not returns_ok(url), TAKEN_UP_S):
+        if not wait_until(lambda: self.stats().generation == generation or not is_gateway_ready(url), TAKEN_UP_S):
             raise DeployError("the OpenAI gateway did not apply the new shares")
 
 
@@ -139,6 +138,7 @@ class RolloutController(threading.Thread):
         self._replace, self._over, self._say = replace_keeper, over, say
         place = revision_dir(journal, rollout.record.revision)
         self._keeper = ManagedServer(journal.root, place, rollout.record.shm_prefix)
+        self._artifact: Artifact  # set at the start of the rollout
         self._comparable = False
         self._fault = self._wanted = ""
         self._watching: threading.Thread | None = None
@@ -177,13 +177,14 @@ class RolloutController(threading.Thread):
             self._keeper.end(0.0)
 
     def _carry_out(self) -> None:
+        self._artifact = load_artifact(revision_dir(self.journal, self.rollout.record.revision) / "artifact")
         self._comparable = self._is_comparable()
         self._note("starting", "the server is starting")
         self._keeper.start()
         self._watching = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
-        self._check(self._keeper.until_ready(self._is_over, TRIAL_STOPPED_S))
+        self._keeper.until_ready(self._is_over, TRIAL_STOPPED_S)
         self._note("loaded", "the models are loaded")
-        self._check(self._keeper.until_answered(self._is_over, TRIAL_STOPPED_S))
+        self._keeper.until_answered(self._is_over, TRIAL_STOPPED_S)
         self._watching.start()
         self._note("smoke", "a request was answered; evaluating the gates")
         self._judge_gates()
@@ -207,7 +208,7 @@ class RolloutController(threading.Thread):
             self._keeper.end(0.0)
 
     def _check(self, objection: str = "") -> None:
-        """Raise Stopped if the rollout must not continue."""
+        """Raise RolloutAborted if the rollout must not continue."""
         if fault := self._fault or objection or self._front_fault():
             raise RolloutAborted(fault)
         if self._over.is_set():
@@ -234,8 +235,8 @@ class RolloutController(threading.Thread):
 
     def _judge_gates(self) -> None:
         """Evaluate the recipe's gates on the new server; raise TrtspecError if one fails."""
-        root, skip = self._artifact(self.rollout.record), {*self.rollout.skip_gates, UNFIT}
-        recipe = load_manifest(root).recipe
+        root, recipe = self._artifact.root, self._artifact.recipe
+        skip = {*self.rollout.skip_gates, UNFIT}
         if recipe.speculation.method == "none" or not active_gates(recipe, skip):
             return
         load = deploy_load(root, skip, lambda what, done, total: self._check())
@@ -248,7 +249,7 @@ class RolloutController(threading.Thread):
         state = "canary" if share else "shadow"
         self._note(state, self._gets(share), share if self._shares.has_entry else 0)
         began, limits = time.monotonic(), self.rollout.limits
-        texts = [prompt.text for prompt in artifact_prompts(self._artifact(self.rollout.record), None)]
+        texts = [prompt.text for prompt in artifact_prompts(self._artifact.root, None)]
         pairs = PairedProbes(server_url(self.journal, self.old.revision), self._keeper.server.url, texts)
         while self._wanted != PROMOTE:
             due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
@@ -303,11 +304,9 @@ class RolloutController(threading.Thread):
 
     def _is_comparable(self) -> bool:
         """Return whether both revisions must generate the same texts, which requires the same target."""
-        said = {same_text(load_manifest(self._artifact(record))) for record in (self.old, self.rollout.record)}
+        old = load_manifest(revision_dir(self.journal, self.old.revision) / "artifact")
+        said = {same_text(old), same_text(self._artifact.manifest)}
         return len(said) == 1 and said != {""}
-
-    def _artifact(self, record: DeploymentRecord) -> Path:
-        return revision_dir(self.journal, record.revision) / "artifact"
 
     def _promote(self) -> None:
         """Make the new revision live and let the old one finish its requests."""

@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.processes import sigterm_as_interrupt
-from trtspec.deployment import container_errors
 from trtspec.deployment.base import DeployTarget
-from trtspec.deployment.container_errors import ToolFailed, tool_failure
+from trtspec.deployment.container_errors import DOCKER_CAUSES, ToolFailed, run_tool
 from trtspec.deployment.containers import (
     ALIVE_S,
     ARTIFACT,
@@ -42,10 +41,10 @@ from trtspec.deployment.containers import (
     parse_settings,
     write_rendered,
 )
-from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document, staged_record
 from trtspec.deployment.options import DeployOptions, exposure_warning
 from trtspec.deployment.ports import former_ports, reserved_ports
-from trtspec.store.artifact import load_manifest, manifest_sha256
+from trtspec.store.artifact import Artifact
 from trtspec.store.artifact_paths import REPOSITORY
 
 COMPOSE_FILE = "compose.yaml"
@@ -64,26 +63,18 @@ TLS and authentication in front. The keys of the OpenAI gateway come from {env_f
 The container runs as an unprivileged user without capabilities on a read-only file system; it writes only to memory."""
 
 
-def render_compose(workload: ContainerWorkload, image: str, host: str, ports: Mapping[str, int]) -> RenderedFiles:
-    """Return the files; `ports` are the host's ports by name, bound to the address `host`."""
-    env_file = f"{workload.name}.env"
-    head = HEAD.format(
-        name=workload.name, variable=ARTIFACT_VARIABLE, file=COMPOSE_FILE, host=host, env_file=env_file, **ports
-    )
-    document = {"name": workload.name, "services": {SERVICE: _service(workload, image, host, ports, env_file)}}
-    return {COMPOSE_FILE: as_yaml(document, head=head), "Dockerfile": dockerfile(workload)}
+def _env_file(workload: ContainerWorkload) -> str:
+    return f"{workload.name}.env"
 
 
-def _service(
-    workload: ContainerWorkload, image: str, host: str, ports: Mapping[str, int], env_file: str
-) -> dict[str, Any]:
+def _service(workload: ContainerWorkload, image: str, ports: Mapping[str, int]) -> dict[str, Any]:
     return {
         "image": image,
         "command": workload.command,
         "user": f"{USER}:{USER}",
         "environment": dict(ENVIRONMENT),
-        "env_file": [{"path": env_file, "required": False}],
-        "ports": [f"{host}:{port}:{PORTS[name]}" for name, port in ports.items()],
+        "env_file": [{"path": _env_file(workload), "required": False}],
+        "ports": [f"{workload.options.host}:{port}:{PORTS[name]}" for name, port in ports.items()],
         "volumes": [_artifact_volume()],
         **_confined(),
         **_sized(workload),
@@ -157,40 +148,38 @@ class DockerSettings:
     image: str = ""
 
 
-def render_docker(
-    workload: ContainerWorkload,
-    repository: Path,
-    host: str,
-    ports: Mapping[str, int | None],
-    settings: Mapping[str, str],
-) -> RenderedFiles:
+def render_docker(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
     """Return the compose file and the Dockerfile; without an image only the latter.
 
     Ports default to the container's.
     """
-    exposure_warning(host)
-    image = parse_settings(DockerSettings, settings).image
+    options = workload.options
+    exposure_warning(options.host)
+    image = parse_settings(DockerSettings, options.settings).image
     if not image:
         return {"Dockerfile": dockerfile(workload)}
     check_image(image, workload)
-    return render_compose(workload, image, host, {name: ports.get(name) or PORTS[name] for name in PORTS})
+    ports = {name: options.ports.get(name, PORTS[name]) for name in PORTS}
+    places = {"variable": ARTIFACT_VARIABLE, "file": COMPOSE_FILE, "env_file": _env_file(workload)}
+    head = HEAD.format(name=workload.name, host=options.host, **places, **ports)
+    document = {"name": workload.name, "services": {SERVICE: _service(workload, image, ports)}}
+    return {COMPOSE_FILE: as_yaml(document, head=head), "Dockerfile": dockerfile(workload)}
 
 
-def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
+def deploy_docker(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> DockerDeployment:
     """Start a container and return once it is healthy (a request was answered); remove it on failure."""
-    _check_docker()
-    manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
-    journal, host = DeploymentJournal(options.name or manifest.recipe.name), options.host
-    with journal.lock(), _ports(journal, options) as ports:
+    if shutil.which(DOCKER) is None:
+        hint = "install Docker with its compose plugin, or render the files for another machine with --render DIR"
+        raise DeployError(f"{DOCKER} is not on PATH", hint=hint)
+    former = journal.read()
+    kept, on_moved = former_ports(former, "docker", options), partial(options.on_event, "ports")
+    with reserved_ports(journal, options, former=kept, on_moved=on_moved) as ports:
         _check_not_running(journal)
-        former = journal.read()
-        drain_s, trusted = options.drain_s, options.trusted_report
-        workload = make_workload(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
+        workload = make_workload(artifact, replace(options, ports=ports))
         check_image(options.settings.get("image", ""), workload)
-        rendered = render_docker(workload, artifact / REPOSITORY, host, ports, options.settings)
-        write_rendered(_folder(journal), rendered)
-        record = _record(journal, artifact, ports, host, options.detach)
-        journal.write(record)
+        write_rendered(_folder(journal), render_docker(workload, artifact.root / REPOSITORY))
+        fields: dict[str, Any] = {"target": "docker", "host": options.host, "detached": options.detach}
+        record = journal.write(staged_record(journal.name, artifact, **fields, **ports))
         options.on_event("staged", f"the compose file is {_folder(journal) / COMPOSE_FILE}")
         with _removed_on_failure(journal, record, former):
             wait = ("--wait", f"--wait-timeout={int(options.timeout_s)}")
@@ -198,18 +187,6 @@ def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
         record = journal.move(record, "live")
         options.on_event("live", f"the container is healthy: a request was answered at {record.endpoints['http']}")
     return DockerDeployment(journal, record)
-
-
-@contextmanager
-def _ports(journal: DeploymentJournal, options: DeployOptions) -> Iterator[dict[str, int]]:
-    """Choose the ports of this machine that map to the container's."""
-    former = former_ports(journal.read(), "docker", options)
-
-    def on_moved(sentence: str) -> None:
-        options.on_event("ports", sentence)
-
-    with reserved_ports(journal, options, tuple(PORTS), former, on_moved) as (server, openai):
-        yield {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "openai": openai}
 
 
 @dataclass
@@ -241,25 +218,22 @@ class DockerDeployment:
             raise DeployError("the container exited", hint=f"trtspec logs {self.journal.name}")
 
 
-class _removed_on_failure:  # noqa: N801  a context manager, used as a function
+@contextmanager
+def _removed_on_failure(
+    journal: DeploymentJournal, record: DeploymentRecord, former: DeploymentRecord | None
+) -> Iterator[None]:
     """Remove the container if the block fails, after saving its log."""
-
-    def __init__(self, journal: DeploymentJournal, record: DeploymentRecord, former: DeploymentRecord | None) -> None:
-        self.journal, self.record, self.former = journal, record, former
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
+    try:
+        yield
+    except BaseException as error:
         if isinstance(error, ToolFailed) and error.is_before:
-            self.journal.forget(self.former)  # the container was not created
-            return
-        fetch_log(self.journal)
+            journal.forget(former)  # the container was not created
+            raise
+        fetch_log(journal)
         with suppress(DeployError, StepTimeout):  # the original error is the one to report
-            _down(self.journal)
-        self.journal.move(self.record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
+            _down(journal)
+        journal.move(record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
+        raise
 
 
 def stop(name: str) -> dict[str, Any]:
@@ -298,36 +272,6 @@ def _state(record: DeploymentRecord) -> str:
     return health if running and health else STATES.get(container.get("State", ""), "dead")
 
 
-def _record(
-    journal: DeploymentJournal, artifact: Path, ports: Mapping[str, int], host: str, detach: bool
-) -> DeploymentRecord:
-    manifest = load_manifest(artifact)
-    return DeploymentRecord(
-        name=journal.name,
-        state="staged",
-        artifact=str(artifact.absolute()),
-        pid=0,
-        started=None,
-        shm_prefix="",
-        detached=detach,
-        target="docker",
-        manifest=manifest_sha256(artifact),
-        backend=manifest.backend.name,
-        method=manifest.recipe.speculation.method,
-        host=host,
-        http=ports["http"],
-        grpc=ports["grpc"],
-        metrics=ports["metrics"],
-        openai=ports["openai"],
-    )
-
-
-def _check_docker() -> None:
-    if shutil.which(DOCKER) is None:
-        hint = "install Docker with its compose plugin, or render the files for another machine with --render DIR"
-        raise DeployError(f"{DOCKER} is not on PATH", hint=hint)
-
-
 def _check_not_running(journal: DeploymentJournal) -> None:
     record = journal.read()
     if record and record.target == "docker" and _state(record) in ("live", "starting", "unhealthy"):
@@ -344,16 +288,7 @@ def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes
     record = journal.read()
     command = [DOCKER, "compose", "--file", str(_folder(journal) / COMPOSE_FILE), *words]
     environment = {**os.environ, ARTIFACT_VARIABLE: record.artifact if record else ""}
-    try:
-        done = subprocess.run(command, capture_output=True, env=environment, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise StepTimeout(f"docker compose {words[0]} did not end within {timeout_s:.0f} s") from None
-    except OSError as error:
-        raise DeployError(f"{DOCKER} cannot be run: {error.strerror}", hint="is Docker installed?") from None
-    if done.returncode:
-        what, output = f"docker compose {words[0]}", done.stderr.decode(errors="replace")
-        raise tool_failure(container_errors.DOCKER, what, done.returncode, output)
-    return done.stdout
+    return run_tool(command, f"docker compose {words[0]}", DOCKER_CAUSES, timeout_s, environment)
 
 
 def _ask(journal: DeploymentJournal, *words: str) -> bytes:

@@ -1,121 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local target: serve an artifact with a tritonserver under a supervisor on this machine.
 
-    staged   its process runs        smoke   a first request was sent            stopped   stopped by command
-    loaded   it reports ready        live    that request was answered           failed    failed before it was live
+    staged   its process runs        smoke   a first request was answered        stopped   stopped by command
+    loaded   it reports ready        live    its gates hold                      failed    failed before it was live
     restarting   it was dead, stopped or hanging, and is being restarted         failed    or restarts did not help
 
-An artifact that is deployed over a live one replaces it as a new revision (`trtspec.deployment.rollout.commands`).
+The supervisor carries out the start; the deploying command follows its record, evaluates the gates and makes it live.
 
 Reported readiness is not sufficient (a dead Python stub leaves it unchanged): only an answered request counts.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.core.files import private_file
+from trtspec.core.http import http_status
 from trtspec.core.processes import (
     die_with_parent,
-    process_family,
     sigterm_as_interrupt,
     start_time,
     stop_session,
-    tail,
     wait_until,
 )
-from trtspec.deployment.base import DeployTarget, RunningDeployment
-from trtspec.deployment.gateway import gateway_process, returns_ok, wait_for_first_response
-from trtspec.deployment.health import SMOKE_REQUEST
-from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document, status_document
-from trtspec.deployment.log import cause_of_death, rotate
+from trtspec.deployment.base import DeployTarget
+from trtspec.deployment.gateway import gateway_process, is_gateway_ready, wait_for_first_response
+from trtspec.deployment.health import request_text
+from trtspec.deployment.journal import STARTING, DeploymentJournal, DeploymentRecord, deploy_document, status_document
+from trtspec.deployment.log import cause_of_death, rotate, tail, tail_hint
 from trtspec.deployment.options import PORTS, DeployOptions
-from trtspec.deployment.ports import PortInUse, foreign_port, former_ports, reserved_ports
+from trtspec.deployment.ports import PortInUse, as_port_in_use, former_ports, reserved_ports
 from trtspec.deployment.process_group import read_process_specs, write_process_specs
-from trtspec.deployment.revision import (
-    front_url,
-    make_record,
-    new_token,
-    next_revision,
-    prepare_revision,
-    read_token,
-    remove_old_revisions,
-    revision_dir,
-    server_url,
-)
-from trtspec.deployment.rollout.commands import promote, rollback, start_rollout
-from trtspec.deployment.rollout.state import read_rollout
-from trtspec.deployment.server_process import responds
-from trtspec.serving.triton.client import Client
-from trtspec.serving.triton.hardening import GUESSABLE_TOKEN, accepts_placeholder_token, without_secrets
-from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts, close_shared_memory, remove_shared_memory
-from trtspec.store.artifact import load_manifest
-
-log = logging.getLogger(__name__)
+from trtspec.deployment.revision import new_token, next_revision, remove_old_revisions, stage_revision
+from trtspec.serving.triton.hardening import without_secrets
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, remove_shared_memory
+from trtspec.store.artifact import Artifact
 
 PROBE_TIMEOUT_S = 10.0
-READY_TIMEOUT_S = 2.0
 STOP_MARGIN_S = 10.0  # beyond the drain time
 NOTE_TIMEOUT_S = 2.0  # until the end of a server is recorded
 POLL_S = 0.05
-PORTS_EVERY_S = 0.5  # interval of port checks during startup
 PORT_TRIES = 4  # starts, each avoiding ports taken by other processes
 TARGET_NAME = "local"
-DEFAULTS = DeployOptions()
 
 
-def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> RunningDeployment:
+def deploy_local(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> LocalDeployment:
     """Serve an artifact; return after the first answered request. On failure, all processes started are ended.
 
-    If another artifact is live under this name, a rollout replaces it; RolledBack if that fails. Raises StepTimeout on
-    a timeout, SmokeTestFailed if the first request fails, DeployError for other failures, and any error of
-    `before_live`.
+    Raises StepTimeout on a timeout, SmokeTestFailed if the first request fails, DeployError for other failures, and any
+    error of `before_live`.
     """
     deadline = time.monotonic() + options.timeout_s
-    journal = DeploymentJournal(options.name or load_manifest(artifact).recipe.name)
-    with journal.lock():
-        record = journal.read()
-        if record and record.state_now in RUNNING:
-            return start_rollout(journal, record, artifact, options)
-        _check_not_running(journal)
-        for tries_left in reversed(range(PORT_TRIES)):
-            try:
-                return _served(journal, artifact, options, deadline)
-            except PortInUse as error:
-                if error.which in options.ports or not tries_left:
-                    raise
-                options.on_event("ports", f"{error.message}; retrying with another port")
+    _check_not_running(journal)
+    for tries_left in reversed(range(PORT_TRIES)):
+        try:
+            return _served(journal, artifact, options, deadline)
+        except PortInUse as error:
+            if error.which in options.ports or not tries_left:
+                raise
+            options.on_event("ports", f"{error.message}; retrying with another port")
     raise AssertionError("PORT_TRIES is at least 1")
 
 
-def _served(journal: DeploymentJournal, artifact: Path, options: DeployOptions, deadline: float) -> LocalDeployment:
-    """Start a server and wait for its first answer; raise PortTaken if another process took one of its ports."""
-    names = PORTS if load_manifest(artifact).recipe.serving.openai else PORTS[:3]
+def _served(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions, deadline: float) -> LocalDeployment:
+    """Start a server and wait for its first answer; raise PortInUse if another process took one of its ports."""
+    names = PORTS if artifact.recipe.serving.openai else PORTS[:3]
     former = former_ports(journal.read(), TARGET_NAME, options)
-
-    def on_moved(sentence: str) -> None:
-        options.on_event("ports", sentence)
-
-    with reserved_ports(journal, options, names, former, on_moved) as (ports, openai_port):
-        server = _start(journal, artifact, ports, openai_port, options)
+    with reserved_ports(journal, options, names, former, partial(options.on_event, "ports")) as ports:
+        server = _start(journal, artifact, ports, options)
         with server.stopped_on_failure():
             journal.write(server.record)
             options.on_event(
                 "staged", f"tritonserver runs under supervisor process {server.record.pid}; log: {journal.log}"
             )
-            server.await_ready(deadline)
+            server.await_start("loaded", deadline, "the server was not ready in time")
             options.on_event("loaded", "the models are loaded")
-            server.smoke_test(deadline)
+            unanswered = f"the first request: no answer within {max(0.0, deadline - time.monotonic()):.3g} s"
+            server.await_start("smoke", deadline, unanswered)
             server.await_entry(deadline)
             if options.wait_warm:
                 options.on_event("warm", server.await_warm(deadline))
@@ -133,7 +103,6 @@ class LocalDeployment:
     journal: DeploymentJournal
     record: DeploymentRecord
     process: subprocess.Popen[bytes]
-    _ports_due: float = 0.0  # time of the next port check
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
@@ -151,68 +120,50 @@ class LocalDeployment:
             return
         record = self.journal.known()
         what = f"failed: {record.reason}" if record.state == "failed" else f"exited with status {code}"
-        raise DeployError(f"the server {what}", hint=_log_hint(self.journal))
+        raise DeployError(f"the server {what}", hint=tail_hint(self.journal))
 
     def stop(self) -> None:
         """Stop the server."""
         _end(self.journal, self.journal.known(), "stopped", self.record.drain_s + STOP_MARGIN_S)
 
-    def await_ready(self, deadline: float) -> None:
-        """Wait until the server reports its models as loaded."""
-        url = server_url(self.journal, self.record.revision)
-        client = Client.at(url, READY_TIMEOUT_S)
-        front = front_url(self.journal, self.record.revision)
-        while True:
-            is_ready = client.is_ready() and responds(front, READY_TIMEOUT_S)
-            self.check_ports(at_once=is_ready)
-            if is_ready:
-                break
-            if (code := self.process.poll()) is not None:
-                raise DeployError(f"the server exited with status {code} during startup", hint=_log_hint(self.journal))
+    def await_start(self, state: str, deadline: float, late: str) -> None:
+        """Wait until the supervisor has recorded a state of its start; `late` is the message of a timeout."""
+        while not self.has_reached(state):
             if time.monotonic() >= deadline:
-                raise StepTimeout("the server was not ready in time", hint=_log_hint(self.journal))
+                raise StepTimeout(late, hint=tail_hint(self.journal))
             time.sleep(POLL_S)
-        close_shared_memory(self.record.shm_prefix)
-        if accepts_placeholder_token(url, read_token(self.journal.root)):
-            raise DeployError(GUESSABLE_TOKEN, hint="deploy it again")
-        self.record = self.journal.move(self.record, "loaded")
 
-    def check_ports(self, *, at_once: bool = False) -> None:
-        """Raise PortTaken if another process has a port of this deployment; checks every PORTS_EVERY_S."""
-        now, ended = time.monotonic(), self.process.poll() is not None
-        if not at_once and not ended and now < self._ports_due:
-            return
-        self._ports_due = now + PORTS_EVERY_S
-        place = revision_dir(self.journal, self.record.revision)
-        children = [*read_process_specs(place / "server.json"), *read_process_specs(self.journal.children)]
-        if taken := foreign_port(children, process_family(self.record.pid), ended=ended):
-            raise taken
-
-    def smoke_test(self, deadline: float) -> None:
-        """Wait until the server has answered a request for one token."""
-        self.record = self.journal.move(self.record, "smoke")
-        try:
-            _probe(self.record, max(0.1, deadline - time.monotonic()))
-        except StepTimeout as error:
-            raise StepTimeout(f"the first request: {error.message}", hint=_log_hint(self.journal)) from None
-        except DeployError as error:
-            raise SmokeTestFailed(f"the first request failed: {error.message}", hint=_log_hint(self.journal)) from None
+    def has_reached(self, state: str) -> bool:
+        """Return whether the start has reached a state; raise the supervisor's error if it failed."""
+        code = self.process.poll()  # before the record, which the supervisor writes before it ends
+        self.record = self.journal.known()
+        if self.record.state == "failed":
+            reason = self.record.reason
+            if taken := as_port_in_use(reason):
+                raise taken
+            code = self.process.wait(EXIT_TIMEOUT_S + STOP_MARGIN_S)
+            kind = {each.exit_code: each for each in (StepTimeout, SmokeTestFailed)}.get(code, DeployError)
+            raise kind(reason, hint=tail_hint(self.journal))
+        if self.record.state not in STARTING:  # another command stopped it
+            code = self.process.wait(EXIT_TIMEOUT_S + STOP_MARGIN_S)
+        if code is not None:
+            raise DeployError(f"the server exited with status {code} during startup", hint=tail_hint(self.journal))
+        return STARTING.index(self.record.state) >= STARTING.index(state)
 
     def await_entry(self, deadline: float) -> None:
         """Wait until the OpenAI gateway, if there is one, answers."""
         urls = [child.url for child in read_process_specs(self.journal.children)]
 
         def answer() -> bool:
-            self.check_ports()
-            return all(map(returns_ok, urls))
+            return self.has_reached("smoke") and all(map(is_gateway_ready, urls))
 
         if not wait_until(answer, max(0.1, deadline - time.monotonic())):
-            raise StepTimeout("the OpenAI gateway was not ready in time", hint=_log_hint(self.journal))
+            raise StepTimeout("the OpenAI gateway was not ready in time", hint=tail_hint(self.journal))
 
     def await_warm(self, deadline: float) -> str:
         """Wait until each endpoint has served a first text; return a description."""
         began = time.monotonic()
-        entries = wait_for_first_response(self.record, self.journal.root, deadline, lambda: _log_hint(self.journal))
+        entries = wait_for_first_response(self.record, self.journal.root, deadline, lambda: tail_hint(self.journal))
         return f"first text from {' and '.join(entries)} after {time.monotonic() - began:.2f} s"
 
     def go_live(self) -> None:
@@ -227,7 +178,7 @@ class LocalDeployment:
                 yield
         except BaseException as error:
             reason = error.message if isinstance(error, TrtspecError) else type(error).__name__
-            _end(self.journal, self.record, "failed", EXIT_TIMEOUT_S, reason)
+            _end(self.journal, self.journal.read() or self.record, "failed", EXIT_TIMEOUT_S, reason)
             raise
 
 
@@ -240,8 +191,6 @@ def status(name: str) -> dict[str, Any]:
     journal = DeploymentJournal(name)
     record = journal.known()
     document = status_document(journal, record, record.state_now)
-    if rollout := read_rollout(journal):
-        document["rollout"] = rollout.as_dict()
     if document["state"] == "live":
         document["probe"] = _probe_result(record)
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
@@ -264,18 +213,19 @@ def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
 
 
 def _start(
-    journal: DeploymentJournal, artifact: Path, ports: ServerPorts, openai_port: int, options: DeployOptions
+    journal: DeploymentJournal, artifact: Artifact, ports: Mapping[str, int], options: DeployOptions
 ) -> LocalDeployment:
     """Stage a first revision and start its supervisor."""
     revision, former = next_revision(journal), journal.read()
     remove_old_revisions(journal, revision, {former.revision} if former else set())
-    drain_s = options.drain_s or EXIT_TIMEOUT_S
     new_token(journal.root)
-    prepared = prepare_revision(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
-    record = make_record(journal, revision, artifact, prepared, ports, options.detach, drain_s)
+    drain_s = options.drain_s or EXIT_TIMEOUT_S
+    record = stage_revision(
+        journal, revision, artifact, ports, options.host, drain_s, options.timeout_s, options.detach
+    )
     children = []
-    if openai_port:
-        record = replace(record, openai=openai_port, openai_host=options.openai_host)
+    if record.openai:
+        record = replace(record, openai_host=options.openai_host)
         children = [gateway_process(journal, record)]
     write_process_specs(journal.children, children)
     rotate(journal.log)
@@ -330,28 +280,18 @@ def _end(
     return record if record.state == state else journal.move(record, state, detail)
 
 
-def _probe(record: DeploymentRecord, timeout_s: float) -> None:
-    answer = Client.at(record.endpoints["http"], timeout_s).generate(SMOKE_REQUEST)
-    if "text_output" not in answer:
-        raise DeployError(f"the response lacks text_output, it has {', '.join(sorted(answer))}")
-
-
 def _probe_result(record: DeploymentRecord) -> dict[str, Any]:
     start = time.monotonic()
     try:
-        _probe(record, PROBE_TIMEOUT_S)
+        request_text(record.endpoints["http"], PROBE_TIMEOUT_S)
         error = None
     except TrtspecError as caught:
         error = caught.message
     if error is None and "openai" in record.endpoints:
         url = record.endpoints["openai"].removesuffix("/v1") + "/health"
-        if not responds(url, PROBE_TIMEOUT_S):
+        if not http_status(url, PROBE_TIMEOUT_S):
             error = f"the OpenAI gateway did not answer at {url}"
     return {"ok": error is None, "seconds": time.monotonic() - start, "error": error}
 
 
-def _log_hint(journal: DeploymentJournal) -> str:
-    return f"last lines of {journal.log}:\n{tail(journal.log)}"
-
-
-TARGET = DeployTarget(deploy=deploy_local, status=status, stop=stop, promote=promote, rollback=rollback)
+TARGET = DeployTarget(deploy=deploy_local, status=status, stop=stop, rollouts=True)

@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small HTTP client for Triton: readiness, model loading, `generate` and `generate_stream`.
 
-It uses only the standard library, so that a smoke test imports little. Every response has a deadline and a size limit,
-because a dead Python stub leaves its requests open forever.
+Every response has a deadline and a size limit, because a dead Python stub leaves its requests open forever.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from trtspec.checkpoints.tokenizer import RenderedText
 from trtspec.core.errors import DeployError, StepTimeout
+from trtspec.core.http import UNIX, HttpAnswer, http_request
 from trtspec.core.ports import LOOPBACK
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, DRAFT, TARGET
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
-CHUNK_BYTES = 64 << 10
 HEADER = "trtspec-token"  # required by our servers for CONTROLS
 CONTROLS = "/v2/repository/"
-UNIX = "unix:"  # prefix of a Unix socket's address
 
 
 def with_special_tokens_flag(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -104,8 +97,8 @@ class Client:
             "POST", f"/v2/models/{model}/generate_stream", {streams: True, **with_special_tokens_flag(request)}
         ) as answer:
             if answer.status != 200:
-                raise self._refused(answer.status, b"".join(self._chunks(answer)))
-            for event in _events(self._chunks(answer), self.where):
+                raise self._refused(answer.status, answer.read())
+            for event in _events(answer.chunks(), self.where):
                 if set(event) == {"error"}:  # the HTTP status is 200 once the stream has started
                     raise DeployError(f"the server answered: {event['error']}", where=self.where)
                 yield event
@@ -117,46 +110,34 @@ class Client:
     @property
     def where(self) -> str:
         """Return the server's address, such as http://127.0.0.1:8000."""
-        return f"{UNIX}{self.path}" if self.path else f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{UNIX}{self.path}" if self.path else f"http://{host}:{self.port}"
 
     def _read_all(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         with self._request(method, path, body) as answer:
-            content = b"".join(self._chunks(answer))
+            content = answer.read()
             if answer.status != 200:
                 raise self._refused(answer.status, content)
             return content
 
     @contextmanager
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[_Answer]:
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[HttpAnswer]:
         """Send one request on a new connection; errors name the server."""
-        deadline = time.monotonic() + self.timeout_s
-        connection: HTTPConnection
-        if self.path:
-            connection = UnixConnection(self.path, self.timeout_s)
-        else:
-            connection = HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+        data = None if body is None else json.dumps(body).encode()
+        limits: dict[str, Any] = {"timeout_s": self.timeout_s, "max_bytes": MAX_ANSWER_BYTES}
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), self._headers(path))
-            open_socket = connection.sock  # http.client drops it if the server will close the connection
-            yield _Answer(connection.getresponse(), open_socket, deadline)
+            with http_request(
+                self.where, path, method=method, body=data, headers=self._headers(path), **limits
+            ) as answer:
+                yield answer
         except TimeoutError:
             raise StepTimeout(f"no answer within {self.timeout_s:.3g} s", where=self.where) from None
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             raise DeployError(
                 f"the server cannot be reached: {error or type(error).__name__}",
                 where=self.where,
                 hint="check its state with: trtspec status NAME",
             ) from None
-        finally:
-            connection.close()
-
-    def _chunks(self, answer: _Answer) -> Iterator[bytes]:
-        received = 0
-        while chunk := answer.read():
-            received += len(chunk)
-            if received > MAX_ANSWER_BYTES:
-                raise DeployError(f"the response exceeds {MAX_ANSWER_BYTES:,} bytes", where=self.where)
-            yield chunk
 
     def _refused(self, status: int, content: bytes) -> DeployError:
         try:
@@ -164,45 +145,6 @@ class Client:
         except (ValueError, KeyError, TypeError):
             message = content[:200].decode(errors="replace") or "nothing"
         return DeployError(f"the server answered {status}: {message}", where=self.where)
-
-
-class UnixConnection(HTTPConnection):
-    """An HTTP connection to a Unix socket, whose path may exceed the 108-byte limit of socket addresses."""
-
-    def __init__(self, path: str, timeout_s: float = 60.0) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self.path = path
-
-    def connect(self) -> None:
-        """Connect through a short /proc path relative to an open directory."""
-        place = Path(self.path)
-        directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.sock = socket.socket(socket.AF_UNIX)
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(f"/proc/self/fd/{directory}/{place.name}")
-        finally:
-            os.close(directory)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """A response read against a deadline for the whole body, not per read."""
-
-    response: HTTPResponse
-    socket: socket.socket
-    deadline: float
-
-    @property
-    def status(self) -> int:
-        return self.response.status
-
-    def read(self) -> bytes:
-        remaining = self.deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        self.socket.settimeout(remaining)
-        return self.response.read1(CHUNK_BYTES)
 
 
 def _events(chunks: Iterator[bytes], where: str) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,207 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes target: manifests rendered for an artifact, applied, watched and deleted with kubectl."""
+"""Kubernetes target: manifests rendered for an artifact, applied, watched and deleted with kubectl.
 
+A pod is ready once it has answered a request.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
+from trtspec.core.files import read_bounded, replace_file
 from trtspec.deployment.base import DeployTarget
-from trtspec.deployment.targets.kubernetes.kubectl import deploy_kubernetes, fetch_log, state, stop
-from trtspec.deployment.targets.kubernetes.manifests import render_kubernetes
-from trtspec.deployment.targets.kubernetes.settings import OPTIONS
+from trtspec.deployment.container_errors import KUBECTL_CAUSES, ToolFailed, run_tool
+from trtspec.deployment.containers import (
+    MAX_GRACE_S,
+    PORTS,
+    check_image,
+    make_workload,
+    write_rendered,
+)
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document, staged_record
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.targets.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
+from trtspec.deployment.targets.kubernetes.settings import OPTIONS, ClusterWorkload, cluster_workload
+from trtspec.store.artifact import Artifact
+from trtspec.store.artifact_paths import REPOSITORY
+
+KUBECTL = "kubectl"
+ASK_S = 20.0
+TIMED_OUT = "timed out waiting"
+MAX_PLACE_BYTES = 1 << 16
+PLACE = ("context", "namespace", "name", "kind", "form")
+READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
+DETACH = "the cluster runs it independently of this process; use --detach"
+
+
+def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> ClusterDeployment:
+    """Apply the manifests and return once every pod is ready; on failure they remain, as do earlier pods."""
+    if not options.detach:
+        raise DeployError("--target kubernetes requires --detach", hint=DETACH)
+    if shutil.which(KUBECTL) is None:
+        hint = "install it, or render the manifests for another machine with --render DIR"
+        raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
+    workload = cluster_workload(make_workload(artifact, options))
+    check_image(workload.settings.image, workload)
+    rendered, former = render_kubernetes(workload, artifact.root / REPOSITORY), journal.read()
+    with _forgotten_on_failure(journal, former):
+        write_rendered(_folder(journal), rendered)
+        place = _save_cluster(journal, workload)
+    host = f"{workload.name}.{workload.settings.namespace}.svc"
+    record = staged_record(journal.name, artifact, target="kubernetes", host=host, detached=True, **PORTS)
+    record = journal.write(record)
+    options.on_event("staged", f"the manifests are in {_folder(journal)}")
+    with _forgotten_on_failure(journal, former, record):
+        _run(place, "apply", *place["what"])
+    options.on_event("loaded", f"applied to the context {place['context']}, namespace {place['namespace']}")
+    _wait_ready(place, options.timeout_s)
+    record = journal.move(record, "live")
+    options.on_event("live", "every pod has answered a request")
+    return ClusterDeployment(record)
+
+
+@contextmanager
+def _forgotten_on_failure(
+    journal: DeploymentJournal, former: DeploymentRecord | None, record: DeploymentRecord | None = None
+) -> Iterator[None]:
+    """Restore the former record if nothing was applied; mark a first, possibly partial, deployment failed."""
+    try:
+        yield
+    except TrtspecError as error:
+        if former or record is None or (isinstance(error, ToolFailed) and error.is_before):
+            journal.forget(former)
+        else:
+            journal.move(record, "failed", error.message)
+        raise
+
+
+class ClusterDeployment:
+    """A deployment that was applied and became ready."""
+
+    def __init__(self, record: DeploymentRecord) -> None:
+        self.record = record
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `deploy --json`."""
+        return deploy_document(self.record, self.record.state)
+
+    def wait(self) -> None:
+        """Raise DeployError: a cluster deployment does not have a local process."""
+        raise DeployError(DETACH)
+
+
+def state(record: DeploymentRecord) -> str:
+    """Return live if all replicas are ready, unhealthy if only some are, starting if none is.
+
+    A ready pod answers a probe request every ten seconds. Returns unknown if the cluster cannot be queried.
+    """
+    if record.state in ("stopped", "failed"):
+        return record.state
+    try:
+        place = _read_cluster(DeploymentJournal(record.name))
+        found = json.loads(_run(place, "get", _object(place), "--output=json", timeout_s=ASK_S))
+    except (DeployError, StepTimeout, ValueError):
+        return "unknown"
+    return _parse_state(found)
+
+
+def stop(name: str) -> dict[str, Any]:
+    """Delete the applied objects; open streams may finish. The namespace and its volumes remain."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    was_running = state(record) not in ("stopped", "failed", "dead")
+    if record.state != "stopped":
+        place = _read_cluster(journal)
+        _run(place, "delete", *place["what"], "--ignore-not-found", "--wait", timeout_s=MAX_GRACE_S)
+        record = journal.move(record, "stopped")
+    return deploy_document(record, record.state) | {"was_running": was_running}
+
+
+def fetch_log(journal: DeploymentJournal) -> None:
+    """Save the last lines of the pods' logs as the deployment's log."""
+    journal.known()
+    place = _read_cluster(journal)
+    chosen = [f"--selector=app.kubernetes.io/name={place['name']}", "--all-containers", "--tail=1000"]
+    journal.log.write_bytes(_run(place, "logs", *chosen, timeout_s=ASK_S))
+
+
+def _parse_state(found: dict[str, Any]) -> str:
+    status, condition = found.get("status", {}), READY.get(str(found.get("kind")).lower())
+    if condition and "readyReplicas" not in status:  # KServe and Dynamo do not report replicas there
+        said = {each.get("type"): each.get("status") for each in status.get("conditions", [])}
+        return "live" if said.get(condition) == "True" else "starting"
+    wanted, ready = found.get("spec", {}).get("replicas", 1), status.get("readyReplicas", 0)
+    return "live" if ready >= wanted else "unhealthy" if ready else "starting"
+
+
+def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
+    condition = READY.get(place["kind"])
+    words = ["wait", f"--for=condition={condition}"] if condition else ["rollout", "status"]
+    try:
+        _run(place, *words, _object(place), f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
+    except ToolFailed as error:
+        if TIMED_OUT not in (error.hint or ""):
+            raise
+        hint = f"trtspec logs {place['name']}; kubectl rollout undo restores the previous version\n{error.hint or ''}"
+        raise StepTimeout("the pods were not ready in time", hint=hint.strip()) from None
+
+
+def _save_cluster(journal: DeploymentJournal, workload: ClusterWorkload) -> dict[str, Any]:
+    """Record the cluster context; later commands use it even if kubectl's current context has changed."""
+    settings = workload.settings
+    context = settings.context or _plain([KUBECTL, "config", "current-context"]).decode().strip()
+    kinds = {"kserve": "llminferenceservice", "dynamo": "dynamographdeployment"}
+    several = settings.form == "deployment" and workload.machines > 1
+    place = {
+        "context": context,
+        "namespace": settings.namespace,
+        "name": workload.name,
+        "kind": kinds.get(settings.form, "leaderworkerset" if several else "deployment"),
+        "form": settings.form,
+    }
+    path = journal.root / "cluster.json"
+    replace_file(path, json.dumps(place).encode())
+    return _read_cluster(journal)
+
+
+def _read_cluster(journal: DeploymentJournal) -> dict[str, Any]:
+    path = journal.root / "cluster.json"
+    try:
+        place: dict[str, Any] = json.loads(read_bounded(path, MAX_PLACE_BYTES))
+        if not isinstance(place, dict) or not all(isinstance(place.get(key), str) for key in PLACE):
+            raise ValueError(f"required keys: {', '.join(PLACE)}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
+    plain = place["form"] == "deployment"
+    file = f"overlays/{DEFAULT_OVERLAY}" if plain else f"{place['form']}.yaml"
+    return place | {"what": ["--kustomize" if plain else "--filename", str(_folder(journal) / file)]}
+
+
+def _run(place: Mapping[str, Any], *words: str, timeout_s: float = 60.0) -> bytes:
+    """Run kubectl in a deployment's context and namespace and return its output."""
+    return _plain([KUBECTL, f"--context={place['context']}", f"--namespace={place['namespace']}", *words], timeout_s)
+
+
+def _object(place: Mapping[str, Any]) -> str:
+    """Return the workload's name for kubectl: KIND/NAME."""
+    return f"{place['kind']}/{place['name']}"
+
+
+def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
+    """Return the output of a command; raise DeployError or StepTimeout if it fails."""
+    verb = next((word for word in command[1:] if not word.startswith("-")), "")
+    return run_tool(command, f"{KUBECTL} {verb}", KUBECTL_CAUSES, timeout_s)
+
+
+def _folder(journal: DeploymentJournal) -> Path:
+    return journal.root / "kubernetes"
+
 
 TARGET = DeployTarget(
     deploy=deploy_kubernetes,

@@ -16,11 +16,10 @@ from trtspec.deployment.containers import (
     as_yaml,
     check_image,
     dockerfile,
-    parse_settings,
 )
 from trtspec.deployment.targets.kubernetes import operators, workloads
 from trtspec.deployment.targets.kubernetes import operators as parts
-from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
+from trtspec.deployment.targets.kubernetes.settings import ClusterWorkload, cluster_workload
 
 HEAD = """\
 Serves {name} in the namespace {namespace}: kubectl apply -k overlays/NAME
@@ -55,58 +54,53 @@ NEEDS = {
 DEFAULT_OVERLAY = "plain"
 
 
-def render_kubernetes(
-    workload: ContainerWorkload,
-    repository: Path,
-    host: str,
-    ports: Mapping[str, int | None],
-    settings: Mapping[str, str],
-) -> RenderedFiles:
+def render_kubernetes(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
     """Return the files; without an image only the Dockerfile, because an image gets its digest when built."""
-    if host != LOOPBACK or any(ports.values()):
+    options = workload.options
+    if options.host != LOOPBACK or options.ports:
         raise DeployError("a cluster's service has its own address and ports", hint="omit --host and the port options")
-    wanted = parse_settings(ClusterSettings, settings)
-    if not wanted.image and wanted.form == "deployment":
+    wanted = cluster_workload(workload)
+    settings = wanted.settings
+    if not settings.image and settings.form == "deployment":
         return {"Dockerfile": dockerfile(workload)}
-    wanted.check()
-    check_image(wanted.image, workload)
-    if wanted.form != "deployment":
-        return _alone(workload, repository, wanted)
-    files = {f"base/{path}": text for path, text in _base(workload, wanted)}
-    files |= {f"components/{path}": text for path, text in _components(workload, wanted)}
+    settings.check()
+    check_image(settings.image, workload)
+    if settings.form != "deployment":
+        return _alone(wanted, repository)
+    files = {f"base/{path}": text for path, text in _base(wanted)}
+    files |= {f"components/{path}": text for path, text in _components(wanted)}
     for overlay, components in OVERLAYS.items():
         files[f"overlays/{overlay}/kustomization.yaml"] = _overlay(components)
     return files | {"Dockerfile": dockerfile(workload)}
 
 
-def _base(workload: ContainerWorkload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
+def _base(workload: ClusterWorkload) -> Iterator[tuple[str, str]]:
     objects = {
-        "workload.yaml": workloads.workload_object(workload, settings),
-        "service.yaml": workloads.service(workload, settings),
-        "disruption-budget.yaml": workloads.disruption_budget(workload, settings),
-        "network-policy.yaml": workloads.network_policy(workload, settings),
+        "workload.yaml": workloads.workload_object(workload),
+        "service.yaml": workloads.service(workload),
+        "disruption-budget.yaml": workloads.disruption_budget(workload),
+        "network-policy.yaml": workloads.network_policy(workload),
     }
-    listening = PORTS
     head = HEAD.format(
         name=workload.name,
-        namespace=settings.namespace,
-        gateway=settings.gateway.partition("/")[0],
+        namespace=workload.settings.namespace,
+        gateway=workload.settings.gateway.partition("/")[0],
         overlays=", ".join(OVERLAYS),
-        **listening,
+        **PORTS,
     )
     yield "kustomization.yaml", _kustomization("Kustomization", {"resources": [*objects]}, head)
     for path, document in objects.items():
         yield path, as_yaml(document)
 
 
-def _components(workload: ContainerWorkload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
+def _components(workload: ClusterWorkload) -> Iterator[tuple[str, str]]:
     found = {
-        "monitoring": {"pod-monitor.yaml": parts.pod_monitor(workload, settings)},
-        "keda": {"scaled-object.yaml": parts.scaled_object(workload, settings)},
-        "hpa": {"autoscaler.yaml": parts.autoscaler(workload, settings)},
+        "monitoring": {"pod-monitor.yaml": parts.pod_monitor(workload)},
+        "keda": {"scaled-object.yaml": parts.scaled_object(workload)},
+        "hpa": {"autoscaler.yaml": parts.autoscaler(workload)},
         "gateway": {
-            "inference-pool.yaml": parts.inference_pool(workload, settings),
-            "route.yaml": parts.route(workload, settings),
+            "inference-pool.yaml": parts.inference_pool(workload),
+            "route.yaml": parts.route(workload),
         },
     }
     for name, objects in found.items():
@@ -126,8 +120,8 @@ def _kustomization(kind: str, lists: Mapping[str, Any], head: str = "") -> str:
     return as_yaml({"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **lists}, head=head)
 
 
-def _alone(workload: ContainerWorkload, repository: Path, settings: ClusterSettings) -> RenderedFiles:
-    make = {"kserve": operators.llm_inference_service, "dynamo": operators.graph_deployment}[settings.form]
-    file = f"{settings.form}.yaml"
-    head = ALONE.format(name=workload.name, namespace=settings.namespace, file=file)
-    return {file: as_yaml(*make(workload, repository, settings), head=head)}
+def _alone(workload: ClusterWorkload, repository: Path) -> RenderedFiles:
+    make = {"kserve": operators.llm_inference_service, "dynamo": operators.graph_deployment}[workload.settings.form]
+    file = f"{workload.settings.form}.yaml"
+    head = ALONE.format(name=workload.name, namespace=workload.settings.namespace, file=file)
+    return {file: as_yaml(*make(workload, repository), head=head)}

@@ -17,12 +17,12 @@ from typing import Any
 
 from trtspec.backends.serving import StandaloneServer
 from trtspec.core.errors import DeployError
-from trtspec.deployment.containers import ARTIFACT, PORTS, PROPAGATION_S, ContainerWorkload, quantity
-from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
+from trtspec.deployment.containers import ARTIFACT, PORTS, PROPAGATION_S, quantity
+from trtspec.deployment.targets.kubernetes.settings import ClusterWorkload
 from trtspec.deployment.targets.kubernetes.workloads import (
     all_labels,
+    cluster_object,
     labels,
-    machines,
     main_container,
     pod_spec,
     scratch,
@@ -36,41 +36,36 @@ QUEUES = ("nv_inference_pending_request_count", "trtspec_requests_waiting")
 PICKER_PORT = 9002
 
 
-def pod_monitor(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def pod_monitor(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the PodMonitor by which Prometheus scrapes the pods."""
-    return _object(
-        "monitoring.coreos.com/v1",
-        "PodMonitor",
-        workload,
-        settings,
-        {
-            "selector": {"matchLabels": served(workload, settings)},
-            "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],
-        },
-    )
-
-
-def scaled_object(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return the KEDA ScaledObject: scale up when a batch is queued per server, or the KV caches are full."""
-    waiting = " + ".join(f"(sum({_of(queue, workload, settings)}) or vector(0))" for queue in QUEUES)
-    triggers = [_trigger("queue", waiting, _batch(workload), settings)]
-    if usage := workload.serving.kv_usage:
-        query = f"avg({_of(usage, workload, settings)})"
-        triggers.append(_trigger("kv-cache", query, KV_FULL, settings) | {"metricType": "Value"})
     spec = {
-        "scaleTargetRef": _scaled(workload, settings),
-        "minReplicaCount": settings.replicas,
-        "maxReplicaCount": settings.max_replicas,
+        "selector": {"matchLabels": served(workload)},
+        "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],
+    }
+    return cluster_object("monitoring.coreos.com/v1", "PodMonitor", workload, spec)
+
+
+def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
+    """Return the KEDA ScaledObject: scale up when a batch is queued per server, or the KV caches are full."""
+    waiting = " + ".join(f"(sum({_of(queue, workload)}) or vector(0))" for queue in QUEUES)
+    triggers = [_trigger("queue", waiting, _batch(workload), workload.settings.prometheus)]
+    if usage := workload.serving.kv_usage:
+        query = f"avg({_of(usage, workload)})"
+        triggers.append(_trigger("kv-cache", query, KV_FULL, workload.settings.prometheus) | {"metricType": "Value"})
+    spec = {
+        "scaleTargetRef": _scaled(workload),
+        "minReplicaCount": workload.settings.replicas,
+        "maxReplicaCount": workload.settings.max_replicas,
         "pollingInterval": 15,
         "cooldownPeriod": max(300, workload.startup_s),  # a stopped server needs that long to start again
-        "fallback": {"failureThreshold": 3, "replicas": settings.replicas},
+        "fallback": {"failureThreshold": 3, "replicas": workload.settings.replicas},
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behaviour(workload)}},
         "triggers": triggers,
     }
-    return _object("keda.sh/v1alpha1", "ScaledObject", workload, settings, spec)
+    return cluster_object("keda.sh/v1alpha1", "ScaledObject", workload, spec)
 
 
-def autoscaler(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def autoscaler(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the HorizontalPodAutoscaler for a cluster without KEDA; its metrics API needs prometheus-adapter."""
     metrics = [
         {
@@ -80,19 +75,19 @@ def autoscaler(workload: ContainerWorkload, settings: ClusterSettings) -> dict[s
         for queue in QUEUES
     ]
     spec = {
-        "scaleTargetRef": _scaled(workload, settings),
-        "minReplicas": settings.replicas,
-        "maxReplicas": settings.max_replicas,
+        "scaleTargetRef": _scaled(workload),
+        "minReplicas": workload.settings.replicas,
+        "maxReplicas": workload.settings.max_replicas,
         "metrics": metrics,
         "behavior": _behaviour(workload),
     }
-    return _object("autoscaling/v2", "HorizontalPodAutoscaler", workload, settings, spec)
+    return cluster_object("autoscaling/v2", "HorizontalPodAutoscaler", workload, spec)
 
 
-def inference_pool(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def inference_pool(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the InferencePool of the pods; its endpoint picker is installed by a separate chart."""
     spec = {
-        "selector": {"matchLabels": served(workload, settings)},
+        "selector": {"matchLabels": served(workload)},
         "targetPorts": [{"number": PORTS["openai"]}],
         "endpointPickerRef": {
             "name": f"{workload.name}-epp",
@@ -101,13 +96,13 @@ def inference_pool(workload: ContainerWorkload, settings: ClusterSettings) -> di
             "failureMode": "FailOpen",
         },
     }
-    return _object("inference.networking.k8s.io/v1", "InferencePool", workload, settings, spec)
+    return cluster_object("inference.networking.k8s.io/v1", "InferencePool", workload, spec)
 
 
-def route(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def route(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the HTTPRoute to the pool; a canary's replaces the stable deployment's and splits requests by weight."""
-    namespace, _, gateway = settings.gateway.partition("/")
-    shares = [(workload.name, 100)]
+    namespace, _, gateway = workload.settings.gateway.partition("/")
+    settings, shares = workload.settings, [(workload.name, 100)]
     if settings.canary_of:
         shares = [(settings.canary_of, 100 - settings.weight), (workload.name, settings.weight)]
     pools = [
@@ -120,41 +115,38 @@ def route(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, A
         "timeouts": {"request": "0s"},  # no limit for streams
     }
     spec = {"parentRefs": [{"name": gateway, "namespace": namespace}], "rules": [rule]}
-    document = _object("gateway.networking.k8s.io/v1", "HTTPRoute", workload, settings, spec)
-    document["metadata"]["name"] = settings.canary_of or workload.name
+    document = cluster_object("gateway.networking.k8s.io/v1", "HTTPRoute", workload, spec)
+    document["metadata"]["name"] = workload.settings.canary_of or workload.name
     return document
 
 
-def _object(
-    version: str, kind: str, workload: ContainerWorkload, settings: ClusterSettings, spec: Any
-) -> dict[str, Any]:
-    metadata = {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
-
-
-def _scaled(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, str]:
-    found = workload_object(workload, settings)
+def _scaled(workload: ClusterWorkload) -> dict[str, str]:
+    found = workload_object(workload)
     return {"apiVersion": found["apiVersion"], "kind": found["kind"], "name": workload.name}
 
 
-def _batch(workload: ContainerWorkload) -> str:
+def _batch(workload: ClusterWorkload) -> str:
     return str(workload.manifest.recipe.engine.max_batch_size)
 
 
-def _of(metric: str, workload: ContainerWorkload, settings: ClusterSettings) -> str:
+def _of(metric: str, workload: ClusterWorkload) -> str:
     """Return a metric restricted to the pods NAME-x-y (NAME-0-1 over several machines), not NAME-canary's."""
     name, _, rest = metric.partition("{")
-    pods = "(-[a-z0-9]+){2}" if machines(workload, settings) == 1 else "(-[0-9]+){1,2}"
-    chosen = [f'namespace="{settings.namespace}"', f'pod=~"{workload.name}{pods}"', *([rest[:-1]] if rest else [])]
+    pods = "(-[a-z0-9]+){2}" if workload.machines == 1 else "(-[0-9]+){1,2}"
+    chosen = [
+        f'namespace="{workload.settings.namespace}"',
+        f'pod=~"{workload.name}{pods}"',
+        *([rest[:-1]] if rest else []),
+    ]
     return f"{name}{{{', '.join(chosen)}}}"
 
 
-def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
-    metadata = {"serverAddress": settings.prometheus, "query": query, "threshold": threshold}
+def _trigger(name: str, query: str, threshold: str, prometheus: str) -> dict[str, Any]:
+    metadata = {"serverAddress": prometheus, "query": query, "threshold": threshold}
     return {"type": "prometheus", "name": name, "metadata": metadata}
 
 
-def _behaviour(workload: ContainerWorkload) -> dict[str, Any]:
+def _behaviour(workload: ClusterWorkload) -> dict[str, Any]:
     """Return fast scale-up and slow scale-down, one server at a time, because a start takes minutes."""
     one = [{"type": "Pods", "value": 1, "periodSeconds": max(60, min(workload.grace_s, 1800))}]
     return {
@@ -169,7 +161,7 @@ URIS = {"pvc": "pvc://", "image": "oci://"}
 CONFIG = "/config"
 
 
-def standalone_engine(workload: ContainerWorkload, repository: Path, artifact: str, form: str) -> StandaloneServer:
+def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str, form: str) -> StandaloneServer:
     """Return how the engine serves without Triton; raise DeployError if it cannot."""
     if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact)):
         return found
@@ -178,85 +170,73 @@ def standalone_engine(workload: ContainerWorkload, repository: Path, artifact: s
     raise DeployError(message, hint="--target-option form=deployment")
 
 
-def llm_inference_service(
-    workload: ContainerWorkload, repository: Path, settings: ClusterSettings
-) -> list[dict[str, Any]]:
+def llm_inference_service(workload: ClusterWorkload, repository: Path) -> list[dict[str, Any]]:
     """Return KServe's documents; a canary joins its stable deployment's group with its weight."""
-    kind, what = settings.place
+    kind, what = workload.settings.place
     if kind not in URIS:
         raise DeployError(
             f"KServe does not support artifact kind {kind}", hint="--target-option artifact=pvc:... or image:..."
         )
-    engine = standalone_engine(workload, repository, MODELS, settings.form)
-    group = settings.canary_of or workload.name
-    weight = settings.weight if settings.canary_of else 100
+    engine = standalone_engine(workload, repository, MODELS, workload.settings.form)
+    group = workload.settings.canary_of or workload.name
+    weight = workload.settings.weight if workload.settings.canary_of else 100
     spec = {
         "model": {"uri": f"{URIS[kind]}{what}", "name": workload.manifest.recipe.name},
-        "replicas": settings.replicas,
+        "replicas": workload.settings.replicas,
         "labels": all_labels(workload),
         "parallelism": _parallelism(workload),
         "router": {"gateway": {}, "route": {"group": group, "weight": weight}, "scheduler": {}},
-        "template": _kserve_pod(workload, engine, settings),
+        "template": _kserve_pod(workload, engine),
     }
-    metadata = _metadata(workload, settings)
-    service = {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": metadata,
-        "spec": spec,
-    }
-    return [*_config_maps(workload, engine, settings), service]
+    service = cluster_object("serving.kserve.io/v1alpha2", "LLMInferenceService", workload, spec)
+    return [*_config_maps(workload, engine), service]
 
 
-def graph_deployment(workload: ContainerWorkload, repository: Path, settings: ClusterSettings) -> list[dict[str, Any]]:
+def graph_deployment(workload: ClusterWorkload, repository: Path) -> list[dict[str, Any]]:
     """Return Dynamo's documents: its frontend, and workers that run the engine."""
-    engine = standalone_engine(workload, repository, ARTIFACT, settings.form)
-    frontend = main_container(workload, settings, ["python3", "-m", "dynamo.frontend"]) | {
+    engine = standalone_engine(workload, repository, ARTIFACT, workload.settings.form)
+    frontend = main_container(workload, ["python3", "-m", "dynamo.frontend"]) | {
         "name": "main",
         "volumeMounts": scratch_mounts(),
         "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
     }
-    spec = pod_spec(workload, settings, frontend) | {"volumes": scratch(workload)}
+    spec = pod_spec(workload, frontend) | {"volumes": scratch(workload)}
     spec.pop("affinity", None)
     face = {
         "name": "frontend",
         "type": "frontend",
-        "runtimeVersionOverride": settings.dynamo_version,
+        "runtimeVersionOverride": workload.settings.dynamo_version,
         "replicas": 1,
         "podTemplate": _template(workload, spec),
     }
-    graph = {
-        "apiVersion": "nvidia.com/v1beta1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": _metadata(workload, settings),
-        "spec": {"backendFramework": engine.framework, "components": [face, _worker(workload, engine, settings)]},
-    }
-    return [*_config_maps(workload, engine, settings), graph]
+    spec = {"backendFramework": engine.framework, "components": [face, _worker(workload, engine)]}
+    graph = cluster_object("nvidia.com/v1beta1", "DynamoGraphDeployment", workload, spec)
+    return [*_config_maps(workload, engine), graph]
 
 
-def _worker(workload: ContainerWorkload, engine: StandaloneServer, settings: ClusterSettings) -> dict[str, Any]:
+def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
     """Return the workers; the operator mounts /dev/shm itself and cannot derive its version from a digest."""
     name = f"--served-model-name={workload.manifest.recipe.name}"
     command = ["python3", "-m", f"dynamo.{engine.framework}", *engine.arguments, name]
-    main = main_container(workload, settings, command) | {"name": "main"}
-    spec = _with_config(pod_spec(workload, settings, main), workload, engine)
+    main = main_container(workload, command) | {"name": "main"}
+    spec = _with_config(pod_spec(workload, main), workload, engine)
     for listed in (spec["volumes"], spec["containers"][0]["volumeMounts"]):
         listed[:] = [each for each in listed if each["name"] != "shm"]
     return {
         "name": "worker",
         "type": "worker",
-        "runtimeVersionOverride": settings.dynamo_version,
-        "replicas": settings.replicas,
+        "runtimeVersionOverride": workload.settings.dynamo_version,
+        "replicas": workload.settings.replicas,
         "sharedMemorySize": quantity(workload.shm_bytes),
         "podTemplate": _template(workload, spec),
     }
 
 
-def _kserve_pod(workload: ContainerWorkload, engine: StandaloneServer, settings: ClusterSettings) -> dict[str, Any]:
+def _kserve_pod(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
     """Return the pod; KServe mounts the model itself."""
     command = [*engine.serve, f"--port={PORT}", f"--served-model-name={workload.manifest.recipe.name}"]
     health = {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}, "timeoutSeconds": 10}
-    main = main_container(workload, settings, command) | {
+    main = main_container(workload, command) | {
         "name": "main",
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "volumeMounts": scratch_mounts(),
@@ -265,12 +245,12 @@ def _kserve_pod(workload: ContainerWorkload, engine: StandaloneServer, settings:
         "livenessProbe": {**health, "periodSeconds": 30, "failureThreshold": 5},
         "lifecycle": {"preStop": {"sleep": {"seconds": PROPAGATION_S}}},
     }
-    spec = _with_config(pod_spec(workload, settings, main), workload, engine)
+    spec = _with_config(pod_spec(workload, main), workload, engine)
     spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "artifact"]
     return spec
 
 
-def _with_config(spec: dict[str, Any], workload: ContainerWorkload, engine: StandaloneServer) -> dict[str, Any]:
+def _with_config(spec: dict[str, Any], workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
     """Return the pod spec with the engine's configuration mounted."""
     if engine.files:
         spec["volumes"].append({"name": "config", "configMap": {"name": _config_name(workload, engine)}})
@@ -278,31 +258,25 @@ def _with_config(spec: dict[str, Any], workload: ContainerWorkload, engine: Stan
     return spec
 
 
-def _config_maps(
-    workload: ContainerWorkload, engine: StandaloneServer, settings: ClusterSettings
-) -> list[dict[str, Any]]:
+def _config_maps(workload: ClusterWorkload, engine: StandaloneServer) -> list[dict[str, Any]]:
     if not engine.files:
         return []
-    metadata = _metadata(workload, settings) | {"name": _config_name(workload, engine)}
-    return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(engine.files), "immutable": True}
-    ]
+    document = cluster_object("v1", "ConfigMap", workload, {})
+    document["metadata"]["name"] = _config_name(workload, engine)
+    del document["spec"]
+    return [document | {"data": dict(engine.files), "immutable": True}]
 
 
-def _config_name(workload: ContainerWorkload, engine: StandaloneServer) -> str:
+def _config_name(workload: ClusterWorkload, engine: StandaloneServer) -> str:
     """Return a name with a content digest, so that running pods keep their configuration."""
     digest = hashlib.sha256("\0".join([*engine.files, *engine.files.values()]).encode()).hexdigest()
     return f"{workload.name}-{digest[:8]}"
 
 
-def _parallelism(workload: ContainerWorkload) -> dict[str, int]:
+def _parallelism(workload: ClusterWorkload) -> dict[str, int]:
     parallel = workload.manifest.recipe.target.parallel
     return {"tensor": parallel.tensor, "pipeline": parallel.pipeline}
 
 
-def _template(workload: ContainerWorkload, spec: dict[str, Any]) -> dict[str, Any]:
+def _template(workload: ClusterWorkload, spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"labels": labels(workload.name)}, "spec": spec}
-
-
-def _metadata(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
-    return {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}

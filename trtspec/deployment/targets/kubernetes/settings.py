@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the kubernetes target, and the volume that contains the artifact."""
+"""Settings of the kubernetes target: the volume that contains the artifact, and a workload with its settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtspec.core.errors import DeployError
-from trtspec.deployment.containers import LABEL
+from trtspec.deployment.containers import LABEL, ContainerWorkload, parse_settings
 from trtspec.recipe.schema import IMAGE
 
 OPTIONS = {
@@ -33,7 +33,7 @@ MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-drive
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """The settings; OPTIONS describes them."""
+    """The target's settings; OPTIONS describes them."""
 
     image: str = ""
     artifact: str = ""
@@ -100,3 +100,34 @@ class ClusterSettings:
             }
         hint = f"--target-option artifact=KIND:WHERE: {OPTIONS['artifact'].partition(': ')[2]}"
         raise DeployError(f"option artifact: {self.artifact!r} is not an artifact location", hint=hint)
+
+
+@dataclass(frozen=True)
+class ClusterWorkload(ContainerWorkload):
+    """A workload in a cluster, with the target's settings."""
+
+    settings: ClusterSettings
+
+    @property
+    def machines(self) -> int:
+        """Return the number of machines for the artifact's GPUs; raise DeployError if its engine cannot span them."""
+        gpus, per_machine = len(self.gpu_ids), self.settings.node_gpus
+        if gpus <= per_machine:
+            return 1
+        if self.serving.nodes is None:
+            backend = self.manifest.backend.name
+            message = (
+                f"{gpus} GPUs, {per_machine} per machine: {backend} does not support serving over several machines"
+            )
+            hint = "--target-option node-gpus=N for larger machines, or a smaller target.parallel"
+            raise DeployError(message, hint=hint)
+        if gpus % per_machine:
+            message = f"{gpus} GPUs do not fill machines of {per_machine}"
+            raise DeployError(message, hint="choose target.parallel so that every machine is full")
+        return gpus // per_machine
+
+
+def cluster_workload(workload: ContainerWorkload) -> ClusterWorkload:
+    """Return a workload with the settings among its options; raise DeployError for an unknown or invalid one."""
+    settings = parse_settings(ClusterSettings, workload.options.settings)
+    return ClusterWorkload(workload.name, workload.manifest, workload.digest, workload.options, settings)

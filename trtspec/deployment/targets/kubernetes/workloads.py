@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trtspec.core.errors import DeployError
 from trtspec.core.gpus import GPUS
 from trtspec.deployment.containers import (
     ALIVE_S,
@@ -27,7 +26,7 @@ from trtspec.deployment.containers import (
     environment,
     quantity,
 )
-from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
+from trtspec.deployment.targets.kubernetes.settings import ClusterWorkload
 
 CONTAINER = "server"
 GPU = "nvidia.com/gpu"
@@ -44,15 +43,15 @@ def all_labels(workload: ContainerWorkload) -> dict[str, str]:
     return labels(workload.name) | {"app.kubernetes.io/managed-by": "trtspec"}
 
 
-def pod_template(workload: ContainerWorkload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
+def pod_template(workload: ClusterWorkload, command: Sequence[str]) -> dict[str, Any]:
     """Return the template of a pod whose container runs a command, with its probes."""
-    container = main_container(workload, settings, command) | probes(workload)
+    container = main_container(workload, command) | probes(workload)
     container["ports"] = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in PORTS.items()]
     container["lifecycle"] = {"preStop": {"sleep": {"seconds": PROPAGATION_S}}}
-    return {"metadata": {"labels": all_labels(workload)}, "spec": pod_spec(workload, settings, container)}
+    return {"metadata": {"labels": all_labels(workload)}, "spec": pod_spec(workload, container)}
 
 
-def pod_spec(workload: ContainerWorkload, settings: ClusterSettings, container: Mapping[str, Any]) -> dict[str, Any]:
+def pod_spec(workload: ClusterWorkload, container: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec of a pod with the container and minimal permissions."""
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
@@ -60,32 +59,32 @@ def pod_spec(workload: ContainerWorkload, settings: ClusterSettings, container: 
         "securityContext": pod_security(),
         "terminationGracePeriodSeconds": workload.grace_s,
         "containers": [dict(container)],
-        "volumes": volumes(workload, settings),
+        "volumes": volumes(workload),
     }
     if affinity := _affinity(workload):
         spec["affinity"] = affinity
     return spec
 
 
-def main_container(workload: ContainerWorkload, settings: ClusterSettings, command: Sequence[str]) -> dict[str, Any]:
+def main_container(workload: ClusterWorkload, command: Sequence[str]) -> dict[str, Any]:
     """Return the container without ports and probes; keys come from a Secret that is not rendered."""
     return {
         "name": CONTAINER,
-        "image": settings.image,
+        "image": workload.settings.image,
         "imagePullPolicy": "IfNotPresent",
         "command": list(command),
         "env": environment(),
         "envFrom": [{"secretRef": {"name": f"{workload.name}-env", "optional": True}}],
-        "resources": resources(workload, settings),
+        "resources": resources(workload),
         "securityContext": container_security(),
-        "volumeMounts": mounts(settings, ARTIFACT),
+        "volumeMounts": mounts(workload, ARTIFACT),
     }
 
 
-def resources(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def resources(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the resources per machine; the memory request equals the limit to avoid early eviction."""
     memory = quantity(workload.memory_bytes)
-    gpus = {GPU: str(min(len(workload.gpu_ids), settings.node_gpus))} if workload.gpu_ids else {}
+    gpus = {GPU: str(min(len(workload.gpu_ids), workload.settings.node_gpus))} if workload.gpu_ids else {}
     disk = quantity(STATE_BYTES)
     return {
         "requests": {"cpu": str(workload.cpus), "memory": memory, "ephemeral-storage": disk, **gpus},
@@ -135,9 +134,9 @@ def container_security() -> dict[str, Any]:
     }
 
 
-def volumes(workload: ContainerWorkload, settings: ClusterSettings) -> list[dict[str, Any]]:
+def volumes(workload: ClusterWorkload) -> list[dict[str, Any]]:
     """Return the artifact's volume and the writable volumes."""
-    return [{"name": "artifact", **settings.volume()}, *scratch(workload)]
+    return [{"name": "artifact", **workload.settings.volume()}, *scratch(workload)]
 
 
 def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
@@ -147,9 +146,9 @@ def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
     return [{"name": "state", **disk}, {"name": "tmp", **disk}, {"name": "shm", **shm}]
 
 
-def mounts(settings: ClusterSettings, artifact: str) -> list[dict[str, Any]]:
+def mounts(workload: ClusterWorkload, artifact: str) -> list[dict[str, Any]]:
     """Return the volume mounts of the container; `artifact` is the path of the read-only artifact."""
-    inside = {"subPath": settings.subdirectory} if settings.subdirectory else {}
+    inside = {"subPath": workload.settings.subdirectory} if workload.settings.subdirectory else {}
     return [{"name": "artifact", "mountPath": artifact, "readOnly": True, **inside}, *scratch_mounts()]
 
 
@@ -178,105 +177,73 @@ LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
 SETTLE_S = 15  # minReadySeconds: a pod must stay ready this long to count as available
 
 
-def machines(workload: ContainerWorkload, settings: ClusterSettings) -> int:
-    """Return the number of machines for the artifact's GPUs; raise DeployError if its engine cannot span them."""
-    number = max(1, -(-len(workload.gpu_ids) // settings.node_gpus))
-    if number == 1:
-        return 1
-    backend = workload.manifest.backend.name
-    if workload.serving.nodes is None:
-        gpus = f"{len(workload.gpu_ids)} GPUs, {settings.node_gpus} per machine"
-        message = f"{gpus}: {backend} does not support serving over several machines"
-        raise DeployError(message, hint="--target-option node-gpus=N for larger machines, or a smaller target.parallel")
-    if len(workload.gpu_ids) % settings.node_gpus:
-        message = f"{len(workload.gpu_ids)} GPUs do not fill machines of {settings.node_gpus}"
-        raise DeployError(message, hint="choose target.parallel so that every machine is full")
-    return number
-
-
-def served(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, str]:
+def served(workload: ClusterWorkload) -> dict[str, str]:
     """Return the labels of the pods that receive requests."""
-    return labels(workload.name) | (LEADER if machines(workload, settings) > 1 else {})
+    return labels(workload.name) | (LEADER if workload.machines > 1 else {})
 
 
-def workload_object(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def workload_object(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the Deployment, or the LeaderWorkerSet for several machines."""
-    number = machines(workload, settings)
-    return _deployment(workload, settings) if number == 1 else _leader_worker_set(workload, settings, number)
+    number = workload.machines
+    return _deployment(workload) if number == 1 else _leader_worker_set(workload, number)
 
 
-def _metadata(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
-    return {"name": workload.name, "namespace": settings.namespace, "labels": all_labels(workload)}
+def cluster_object(version: str, kind: str, workload: ClusterWorkload, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the workload's name and labels."""
+    metadata = {"name": workload.name, "namespace": workload.settings.namespace, "labels": all_labels(workload)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _deployment(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "replicas": settings.replicas,
-            "revisionHistoryLimit": 3,
-            "minReadySeconds": SETTLE_S,
-            "progressDeadlineSeconds": workload.startup_s + 300,
-            # a new server answers before an old one ends; needs capacity for one more
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "selector": {"matchLabels": labels(workload.name)},
-            "template": pod_template(workload, settings, workload.command),
-        },
+def _deployment(workload: ClusterWorkload) -> dict[str, Any]:
+    spec = {
+        "replicas": workload.settings.replicas,
+        "revisionHistoryLimit": 3,
+        "minReadySeconds": SETTLE_S,
+        "progressDeadlineSeconds": workload.startup_s + 300,
+        # a new server answers before an old one ends; needs capacity for one more
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "selector": {"matchLabels": labels(workload.name)},
+        "template": pod_template(workload, workload.command),
     }
+    return cluster_object("apps/v1", "Deployment", workload, spec)
 
 
-def _leader_worker_set(workload: ContainerWorkload, settings: ClusterSettings, number: int) -> dict[str, Any]:
+def _leader_worker_set(workload: ClusterWorkload, number: int) -> dict[str, Any]:
     """Return groups of machines: the leader of each serves, using the workers' GPUs."""
     nodes = workload.serving.nodes
     assert nodes is not None  # checked by machines()
     leader = ["sh", "-c", f"{nodes.leader} && exec {shlex.join(workload.command)}"]
-    worker = main_container(workload, settings, ["sh", "-c", f"exec {nodes.worker}"])
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "replicas": settings.replicas,
-            "startupPolicy": "LeaderCreated",
-            "leaderWorkerTemplate": {
-                "size": number,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": pod_template(workload, settings, leader),
-                "workerTemplate": {
-                    "metadata": {"labels": all_labels(workload)},
-                    "spec": pod_spec(workload, settings, worker),
-                },
-            },
+    worker = main_container(workload, ["sh", "-c", f"exec {nodes.worker}"])
+    template = {
+        "size": number,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": pod_template(workload, leader),
+        "workerTemplate": {
+            "metadata": {"labels": all_labels(workload)},
+            "spec": pod_spec(workload, worker),
         },
     }
+    spec = {"replicas": workload.settings.replicas, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template}
+    return cluster_object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", workload, spec)
 
 
-def service(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def service(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the Service for clients in the cluster."""
     ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in PORTS.items()]
-    spec = {"type": "ClusterIP", "selector": served(workload, settings), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(workload, settings), "spec": spec}
+    spec = {"type": "ClusterIP", "selector": served(workload), "ports": ports}
+    return cluster_object("v1", "Service", workload, spec)
 
 
-def disruption_budget(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def disruption_budget(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the budget that limits voluntary disruptions to one server at a time."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": served(workload, settings)},
-        },
-    }
+    selector = {"matchLabels": served(workload)}
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": selector}
+    return cluster_object("policy/v1", "PodDisruptionBudget", workload, spec)
 
 
-def network_policy(workload: ContainerWorkload, settings: ClusterSettings) -> dict[str, Any]:
+def network_policy(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the policy: ingress from this namespace, the gateway and Prometheus; egress between own pods only."""
-    gateway = settings.gateway.partition("/")[0]
+    gateway = workload.settings.gateway.partition("/")[0]
     clients = [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {NAMESPACE: gateway}}}]
     entries = [{"protocol": "TCP", "port": port} for port in (PORTS["http"], PORTS["grpc"], PORTS["openai"])]
     metrics = [{"protocol": "TCP", "port": PORTS["metrics"]}, {"protocol": "TCP", "port": PORTS["openai"]}]
@@ -285,18 +252,14 @@ def network_policy(workload: ContainerWorkload, settings: ClusterSettings) -> di
         {"from": [{"namespaceSelector": {"matchLabels": {NAMESPACE: MONITORING}}}], "ports": metrics},
     ]
     egress: list[dict[str, Any]] = []
-    if machines(workload, settings) > 1:
+    if workload.machines > 1:
         own = {"podSelector": {"matchLabels": labels(workload.name)}}
         dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
         ingress, egress = [*ingress, {"from": [own]}], [{"to": [own]}, dns]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(workload, settings),
-        "spec": {
-            "podSelector": {"matchLabels": labels(workload.name)},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": egress,
-        },
+    spec = {
+        "podSelector": {"matchLabels": labels(workload.name)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": egress,
     }
+    return cluster_object("networking.k8s.io/v1", "NetworkPolicy", workload, spec)

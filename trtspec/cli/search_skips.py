@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec swift`."""
+"""`trtspec search-skips`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.progress import counter
+from trtspec.cli.prune_layers import Iterations, MaxMinutes, NumPrompts, Seed, build_target_only, write_pruned
+from trtspec.cli.render import note, print_json, show_table
 
 if TYPE_CHECKING:
     from trtspec.bench.layer_search import SkipSearchResult
-    from trtspec.bench.skip_search import SearchBudget
-    from trtspec.planning.pipeline import Build
 
 
-def swift(
+def search_skips(
     recipe: Recipe,
     set_: Set = None,
-    samples: Annotated[int, typer.Option("--num-prompts", help="Prompts for the search.", min=2)] = 16,
+    num_prompts: NumPrompts = 16,
     max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=1)] = 64,
     max_skip: Annotated[float, typer.Option(help="Maximum share of sublayers to skip.", min=0, max=1)] = 0.75,
-    iterations: Annotated[int, typer.Option(help="Maximum number of layer sets to try.", min=1)] = 300,
-    minutes: Annotated[
-        float, typer.Option("--max-minutes", help="Time limit of the search, in minutes.", min=0)
-    ] = 10.0,
-    seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 0,
+    iterations: Iterations = 300,
+    max_minutes: MaxMinutes = 10.0,
+    seed: Seed = 0,
     layers: Annotated[bool, typer.Option("--layers", help="Skip only whole layers.")] = False,
     export: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the remaining layers of the best set as a draft.")
@@ -35,14 +36,17 @@ def swift(
 ) -> None:
     """Search which layers of a target to skip for self-speculation.
 
-    Example: trtspec swift recipes/quickstart.yaml
-    """
-    from trtspec.bench.skip_search import SearchBudget
-    from trtspec.cli.prune import write_pruned
-    from trtspec.cli.render import print_json
+    The result is the recipe section of the method swift.
 
-    limits = SearchBudget(max_skip, iterations, 60 * minutes, layers)
-    build, found = _search(recipe, set_ or [], samples, max_tokens, limits, seed)
+    Example: trtspec search-skips recipes/quickstart.yaml
+    """
+    from trtspec.bench.layer_search import SearchBudget, search_artifact
+
+    limits = SearchBudget(max_skip, iterations, 60 * max_minutes, layers)
+    with build_target_only(recipe, set_ or []) as (build, root), counter() as on_progress:
+        found = search_artifact(
+            root, samples=num_prompts, max_tokens=max_tokens, limits=limits, seed=seed, on_progress=on_progress
+        )
     if export:
         write_pruned(build, found.best.skip, export)
     if json:
@@ -51,27 +55,7 @@ def swift(
         _show(found)
 
 
-def _search(
-    recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SearchBudget, seed: int
-) -> tuple[Build, SkipSearchResult]:
-    """Build the recipe's target without its draft, and search it."""
-    from trtspec.bench.layer_search import search_artifact
-    from trtspec.cli.progress import counter
-    from trtspec.cli.prune import build_target_only
-
-    with build_target_only(recipe, overrides) as (build, root), counter() as on_progress:
-        found = search_artifact(
-            root, samples=samples, max_tokens=max_tokens, limits=limits, seed=seed, on_progress=on_progress
-        )
-    return build, found
-
-
 def _show(found: SkipSearchResult) -> None:
-    import sys
-
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import note, show_table
-
     rows = [
         (
             ", ".join(
@@ -102,4 +86,4 @@ def _show(found: SkipSearchResult) -> None:
 
 
 panel = "Drafts"
-command = swift
+command = search_skips

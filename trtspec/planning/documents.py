@@ -1,11 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemas of saved documents, limited to the fields of reports; values out of bounds are rejected."""
+"""Schemas of saved documents: the `--json` output of plan, build, baseline, verify, bench, profile and train.
+
+A schema has the fields that a reader needs; other keys are ignored, so that documents of other versions can be read.
+Files are untrusted: their size and number of values are limited before parsing, and values out of bounds are rejected.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
+
+from trtspec.checkpoints.safe_json import parse_object, repr_short
+from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.core.errors import TrtspecError
+from trtspec.core.file_records import Sha256
+from trtspec.core.files import describe_read_error, read_bounded
+
+MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
 
 Text = Annotated[str, Field(max_length=2000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -44,14 +57,40 @@ class BaselineDocument(BaseModel):
     engine: BaselineEngine
     prompts: PromptCount
     max_tokens: Count
-    runs: Count
     tokens_per_s: Annotated[list[Positive], Field(min_length=1, max_length=10_000)]
     median_tokens_per_s: Positive
     request_s: LatencySpread
     ms_per_token: LatencySpread
 
 
-class Arm(BaseModel):
+class CheckResult(BaseModel):
+    """A check of `verify`."""
+
+    name: Text
+    ok: bool
+    value: Any = None
+    limit: Any = None
+
+
+class SkippedCheckRecord(BaseModel):
+    """A skipped check."""
+
+    name: Text
+    reason: Text
+
+
+class VerificationDocument(BaseModel):
+    """Output of `verify --json`, which is also the report in an artifact."""
+
+    COMMAND: ClassVar[str] = "verify"
+
+    format_version: Literal[1]
+    acceptance: Text
+    checks: list[CheckResult]
+    left_out: list[SkippedCheckRecord] = []
+
+
+class BenchArm(BaseModel):
     """One side of a benchmark."""
 
     tokens_per_s: Annotated[list[Positive], Field(max_length=10_000)]
@@ -60,14 +99,16 @@ class Arm(BaseModel):
     mean_accepted_len: Positive
 
 
-class BenchSchema(BaseModel):
-    """Output of `bench --json`."""
+class BenchDocument(VerificationDocument):
+    """Output of `bench --json`; `checks` are those of --gates."""
 
-    format_version: Literal[1]
+    COMMAND: ClassVar[str] = "bench"
+
+    checks: list[CheckResult] = []
     prompts: Count
     max_tokens: Count
-    baseline: Arm
-    speculative: Arm
+    baseline: BenchArm
+    speculative: BenchArm
     speedup: Positive
     speedup_interval: tuple[Number, Number]
     identical_texts: Count
@@ -160,44 +201,68 @@ class LoadDocument(BaseModel):
     warnings: Annotated[list[Text], Field(max_length=1000)] = []
 
 
+class PlanStep(BaseModel):
+    """A step of a plan; `key_parts` are digests of the parts of its key, empty if not recorded."""
+
+    name: Text
+    key: Sha256
+    key_parts: dict[str, str] = {}
+    read_bytes: Count | None = None
+    write_bytes: Count | None = None
+
+
+class DeviceTotal(BaseModel):
+    """Serving memory of one device."""
+
+    id: Text
+    total_bytes: int
+
+
+class PlanMemory(BaseModel):
+    """Serving memory of all devices."""
+
+    gpus: list[DeviceTotal]
+
+
 class PredictedBatch(BaseModel):
     """Predicted speed-ups of one batch size, by acceptance rate."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)]
-    tokens_per_s: Positive
     speedup: Annotated[dict[Text, Positive], Field(max_length=10)]
 
 
 class Predicted(BaseModel):
-    """Prediction of a plan; `batches` is empty if `why_not` is set."""
+    """Prediction of a plan; `batches` is empty if nothing is predicted."""
 
-    why_not: Text
+    why_not: Text = ""
     gpu: Text = ""
     gpus: Count = 0
     draft_len: Count = 0
     batches: Annotated[list[PredictedBatch], Field(max_length=64)] = []
 
 
-class PlanSchema(BaseModel):
-    """Output of `plan --json`."""
+class PlanDocument(BaseModel):
+    """Output of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
 
     format_version: Literal[1]
     name: Text
-    predicted: Predicted | None
+    recipe: dict[str, Any] | None = None
+    keys_are_final: bool = True
+    steps: list[PlanStep]
+    memory: PlanMemory
+    predicted: Predicted | None = None
 
 
 class MeanLengths(BaseModel):
-    """Mean accepted lengths as [mean, low, high]."""
+    """Mean accepted length, weighted by tokens, as [mean, low, high]."""
 
     token_weighted: tuple[Number, Number, Number]
-    request_weighted: tuple[Number, Number, Number]
 
 
 class KindStats(BaseModel):
     """The acceptance of one kind of prompt."""
 
     kind: Text
-    prompts: Count
     acceptance_rate: Share
     mean_accepted_len: MeanLengths
     by_position: Annotated[list[Share], Field(max_length=64)] = []
@@ -222,7 +287,6 @@ class ProfiledCandidate(BaseModel):
     mean_accepted_len: MeanLengths
     by_position: Annotated[list[Share], Field(max_length=64)]
     by_kind: Annotated[list[KindStats], Field(max_length=1000)]
-    verdict: Text
     best: Annotated[list[BatchSpeedup], Field(max_length=64)]
     speedups: Annotated[list[BatchSpeedup], Field(max_length=10_000)]
 
@@ -230,14 +294,6 @@ class ProfiledCandidate(BaseModel):
     def name(self) -> str:
         """Return the display name."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
-
-
-class Recommended(BaseModel):
-    """Recommendation of a profile."""
-
-    method: Text
-    draft_len: Count
-    why: Text
 
 
 class ProfileDocument(BaseModel):
@@ -248,7 +304,6 @@ class ProfileDocument(BaseModel):
     prompts: Count
     tokens: Count
     methods: Annotated[list[ProfiledCandidate], Field(max_length=100)]
-    recommendation: Recommended
 
 
 class DraftAcceptance(BaseModel):
@@ -256,14 +311,12 @@ class DraftAcceptance(BaseModel):
 
     mean_accepted_len: Positive
     interval: tuple[Number, Number]
-    acceptance_rate: Share
 
 
 class KindAcceptance(BaseModel):
     """The acceptance for one kind of prompt before and after training."""
 
     kind: Text
-    prompts: Count
     before: DraftAcceptance
     after: DraftAcceptance
     verdict: Text
@@ -278,3 +331,27 @@ class TrainDocument(BaseModel):
     before: DraftAcceptance
     after: DraftAcceptance
     kinds: Annotated[list[KindAcceptance], Field(max_length=1000)]
+
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+def read_values(path: Path, hint: str) -> tuple[dict[str, Any], bytes]:
+    """Return the values of a JSON file and its bytes; TrtspecError if it is unreadable or exceeds the limits."""
+    try:
+        data = read_bounded(path, MAX_BYTES)
+        return parse_object(data, MAX_VALUES), data
+    except OSError as error:
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
+    except ValueError as error:
+        raise TrtspecError(str(error), where=str(path), hint=hint) from None
+
+
+def validated(schema: type[Document], values: dict[str, Any], path: Path, hint: str) -> Document:
+    """Return the values of a file as a document; TrtspecError with the first invalid key."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = repr_short(".".join(map(str, first["loc"])))
+        raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=hint) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec prompts`."""
+"""`trtspec datasets`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import typer
 
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.core.errors import TrtspecError
 
 
-def prompts(
+def datasets(
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="Prompt file, or the name of a shipped set."),
@@ -29,14 +31,12 @@ def prompts(
 
     Shows the format, and the number and lengths of the prompts by kind.
 
-    Example: trtspec prompts kinds --tokenizer recipes/models/quickstart-target
+    Example: trtspec datasets kinds --tokenizer recipes/models/quickstart-target
     """
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import TrtspecError
     from trtspec.engine.prompts.load import list_shipped, read_prompts, summarize
 
     if (file is None) is not shipped:
-        raise TrtspecError("prompts requires either FILE or --list")
+        raise TrtspecError("datasets requires either FILE or --list")
     if file is None:
         sets = list_shipped()
         print_json({"format_version": 1, "sets": sets}) if json else _show_sets(sets)
@@ -46,8 +46,6 @@ def prompts(
 
 
 def _show_sets(sets: list[dict[str, Any]]) -> None:
-    from trtspec.cli.render import show_table
-
     rows = [(each["name"], str(each["prompts"]), _spread(each["characters"]), ", ".join(_kinds(each))) for each in sets]
     show_table("", ("name", "prompts", "characters", "kinds"), rows, (1, 2))
 
@@ -57,8 +55,6 @@ def _kinds(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _show(summary: Mapping[str, Any]) -> None:
-    from trtspec.cli.render import print_line, show_table
-
     parts = [*summary["kinds"], {**summary, "kind": "all"}] if len(summary["kinds"]) > 1 else summary["kinds"]
     columns, right = ["kind", "prompts", "characters", "tokens"], (1, 2, 3)
     shown = 4 if summary["tokens"] else 3
@@ -87,4 +83,4 @@ def _spread(lengths: Mapping[str, int] | None) -> str:
 
 
 panel = "Measure"
-command = prompts
+command = datasets

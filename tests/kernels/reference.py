@@ -199,7 +199,7 @@ def one_hot(token: int, like: Floats) -> Floats:
 
 
 def verify_block(target_probs: Floats, draft_probs: Floats | None, tokens: Ints, uniforms: Floats) -> VerifyResult:
-    """Verify one request's chain; same arguments as `reference.verify_chain`."""
+    """Verify one request's chain; same arguments as `verify_chain`."""
     kept, best, left = 1.0, 0, target_probs[0]
     for position, token in enumerate(tokens):
         proposal = proposal_at(draft_probs, position, token, target_probs)

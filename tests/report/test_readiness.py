@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checklist of a real artifact: each row in each state, and matching of documents."""
+"""The readiness of a real artifact: each row in each state, and matching of documents."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ import pytest
 from tests.conftest import Run
 from tests.report.advisor.serving import serving
 from trtspec.bench.documents import KINDS, target_sha256
-from trtspec.bench.verification_report import VerificationCheck, make_report, save_verification, write_report
+from trtspec.bench.gates import VerificationCheck
+from trtspec.bench.verification_report import make_report, save_verification, write_report
 from trtspec.core.processes import start_time
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.report import readiness
 from trtspec.report.monitoring.configuration import rules
-from trtspec.report.readiness import items
-from trtspec.report.readiness import items as built
-from trtspec.report.readiness.facts import ReadinessInputs, gather
-from trtspec.report.readiness.items import DONE, MISSING, NOT_NEEDED, ROWS, ReadinessItem
+from trtspec.report.readiness import DONE, ITEMS, MISSING, NOT_NEEDED, ReadinessInputs, ReadinessItem, gather
 from trtspec.store.artifact import load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import MANIFEST
 
@@ -34,7 +33,7 @@ NAMES = (
 
 
 def rows(trtspec: Run, artifact: Path, *arguments: object) -> dict[str, dict[str, Any]]:
-    found = trtspec("checklist", artifact, *arguments, "--json")
+    found = trtspec("readiness", artifact, *arguments, "--json")
     assert found.code == 0, found.err
     return {row["name"]: row for row in found.document["rows"]}
 
@@ -78,11 +77,11 @@ def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
 
 @pytest.mark.slow
 def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Path, trtspec: Run) -> None:
-    shown = trtspec("checklist", artifact)
+    shown = trtspec("readiness", artifact)
     assert shown.code == 0
     assert shown.out.endswith(f"{artifact}: 11 items missing\n")
     assert f"verified: trtspec verify {artifact}\n" in shown.out
-    assert trtspec("checklist", artifact, "--strict").code == 112
+    assert trtspec("readiness", artifact, "--strict").code == 112
 
 
 @pytest.mark.slow
@@ -90,7 +89,7 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
-    save_verification(artifact, make_report(artifact, "exact", [VerificationCheck("parity", False, 0, 1, "not so")]))
+    save_verification(make_report(artifact, "exact", [VerificationCheck("parity", False, 0, 1, "not so")]))
     assert "failed: parity" in rows(trtspec, artifact)["verified"]["evidence"]
 
 
@@ -211,7 +210,7 @@ def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
 def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "x.json"
     path.write_text(text)
-    refused = trtspec("checklist", artifact, "--results", path)
+    refused = trtspec("readiness", artifact, "--results", path)
     assert refused.code == 1
     assert str(path) in refused.err
 
@@ -240,7 +239,7 @@ LOOSER = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "named"), LOOSER)
 def test_what_is_looser_than_its_default_is_named(facts: ReadinessInputs, settings: dict[str, Any], named: str) -> None:
-    row = built.defaults(changed(facts, **settings))
+    row = readiness.defaults(changed(facts, **settings))
     assert row.state == MISSING
     assert row.evidence.startswith(named)
     assert ", " not in row.evidence.replace(", by default", "")
@@ -248,26 +247,26 @@ def test_what_is_looser_than_its_default_is_named(facts: ReadinessInputs, settin
 
 def test_what_is_stricter_than_its_default_is_done(facts: ReadinessInputs) -> None:
     stricter = {"gates__quantized_parity": 0.99, "serving__rollout__min_requests": 100, "serving__max_queue_size": 1}
-    assert built.defaults(changed(facts, **stricter)).state == DONE
+    assert readiness.defaults(changed(facts, **stricter)).state == DONE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "settings", "state"),
     [
-        (built.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 1.1}, DONE),
-        (built.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 0.0}, MISSING),
-        (built.limits, {"speculation__method": "none"}, NOT_NEEDED),
-        (built.gates, {"speculation__method": "none"}, NOT_NEEDED),
-        (items.load, {"speculation__method": "none"}, NOT_NEEDED),
-        (items.profile, {"speculation__method": "none"}, NOT_NEEDED),
-        (items.tune, {"speculation__method": "none"}, NOT_NEEDED),
-        (built.parity, {"target__quantization__weights": "fp8"}, MISSING),
-        (built.warmup, {"serving__warmup": True}, DONE),
-        (built.warmup, {"serving__warmup": False}, MISSING),
-        (built.rollout, {"serving__openai": False}, MISSING),
-        (built.rollout, {"serving__rollout__canary": [100]}, MISSING),
-        (built.rollout, {"serving__rollout__canary": [1, 50]}, DONE),
+        (readiness.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 1.1}, DONE),
+        (readiness.limits, {"gates__min_acceptance": 0.5, "gates__min_speedup": 0.0}, MISSING),
+        (readiness.limits, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.gates, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.load, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.profile, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.tune, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.parity, {"target__quantization__weights": "fp8"}, MISSING),
+        (readiness.warmup, {"serving__warmup": True}, DONE),
+        (readiness.warmup, {"serving__warmup": False}, MISSING),
+        (readiness.rollout, {"serving__openai": False}, MISSING),
+        (readiness.rollout, {"serving__rollout__canary": [100]}, MISSING),
+        (readiness.rollout, {"serving__rollout__canary": [1, 50]}, DONE),
     ],
 )
 def test_rows_that_the_recipe_decides(
@@ -280,7 +279,7 @@ def test_rows_that_the_recipe_decides(
 def test_a_quantized_target_that_was_compared(facts: ReadinessInputs, artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     compared = changed(gather(artifact, (), None), target__quantization__weights="fp8")
-    assert built.parity(compared).state == DONE
+    assert readiness.parity(compared).state == DONE
 
 
 @pytest.mark.slow
@@ -303,7 +302,7 @@ def test_a_prometheus_says_what_is_watched(artifact: Path, trtspec: Run) -> None
         assert (row["state"], row["evidence"]) == (MISSING, f"{url} lacks {lost}")
     with serving(lambda path: (200, b'{"status": "success", "data": {"result": [], "groups": []}}')) as url:
         assert rows(trtspec, artifact, "--prometheus", url)["metrics"]["state"] == MISSING
-    assert trtspec("checklist", artifact, "--prometheus", url).code == 1
+    assert trtspec("readiness", artifact, "--prometheus", url).code == 1
 
 
 def test_a_way_back(artifact: Path, trtspec: Run) -> None:
@@ -323,16 +322,16 @@ def test_a_way_back(artifact: Path, trtspec: Run) -> None:
 
 
 def test_the_page_has_the_rows() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "checklist.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "readiness.md").read_text(encoding="utf-8")
     named = [
         name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].strip().split(", ")
     ]
     assert [name for name in named if name in NAMES] == [*NAMES]
-    assert len(ROWS) == len(NAMES)
+    assert tuple(ITEMS) == NAMES
 
 
 def test_there_is_no_artifact(workplace: Path, trtspec: Run) -> None:
-    refused = trtspec("checklist", "nosuch")
+    refused = trtspec("readiness", "nosuch")
     assert (refused.code, refused.out) == (1, "")
     assert "no artifact: the directory does not exist" in refused.err
 
