@@ -12,7 +12,7 @@ WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor prometheus browser engines $(REAL) demo check format test test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor prometheus browser engines $(REAL) demo check format test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,8 +77,14 @@ format: setup ## Format the sources and mend what can be mended.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: editor ## Run all tests that need no GPU, on all cores and in one process more: some wait for servers.
-	$(BIN)/pytest -n auto $(WORKERS)
+# On all cores and in one process more: some tests wait for servers.
+test: setup ## Run the tests that need no GPU, without those that only test-all runs.
+	$(BIN)/pytest -n auto $(WORKERS) -m "not thorough"
+
+test-thorough: editor
+	$(BIN)/pytest -n auto $(WORKERS) -m thorough
+
+test-all: test test-thorough ## Run all tests that need no GPU: also real engines, a browser, and exhaustive variants.
 
 test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.
 	$(BIN)/pytest -n logical $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2

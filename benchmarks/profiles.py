@@ -43,7 +43,7 @@ from benchmarks.turns import Ring, Turn, join
 from trtspec.bench.artifact import DRAFT, TARGET, engine_settings, open_artifact
 from trtspec.bench.profile.engine_profiler import generate_responses, measure
 from trtspec.bench.profile.measured import CandidateMeasurements
-from trtspec.bench.profile.options import ProfileCandidate, SampleTexts
+from trtspec.bench.profile.options import ProfileCandidate, SampleText
 from trtspec.bench.profile.recommend import recommend
 from trtspec.core.paths import recipes_dir
 from trtspec.engine.engine import Engine
@@ -107,7 +107,7 @@ def examine(candidate: ProfileCandidate, parts: Sequence[str]) -> dict[str, Any]
         return {part: compared[part](candidate, texts, engine) for part in parts}
 
 
-def compare_lens(candidate: ProfileCandidate, texts: SampleTexts, engine: Asked) -> dict[str, Any]:
+def compare_lens(candidate: ProfileCandidate, texts: Sequence[SampleText], engine: Asked) -> dict[str, Any]:
     """Compare the expected speed-up of each draft length with the engine's."""
     rows = []
     for batch in BATCHES:
@@ -132,7 +132,7 @@ def compare_lens(candidate: ProfileCandidate, texts: SampleTexts, engine: Asked)
     return {"batches": rows}
 
 
-def measured_at(candidate: ProfileCandidate, texts: SampleTexts, *batches: int) -> CandidateMeasurements:
+def measured_at(candidate: ProfileCandidate, texts: Sequence[SampleText], *batches: int) -> CandidateMeasurements:
     return measure(candidate, texts, batches, lambda what, done, total: None)
 
 
@@ -146,7 +146,7 @@ def faster(one: CandidateMeasurements, other: CandidateMeasurements) -> Candidat
     return replace(one, seconds=seconds, prefills=prefills)
 
 
-def compare_schedule(candidate: ProfileCandidate, texts: SampleTexts, engine: Asked) -> dict[str, Any]:
+def compare_schedule(candidate: ProfileCandidate, texts: Sequence[SampleText], engine: Asked) -> dict[str, Any]:
     """Compare the schedule with the target alone and the fixed length, at each concurrency.
 
     `noise` is the difference between two equal arms: the fixed length is measured twice.
@@ -166,7 +166,7 @@ def compare_schedule(candidate: ProfileCandidate, texts: SampleTexts, engine: As
 
 
 @contextmanager
-def loaded(candidate: ProfileCandidate, texts: SampleTexts) -> Iterator[Asked]:
+def loaded(candidate: ProfileCandidate, texts: Sequence[SampleText]) -> Iterator[Asked]:
     """Yield engines in separate processes, as many with and without a drafter as there are arms.
 
     Equal processes differ by a few percent, so rounds rotate the arms through them.
@@ -187,7 +187,7 @@ def loaded(candidate: ProfileCandidate, texts: SampleTexts) -> Iterator[Asked]:
             pools = [process(next(numbers) if arm else number % of_each, drafts=bool(arm)) for arm in arms]
             ring.begin(len(arms))
             asking = [
-                pool.submit(in_turn, candidate.root, texts.prompts, arm, many, (place, len(arms)))
+                pool.submit(in_turn, candidate.root, [text.prompt for text in texts], arm, many, (place, len(arms)))
                 for place, (pool, arm) in enumerate(zip(pools, arms, strict=True))
             ]
             return [each.result(WITHIN_S) for each in asking]

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.kernels.bindings import ChainResult, KernelLibrary
+from trtspec.kernels.bindings import KernelLibrary
+from trtspec.kernels.bit_exact import ChainResult
 
 LOGIT_SPREAD = 2.5
 DRAFT_NOISE = 0.7  # noise between draft and target logits, for an acceptance rate of about 0.7

@@ -34,6 +34,7 @@ pytest_plugins = (
     "tests._support.sharing",
     "tests._support.order",
     "tests._support.skips",
+    "tests._support.thorough",
     "tests._support.golden",
 )
 

@@ -20,7 +20,7 @@ from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a f
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.tensorrt_llm.repository import check_machine as check_built_for
-from trtspec.bench.verify import ensure_gates
+from trtspec.bench.run_gates import ensure_gates
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.deployment.revision import find_fallback_backend, stage_repository
@@ -29,7 +29,6 @@ from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.server import ServerPorts, TritonServer
 from trtspec.store.artifact import load_manifest
 from trtspec.store.executor import Observer, StepResult
-from trtspec.store.files import SourceDigests
 from trtspec.store.plan import StepPlan
 from trtspec.store.store import Store
 
@@ -328,11 +327,9 @@ def test_engines_are_lent_the_gpus_of_this_machine(
     lent = []
     execute = pipeline.execute
 
-    def noted(
-        plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str], sources: SourceDigests
-    ) -> list[StepResult]:
+    def noted(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str]) -> list[StepResult]:
         lent.extend(devices)
-        return execute(plan, store, observer, devices, sources)
+        return execute(plan, store, observer, devices)
 
     monkeypatch.setattr(pipeline, "execute", noted)
     assert trtspec("build", engine_recipe).code == 0

@@ -22,8 +22,6 @@ ORDER = (
 )
 # Folders that are scanned for extensions. Packages before them use extensions through the registry alone.
 EXTENSIONS = ("families", "methods", "backends", "deployment/targets")
-# Heads with a reduced vocabulary, which only EAGLE-3 and P-EAGLE have, are pruned and exported by their tensor names.
-NAME_EAGLE3 = {"training/external/job.py", "training/trainable.py", "training/vocabulary.py"}
 BACKENDS = sorted(
     path.parent.name for path in (PACKAGE / "backends").glob("*/__init__.py") if "BACKEND = " in path.read_text()
 )
@@ -119,7 +117,7 @@ def test_an_extension_is_imported_by_extensions_alone() -> None:
     assert len(known) > 25
     for path in modules():
         is_core = package_of(path) not in EXTENSIONS and "targets" not in path.parts
-        if is_core and str(path.relative_to(PACKAGE)) not in NAME_EAGLE3:
+        if is_core:
             found += [
                 f"{path}: {name}"
                 for name in imports(path)

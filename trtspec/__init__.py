@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from trtspec.core.installation import __version__
 
 if TYPE_CHECKING:
-    from trtspec.bench.generate import GeneratedText
-    from trtspec.bench.verification_report import VerificationReport
+    from trtspec.bench.artifact import GeneratedText
+    from trtspec.bench.gates import SkippedCheck, VerificationReport
     from trtspec.core.diagnostics import Diagnostic, RecipeError
     from trtspec.core.errors import TrtspecError
     from trtspec.deployment.base import RunningDeployment
@@ -40,12 +40,12 @@ _TYPES = {
     "CheckResult": "trtspec.planning.check.recipe",
     "RunningDeployment": "trtspec.deployment.base",
     "Diagnostic": "trtspec.core.diagnostics",
-    "GeneratedText": "trtspec.bench.generate",
+    "GeneratedText": "trtspec.bench.artifact",
     "LoadedRecipe": "trtspec.recipe.load",
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
     "TrtspecError": "trtspec.core.errors",
-    "VerificationReport": "trtspec.bench.verification_report",
+    "VerificationReport": "trtspec.bench.gates",
 }
 __all__ = [
     "Build",
@@ -64,7 +64,9 @@ __all__ = [
     "check",
     "deploy",
     "generate",
+    "generate_all",
     "load_recipe",
+    "load_recipes",
     "plan",
     "verify",
 ]
@@ -88,6 +90,18 @@ def load_recipe(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> 
     from trtspec.recipe.load import load_recipe as load
 
     return load(Path(path), overrides)
+
+
+def load_recipes(
+    path: str | PathLike[str], *, overrides: Sequence[str] = (), variants: Sequence[str] = ()
+) -> list[LoadedRecipe]:
+    """Read and validate all recipes of a file: one for each combination of its `matrix`.
+
+    `variants` are names or patterns of the combinations to use. Raises RecipeError like `load_recipe`.
+    """
+    from trtspec.recipe.load import load_matrix
+
+    return load_matrix(Path(path), overrides, variants)
 
 
 def check(recipe: LoadedRecipe | str | PathLike[str]) -> CheckResult:
@@ -142,15 +156,21 @@ def verify(
     source: str | PathLike[str] | None = None,
     prompts: str | PathLike[str] | None = None,
     max_tokens: int = 64,
+    max_runs: int = 5,
     skip_gates: Sequence[str] = (),
+    rehash: bool = False,
+    report: str | PathLike[str] | None = None,
     manifest: str = "",
     on_progress: _Progress = lambda what, done, total: None,
+    on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
 ) -> VerificationReport:
     """Compare an artifact's output with its target's, evaluate its gates and record the result.
 
     `source` is the target's checkpoint if it was moved, `prompts` a file in place of the artifact's own, `max_tokens`
-    the new tokens per prompt, and `manifest` the required "sha256:..." of the manifest. A failed check is in the result
-    (`ok`, `checks`); TrtspecError is raised if nothing could be checked.
+    the new tokens per prompt, `max_runs` the most runs for a close speed-up gate, `report` a file for the report in
+    place of the artifact's own, and `manifest` the required "sha256:..." of the manifest. With `rehash` unchanged files
+    are hashed again. A failed check is in the result (`ok`, `checks`); TrtspecError is raised if nothing could be
+    checked. `on_unwritten` gets the error if the artifact cannot take the report.
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.bench.verify import verify_artifact
@@ -158,12 +178,16 @@ def verify(
 
     return verify_artifact(
         Path(artifact),
-        source=Path(source) if source is not None else None,
-        prompts_file=Path(prompts) if prompts is not None else None,
+        source=_as_path(source),
+        prompts_file=_as_path(prompts),
         max_tokens=max_tokens,
+        max_runs=max_runs,
         skip=check_gate_names(skip_gates),
+        report=_as_path(report),
+        reread=rehash,
         expected=parse_expected(manifest) if manifest else "",
         on_progress=on_progress,
+        on_unwritten=on_unwritten,
     )
 
 
@@ -183,7 +207,7 @@ def generate(
 
     Temperature 0 is greedy decoding. Raises TrtspecError for an artifact whose engine runs in another process.
     """
-    from trtspec.bench.generate import generate_one
+    from trtspec.bench.artifact import generate_one
     from trtspec.engine.generation.request import SamplingOptions
 
     sampling = SamplingOptions(temperature, top_k, top_p, seed)
@@ -192,25 +216,58 @@ def generate(
     )
 
 
+def generate_all(
+    artifact: str | PathLike[str],
+    prompts: str | PathLike[str],
+    *,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+) -> list[tuple[str, GeneratedText]]:
+    """Generate a text for every prompt of a file, in batches; return pairs of a prompt's id and its text.
+
+    `prompts` is a prompt file or the name of a shipped set. Otherwise like `generate`.
+    """
+    from trtspec.bench.artifact import generate_many
+    from trtspec.engine.generation.request import SamplingOptions
+
+    sampling = SamplingOptions(temperature, top_k, top_p, seed)
+    return generate_many(Path(artifact), Path(prompts), max_tokens=max_tokens, sampling=sampling, stop=tuple(stop))
+
+
 def deploy(
     artifact: str | PathLike[str],
     *,
     target: str = "local",
     name: str | None = None,
     host: str = "127.0.0.1",
+    openai_host: str = "",
     ports: Mapping[str, int] | None = None,
+    detach: bool = True,
     timeout_s: float = 300.0,
+    wait_for_warmup: bool = False,
+    drain_s: int | None = None,
     skip_gates: Sequence[str] = (),
+    baseline: str | None = None,
     manifest: str = "",
+    trust_report: str = "",
+    canary: Sequence[int] = (),
+    shadow: int | None = None,
     settings: Mapping[str, str] | None = None,
     on_progress: _Progress = lambda what, done, total: None,
     on_event: Callable[[str, str], None] = lambda state, what: None,
+    on_skipped: Callable[[Sequence[SkippedCheck]], None] = lambda skipped: None,
 ) -> RunningDeployment:
     """Serve an artifact whose gates hold; returns once the server has answered a request, and leaves it running.
 
-    `ports` are by service ("http", "grpc", "metrics", "openai"), `settings` are the target's own. `on_event` gets
-    (state, message) during the start. `RunningDeployment.as_dict()` has the endpoints, and `trtspec stop NAME` stops
-    the server. Raises GateNotMet if a gate fails and DeployError if the server does not start.
+    `ports` are by service ("http", "grpc", "metrics", "openai"), `settings` are the target's own; the other parameters
+    are the options of `trtspec deploy`. Without `detach` the server ends with this process. `on_event` gets (state,
+    message) during the start, and `on_skipped` the gates that are not evaluated. `RunningDeployment.as_dict()` has the
+    endpoints, and `trtspec stop NAME` stops the server. Raises GateNotMet if a gate fails and DeployError if the server
+    does not start.
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import deploy as serve
@@ -220,16 +277,26 @@ def deploy(
     options = DeployOptions(
         name=name,
         host=host,
+        openai_host=openai_host,
         ports=dict(ports or {}),
-        detach=True,
+        detach=detach,
         timeout_s=timeout_s,
+        wait_warm=wait_for_warmup,
+        drain_s=drain_s,
         skip_gates=tuple(sorted(check_gate_names(skip_gates))),
         manifest=parse_expected(manifest) if manifest else "",
+        trusted_report=parse_expected(trust_report, "--trust-report") if trust_report else "",
+        shares=tuple(canary),
+        shadow=shadow,
         settings=dict(settings or {}),
         on_event=on_event,
     )
-    return serve(Path(artifact), target, options, on_progress=on_progress)
+    return serve(Path(artifact), target, options, on_progress=on_progress, baseline=baseline, on_left_out=on_skipped)
 
 
 def _as_recipe(recipe: LoadedRecipe | str | PathLike[str]) -> LoadedRecipe:
     return load_recipe(recipe) if isinstance(recipe, str | PathLike) else recipe
+
+
+def _as_path(path: str | PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -16,7 +16,7 @@ from trtspec.checkpoints.safetensors import lay_out
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, TrtllmQuantization, render_config
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.layers import GatedMlp, Linear, PlainMatrix
+from trtspec.engine.model.layers import GatedMlp, Linear, PackedMatrix
 
 SPREAD = 0.02  # as in Llama's initialization
 NORMS = ("input_layernorm.weight", "post_layernorm.weight")
@@ -96,9 +96,9 @@ def _weights(model: Decoder) -> Iterator[Tensor]:
 
 def _plain(linear: object) -> Tensor:
     """Return the unpacked matrix of a linear module."""
-    if not isinstance(linear, Linear) or not isinstance(linear.matrix, PlainMatrix):
+    if not isinstance(linear, Linear) or isinstance(linear.matrix, PackedMatrix):
         raise TypeError("the matrix is packed; load the model without oneDNN")
-    return linear.matrix.matrix
+    return linear.matrix.stored
 
 
 def _tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -27,7 +27,8 @@ from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.progress import Progress, say
 from tests.serving.triton.serving import Served
 from tests.serving.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S, draft_process, make_pair, metric, reload
-from trtspec.core.processes import is_alive, start_time, tail, wait_until
+from trtspec.core.processes import is_alive, start_time, wait_until
+from trtspec.deployment.log import tail
 
 KINDS = ("killed", "stopped", "slowed")
 STREAMS, ASKS = 6, 48

@@ -54,7 +54,7 @@ ENGINE = (
     "trtspec.planning.doctor",
     "trtspec.bench.verify",
     "trtspec.bench.bench",
-    "trtspec.bench.generate",
+    "trtspec.bench.artifact",
     "trtspec.deployment.base",
     "trtspec.engine.engine",
 )

@@ -32,7 +32,7 @@ WARM = (
     "trtspec.planning.init.write",
     "trtspec.bench.verify",
     "trtspec.bench.bench",
-    "trtspec.bench.generate",
+    "trtspec.bench.artifact",
     "trtspec.bench.layer_search",
     "trtspec.deployment.base",
     "trtspec.engine.engine",

@@ -7,17 +7,19 @@ them. Review the changes before you commit them.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.backends.source_contexts import facts, source_context
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
-from trtspec.backends.llmapi.artifact import EmitLlmApiRepository
+from trtspec.backends.llmapi.artifact import MODEL_YAML, MODELS
+from trtspec.backends.steps.files import token_models
 from trtspec.backends.vllm.arguments import model_json
-from trtspec.backends.vllm.artifact import EmitVllmRepository
+from trtspec.backends.vllm.artifact import repository_step
 from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.serving.triton.repository_writer import ServingSettings
 
@@ -66,13 +68,13 @@ def emit_llmapi(method: str, out: Path) -> None:
         max_queue_delay_us=serving.max_queue_delay_us,
         streaming=serving.streaming,
     )
-    EmitLlmApiRepository(
-        (),
+    token_models(
+        MODELS,
         settings,
-        json.dumps(model_yaml(case, TARGET, DRAFT)),
+        {MODEL_YAML.name: yaml.safe_dump(model_yaml(case, TARGET, DRAFT), sort_keys=False)},
         max_input_len=resolve_max_input_len(engine),
         max_seq_len=engine.max_seq_len,
-        gpu_ids=tuple(serving.placement.target) if serving.placement else (),
+        gpu_ids=serving.placement.target if serving.placement else (),
         greedy_only=is_greedy_only(case),
     ).emit(out)
 
@@ -82,7 +84,7 @@ def emit_vllm(method: str, out: Path) -> None:
     case = vllm_case(method)
     model = case.recipe.target.model
     target = TARGET if model.startswith(".") else model
-    EmitVllmRepository((), json.dumps(model_json(case, target, DRAFT))).emit(out)
+    repository_step(model_json(case, target, DRAFT)).emit(out)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.backends import base as choose_module
-from trtspec.backends import llmapi, tensorrt_llm
+from trtspec.backends import base
 from trtspec.backends.base import backends, choose_backend, choose_version
+from trtspec.backends.common import trtllm_versions
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import GPUS, find_gpu
 from trtspec.recipe.schema import Engine
@@ -23,7 +23,7 @@ def install(monkeypatch: pytest.MonkeyPatch):
     """Return a function that simulates an installed version of TensorRT-LLM."""
 
     def installed(version: str) -> None:
-        for module in (choose_module, tensorrt_llm, llmapi):
+        for module in (base, trtllm_versions):
             monkeypatch.setattr(module, "installed_version", lambda name: version if name == "tensorrt_llm" else "")
 
     return installed

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.bench import BenchComparison, BenchSide, measure_server
+from trtspec.bench.bench import measure_server
+from trtspec.bench.speedup import BenchComparison, BenchSide
 from trtspec.bench.verification_report import manifest_sha256
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.client import Client

@@ -15,7 +15,7 @@ import pytest
 from tests._support import forked
 from tests._support.tiny import greedy, reference_model
 from tests.conftest import Run
-from trtspec.bench.generate import generate_one
+from trtspec.bench.artifact import generate_one
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.engine.prompts.records import HINT

@@ -13,9 +13,8 @@ import torch
 
 from tests._support.tiny import convert, make_llama, reference_model
 from tests.conftest import Run
-from trtspec.bench.layer_search import LENS, Matcher, PrunedDraft, Text, _chains
+from trtspec.bench.layer_search import LENS, Matcher, PrunedDraft, SearchBudget, Text, _chains, ranked, rate, search
 from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
-from trtspec.bench.skip_search import SearchBudget, ranked, rate, search
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.measurement import replay
@@ -99,7 +98,7 @@ def test_the_draft_length_is_the_one_that_promises_most() -> None:
 def test_the_command_writes_a_draft_that_a_recipe_takes(recipe: Path, trtspec: Run) -> None:
     prompts = recipe.parent / "mine.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"the rest {n}"}) + "\n" for n in range(4)))
-    arguments = ("prune", recipe, "--prompts", prompts, "--layers", 3, "--max-tokens", 6)
+    arguments = ("prune-layers", recipe, "--prompts", prompts, "--layers", 3, "--max-tokens", 6)
     done = trtspec(*arguments, "--out", "pruned")
     assert done.code == 0, done.err
     assert "3 of 4 layers" in done.err

@@ -11,12 +11,12 @@ from random import Random
 import pytest
 
 from tests._support.tiny import make_llama
-from trtspec.bench.skip_search import SearchBudget, SkipCandidate, draft_cost, ranked, rate, search
+from trtspec.bench.layer_search import SearchBudget, SkipCandidate, draft_cost, ranked, rate, search
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.layer_pruning import Skip
-from trtspec.methods.speedup import expected_speedup
+from trtspec.planning.prediction.speedup import expected_speedup
 
 FREELY = SearchBudget(max_skip=1.0, iterations=10_000, seconds=1e9)
 

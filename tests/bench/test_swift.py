@@ -64,14 +64,14 @@ def _share(source: Path, texts: list[Text], skip: Skip) -> float:
 
 def test_the_command_prints_what_a_recipe_needs(recipe: Path, trtspec: Run) -> None:
     arguments = ("--num-prompts", 3, "--max-tokens", 6, "--iterations", 9)
-    done = trtspec("swift", recipe, *arguments)
+    done = trtspec("search-skips", recipe, *arguments)
     assert done.code == 0, done.err
     assert "9 sets tried" in done.err
     text = recipe.read_text()
     start, end = text.index("speculation:"), text.index("engine:")
     recipe.write_text(text[:start] + done.out + text[end:])
     assert trtspec("check", recipe).code == 0
-    again = trtspec("swift", recipe, *arguments, "--json").document
+    again = trtspec("search-skips", recipe, *arguments, "--json").document
     assert again["tried"] == 9
     assert again["places"] == 12  # two of three texts are held out from the search
     assert again["speculation"]["method"] == "swift"
@@ -83,19 +83,19 @@ def test_the_command_prints_what_a_recipe_needs(recipe: Path, trtspec: Run) -> N
 
 def test_a_target_that_says_nothing(recipe: Path, trtspec: Run) -> None:
     (recipe.parent / "prompts.jsonl").write_text('{"prompt": "the rest"}\n')
-    refused = trtspec("swift", recipe)
+    refused = trtspec("search-skips", recipe)
     assert refused.code == 1
     assert "the target generated text for 1 prompts; the search needs at least two" in refused.err
 
 
 def test_it_exports_a_draft_that_a_recipe_takes(recipe: Path, trtspec: Run) -> None:
-    done = trtspec("swift", recipe, "--layers", "--num-prompts", 2, "--max-tokens", 4, "--export", "pruned")
+    done = trtspec("search-skips", recipe, "--layers", "--num-prompts", 2, "--max-tokens", 4, "--export", "pruned")
     assert done.code == 0, done.err
     assert "of 4 layers" in done.err
     built = trtspec("build", recipe, "--set", "speculation.draft.model=./pruned")
     assert built.code == 0, built.err
     verified = trtspec("verify", "build/tiny", "--max-tokens", 8, "--json").document
     assert verified["ok"], verified
-    refused = trtspec("swift", recipe, "--num-prompts", 2, "--max-tokens", 4, "--export", "pruned")
+    refused = trtspec("search-skips", recipe, "--num-prompts", 2, "--max-tokens", 4, "--export", "pruned")
     assert refused.code == 1
     assert "already exists" in refused.err

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.verdict import (
     ALONE,
     DO_NOT_SHIP,
@@ -21,7 +22,6 @@ from trtspec.bench.verdict import (
     contradicting_measurement,
     derive_verdict,
 )
-from trtspec.bench.verification_report import VerificationCheck
 
 FAST, SLOW, EVEN = RelativeSpeed(1.8, 1.6, 2.0), RelativeSpeed(0.82, 0.75, 0.9), RelativeSpeed(1.06, 0.97, 1.25)
 NGRAM = DraftOption("ngram", RelativeSpeed(2.2, 2.0, 2.4))

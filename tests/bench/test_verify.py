@@ -18,8 +18,9 @@ from tests._support.manifests import read_manifest, write_manifest
 from tests._support.tiny import make_llama
 from tests.conftest import Run
 from trtspec.bench import run_gates
-from trtspec.bench.verification_report import VerificationCheck, make_report, save_verification
-from trtspec.bench.verify import ensure_gates
+from trtspec.bench.gates import VerificationCheck
+from trtspec.bench.run_gates import ensure_gates
+from trtspec.bench.verification_report import make_report, save_verification
 from trtspec.checkpoints.safetensors import read_header
 from trtspec.core.errors import DigestMismatch, GateNotMet, VerificationFailed
 from trtspec.store.artifact import load_manifest
@@ -266,7 +267,7 @@ def test_deploy_uses_what_this_user_verified(artifact: Path, trtspec: Run, monke
 def test_deploy_refuses_by_what_was_kept(artifact: Path) -> None:
     for name, error in (("parity", VerificationFailed), ("min_acceptance", GateNotMet)):
         failed = VerificationCheck(name, False, 0, 1, "not so")
-        save_verification(artifact, make_report(artifact, "exact", [failed]))
+        save_verification(make_report(artifact, "exact", [failed]))
         with pytest.raises(error, match=f"^{name}: not so$"):
             ensure_gates(artifact)
 

@@ -233,7 +233,7 @@ def test_conversions_have_the_same_bytes_both_ways(
         monkeypatch.setattr(direct_io, "LEAST_BYTES", least)
         monkeypatch.setattr(stream, "CHUNK_BYTES", chunk_bytes)
         (out := tmp_path / str(least)).mkdir()
-        found.append(convert_checkpoint(source, out, mapping=mapping, scheme=scheme, threads=5))
+        found.append(convert_checkpoint(source, out, mapping=mapping, scheme=scheme))
         assert found[-1] == {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.safetensors")
         }

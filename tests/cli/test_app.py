@@ -18,19 +18,18 @@ import pytest
 
 from tests.conftest import Run
 from trtspec import __version__
-from trtspec.cli.app import command_name
+from trtspec.cli.app import all_commands, command_name
 from trtspec.cli.render import print_json
-from trtspec.core.registry import discover
 
-COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
+COMMANDS = sorted(map(command_name, all_commands()))
 HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protobuf")
 
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "advise baseline bench build cache check checklist compare convert-draft deploy doctor generate history init "
-        "inspect logs metrics migrate plan plugins profile promote prompts prune ps recipes report rm rollback "
-        "schema status stop swift train tune verify version"
+        "advise baseline bench build cache check ci compare convert-draft datasets deploy doctor generate history "
+        "init inspect logs metrics migrate plan plugins profile promote prune-layers prune-vocab ps readiness "
+        "recipes report rm rollback schema search-skips status stop train tune verify version"
     )
 
 
@@ -131,7 +130,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
                 *("runs", "new_tokens", "tokens_per_s", "median_tokens_per_s", "request_s", "ms_per_token", "samples"),
             },
         ),
-        "checklist": ((artifact,), {"name", "artifact", "manifest", "missing", "rows"}),
+        "readiness": ((artifact,), {"name", "artifact", "manifest", "missing", "rows"}),
         "inspect": (
             (artifact,),
             {
@@ -148,7 +147,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
                 "end_ids",
             },
         ),
-        "swift": (
+        "search-skips": (
             (recipe, "--num-prompts", 2, "--max-tokens", 2, "--iterations", 2),
             {"name", "candidates", "places", "tried", "seconds", "speculation", "export"},
         ),
@@ -170,7 +169,7 @@ def test_json_is_one_document_on_stdout(artifact: Path, trtspec: Run) -> None:
         done = trtspec(command, *arguments, "--json")
         assert done.code == 0, (command, done.err)
         assert set(done.document) == keys | {"format_version"}, command
-        shown_anyway = "" if command in ("build", "swift") else done.err  # these two show progress
+        shown_anyway = "" if command in ("build", "search-skips") else done.err  # these two show progress
         assert shown_anyway == "", command
         assert "\x1b" not in done.err
 

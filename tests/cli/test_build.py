@@ -353,7 +353,7 @@ def test_a_cleared_store_leaves_artifacts_whole(recipe: Path, trtspec: Run) -> N
 
 FULL_DISK = """
 import json, os, sys, tempfile
-from trtspec.store import disk_space as room
+from trtspec.store import plan as room
 from trtspec.cli.app import main
 disk, recipe = sys.argv[1:]
 os.chdir(disk)

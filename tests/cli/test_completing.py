@@ -51,7 +51,7 @@ def deploy(name: str) -> None:
 
 
 def test_commands(ask: Ask) -> None:
-    assert ask("che") == ["check", "checklist"]
+    assert ask("prune") == ["prune-layers", "prune-vocab"]
 
 
 def test_recipes_that_are_shipped_and_those_beside(ask: Ask, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Former option names work and are reported; `--help` lists commands in panels."""
+"""Former names of commands and options work and are reported; `--help` lists commands in panels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conftest import Run
 from trtspec.cli.app import OTHER, PANELS, make_command
-from trtspec.cli.renamed import _RENAMED, current_arguments
+from trtspec.cli.renamed import _COMMANDS, _OPTIONS, current_arguments
 
 
 def test_a_former_name_becomes_the_current_one_with_a_note() -> None:
@@ -21,6 +21,17 @@ def test_a_former_name_becomes_the_current_one_with_a_note() -> None:
     ]
 
 
+def test_a_former_command_becomes_the_current_one_with_its_options() -> None:
+    found, notes = current_arguments(["swift", "x", "--minutes", "1"])
+    assert found == ["search-skips", "x", "--max-minutes", "1"]
+    assert notes == [
+        "swift is now search-skips; swift will be removed in the next release",
+        "search-skips --minutes is now --max-minutes; --minutes will be removed in the next release",
+    ]
+    assert current_arguments(["prune", "x", "--vocab=64"])[0] == ["prune-vocab", "x", "--vocab=64"]
+    assert current_arguments(["prune", "x", "--layers", "2"])[0] == ["prune-layers", "x", "--layers", "2"]
+
+
 def test_a_name_of_another_command_stays() -> None:
     for given in (["generate", "x", "--samples", "1"], ["bench", "--", "--samples"], [], ["--help"]):
         assert current_arguments(given) == (given, [])
@@ -28,10 +39,12 @@ def test_a_name_of_another_command_stays() -> None:
 
 def test_every_current_name_is_an_option_and_every_former_one_is_not() -> None:
     commands = make_command().commands
-    for command, renamed in _RENAMED.items():
+    for command, renamed in _OPTIONS.items():
         options = {name for each in commands[command].params for name in each.opts}
         assert {*renamed.values()} <= options, command
         assert not options & renamed.keys(), command
+    assert {*_COMMANDS.values()} <= commands.keys()
+    assert not commands.keys() & _COMMANDS.keys()
 
 
 def test_a_former_name_runs(trtspec: Run, tmp_path: Path) -> None:

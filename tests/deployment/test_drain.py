@@ -26,7 +26,7 @@ from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets.local import stop
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.config import load_config, render_config, set_parameter
-from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 from trtspec.serving.triton.server import find_server
 from trtspec.store.artifact import load_manifest
 

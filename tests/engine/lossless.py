@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from tests._support.tiny import SHAPE
+from tests.kernels import reference
 from trtspec.engine.drafting.base import DraftSampling
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
-from trtspec.kernels import reference
 from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree

@@ -22,6 +22,7 @@ from tests.engine.lossless import (
     random_prompts,
     target_distribution,
 )
+from tests.kernels import reference
 from tests.methods import eagle3_heads, heads, recurrent
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.drafting.base import DraftTokens
@@ -30,7 +31,6 @@ from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.generation.request_state import RunningRequest
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import ExternalDrafts
-from trtspec.kernels import reference
 
 pytestmark = pytest.mark.integration
 
@@ -226,7 +226,7 @@ class TestNeighbours:
         ]
         stream = np.random.Generator(np.random.Philox(7)).integers(0, 1 << 32, 4) / 2.0**32
         a, b, c, d = stream.tolist()
-        external = ExternalDrafts.of(batch, torch.device("cpu"))
+        external = ExternalDrafts(batch, torch.device("cpu"))
         assert external.uniforms().tolist() == [[a, b, 0.0, c], [0.0, 0.0, 0.0, a], [a, b, c, d]]
         assert batch[0].uniforms(1).tolist() == [d]
 
@@ -235,9 +235,7 @@ class TestNeighbours:
         logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
         asked = [EngineRequest((1,), 9, SamplingOptions(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
                  EngineRequest((1,), 9, SamplingOptions(1.0), draft_ids=(1,))]  # fmt: skip
-        probs = ExternalDrafts.of(
-            [RunningRequest(request, print, None) for request in asked], torch.device("cpu")
-        ).probs()
+        probs = ExternalDrafts([RunningRequest(request, print, None) for request in asked], torch.device("cpu")).probs()
         assert probs is not None
         np.testing.assert_allclose(probs[0], [[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], rtol=1e-6)
         assert probs[1, 0].tolist() == [0.0, 1.0, 0.0]

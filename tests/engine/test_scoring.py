@@ -23,6 +23,7 @@ from tests._support.tiny import convert, make_llama, make_model, make_tokenizer,
 from tests.engine import lossless
 from tests.engine.every_method import METHODS, Models
 from tests.engine.lossless import DISTRIBUTION_SHAPE, logits_along, random_prompts
+from tests.kernels import reference
 from tests.methods import heads
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
@@ -30,7 +31,6 @@ from trtspec.engine import logits_processor
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, LogitEdits, SamplingOptions
 from trtspec.engine.settings import EngineSettings
-from trtspec.kernels import reference
 
 pytestmark = pytest.mark.integration
 

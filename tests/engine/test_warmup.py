@@ -8,8 +8,7 @@ import pytest
 from tests._support.tiny import convert, make_llama
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.engine import Engine, warm_up, warmup_batches
-from trtspec.engine.generation.request import EngineRequest
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import EngineRequest, check_request
 from trtspec.engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration

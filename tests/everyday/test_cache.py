@@ -59,7 +59,7 @@ def built(size: int, days_ago: float, *recipes: str) -> str:
     store, step = Store(open_store().root, lambda: then), Write(size)
     for recipe in recipes or ("",):
         with store.holding([step.key], recipe) if recipe else store.uses.holding([step.key]):
-            store.build(step, Inputs({}), None)
+            store.obtain(step)
     return step.key
 
 
@@ -136,7 +136,7 @@ def test_what_was_freed_is_said(keys: dict[int, str], workplace: Path, trtspec: 
 
 def test_clearing_frees_what_could_be_resumed(keys: dict[int, str], trtspec: Run) -> None:
     with pytest.raises(StepError):
-        open_store().build(Stuck(1 << 16), Inputs({}), None)
+        open_store().obtain(Stuck(1 << 16))
     assert "4 entries, 9.8 KiB, and 64.0 KiB from interrupted builds\n" in trtspec("cache").out
     planned = trtspec("cache", "--clear", "--dry-run", "--json").document
     done = trtspec("cache", "--clear", "--json").document

@@ -139,13 +139,13 @@ def test_an_artifact_whose_package_is_missing_is_refused_before_a_server_starts(
     recipe = resolved(backend="llmapi")
     manifest = Manifest(recipe=recipe, steps=(), files=(), tools={}, gpu={}, backend=record)
     check_machine = backends()["llmapi"].serving().check_machine
-    monkeypatch.setattr("trtspec.backends.llmapi.installed.find_spec", lambda name: None)
+    monkeypatch.setattr("trtspec.backends.serving.find_spec", lambda name: None)
     with pytest.raises(DeployError) as refused:
         check_machine(tmp_path, manifest)
     assert refused.value.where == sys.executable
     assert refused.value.message == "the Python package tensorrt_llm is not installed here"
     assert "pip install tensorrt_llm" in (refused.value.hint or "")
-    monkeypatch.setattr("trtspec.backends.llmapi.installed.find_spec", lambda name: util.find_spec("json"))
+    monkeypatch.setattr("trtspec.backends.serving.find_spec", lambda name: util.find_spec("json"))
     check_machine(tmp_path, manifest)
 
 

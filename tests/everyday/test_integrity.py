@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from tests._support.manifests import read_manifest, write_manifest
+from tests._support.mutations import flipped, mutated
 from tests.conftest import Run
 from trtspec.bench.documents import list_documents, read_document, read_record, save_document
+from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.load.comparison import read_saved
 from trtspec.bench.verification_report import (
-    VerificationCheck,
     make_report,
     read_untrusted_report,
     read_verification,
@@ -39,47 +40,12 @@ from trtspec.report.documents import gather
 from trtspec.store.artifact import load_manifest, manifest_sha256
 
 EXAMPLES = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "600"))
-VALUES = [None, True, -1, 0, 1e308, "", "x", "\ud800", [], {}, [[]], {"a": {}}, 10**40, "9" * 3000, [None] * 3]
-
-
-def flipped(data: bytes, random: random.Random) -> bytes:
-    place, bit = random.randrange(len(data)), 1 << random.randrange(8)
-    return data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
-
-
-def mutated(data: bytes, random: random.Random) -> bytes:
-    """Return a document with a bit flipped, a piece removed or repeated, or a value of another type in it."""
-    kind = random.randrange(4)
-    if kind == 0 or not data:
-        return flipped(data, random) if data else b"x"
-    begin = random.randrange(len(data))
-    end = min(len(data), begin + random.randrange(1, 40))
-    if kind == 1:
-        return data[:begin] + data[end:] if random.random() < 0.5 else data[:end] + data[begin:]
-    try:
-        document = json.loads(data)
-    except ValueError:
-        return data[:begin]
-    holders: list[Any] = [document]
-    for holder in holders:
-        children = holder.values() if isinstance(holder, dict) else holder if isinstance(holder, list) else ()
-        holders.extend(child for child in children if isinstance(child, dict | list) and child)
-    holder = random.choice([each for each in holders if isinstance(each, dict | list)] or [{}])
-    keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-    if not keys:
-        return json.dumps(random.choice(VALUES)).encode()
-    key = random.choice(keys)
-    if isinstance(holder, dict) and random.random() < 0.3:
-        del holder[key]
-    else:
-        holder[key] = random.choice(VALUES)
-    return json.dumps(document).encode()
 
 
 def verified(artifact: Path) -> None:
     checks = [VerificationCheck("lossless", True, 3, 3, "3 of 3 texts are the same", "lossless", "process")]
     checks.append(VerificationCheck("min_speedup", True, 1.25, 1.2e-5, "fast enough", "min_speedup", "process"))
-    save_verification(artifact, make_report(artifact, "exact", checks))
+    save_verification(make_report(artifact, "exact", checks))
 
 
 @pytest.mark.slow
@@ -161,14 +127,14 @@ def test_reports_of_a_stranger_end_no_command(
     reports.mkdir()
     make(reports / "verify.json", victim)
     for arguments in (
-        ("checklist", artifact),
+        ("readiness", artifact),
         ("report", artifact, "--format", "junit"),
         ("compare", artifact, artifact),
     ):
         ended = trtspec(*arguments)
         assert (ended.code, "Traceback" in ended.err) == (0, False), arguments
     for document in ("--results", reports / "verify.json"), ("--results", workplace):
-        assert trtspec("checklist", artifact, *document).code == 1
+        assert trtspec("readiness", artifact, *document).code == 1
         assert trtspec("report", artifact, *document).code == 1
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     assert victim.read_text() == "theirs"
@@ -363,7 +329,7 @@ def test_memory_that_runs_out_is_no_bug(
         raise ValueError("words of a library") from error
 
     monkeypatch.setattr("trtspec.cli.app._exhausted", [])
-    monkeypatch.setattr("trtspec.store.store.write_output", refuse)
+    monkeypatch.setattr("trtspec.store.store._write_output", refuse)
     ended = trtspec("build", recipe, "--json")
     assert (ended.code, "Traceback" in ended.err) == (1, False)
     assert ended.document["error"]["exit_code"] == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.core import paths
 from trtspec.core.paths import recipes_dir
 
 
@@ -41,7 +40,7 @@ def test_the_installation_is_not_written_to(recipe: Path, trtspec: Run, monkeypa
     engines(recipe)
     installed = recipe.parent / "site-packages" / "trtspec"
     installed.mkdir(parents=True)
-    monkeypatch.setattr(paths, "PACKAGE", installed)
+    monkeypatch.setattr("trtspec.cli.migrate.PACKAGE", installed)
     refused = trtspec("migrate", recipe, "--to", "1.3", "-o", installed / "new.yaml")
     assert (refused.code, refused.err) == (
         1,

@@ -28,7 +28,7 @@ COMMANDS = {
     "inspect": "inspect build/tiny --json",
     "plugins": "plugins list --json",
     "migrate": "migrate recipe.yaml --to 1.2.1 --json",
-    "swift": "swift recipe.yaml --num-prompts 2 --max-tokens 2 --iterations 1 --json",
+    "search-skips": "search-skips recipe.yaml --num-prompts 2 --max-tokens 2 --iterations 1 --json",
     "status": "status nosuch --json",
     "stop": "stop nosuch --json",
     "deploy": "deploy nosuch --json",
@@ -40,7 +40,7 @@ COMMANDS = {
     "wrong usage is not about the output": "chek",
 }
 # Commands that compute, with slow imports.
-COMPUTE = ("verify", "swift", "bench", "generate", "doctor")
+COMPUTE = ("verify", "search-skips", "bench", "generate", "doctor")
 # Commands that also run in a new interpreter, to test its start and exit.
 WHOLE = ("help", "check", "an error")
 AS_CLOSED = "import os, sys; os.close(1); sys.stdout = None; from trtspec.cli.app import main; main(sys.argv[1:])"

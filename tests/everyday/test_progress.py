@@ -107,7 +107,7 @@ def test_commands_tell_it_without_a_terminal(
 @pytest.mark.slow
 def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.01)
-    monkeypatch.setattr("trtspec.bench.generate.generate_many", lambda *_, **__: sleep(0.2) or [])
+    monkeypatch.setattr("trtspec.bench.artifact.generate_many", lambda *_, **__: sleep(0.2) or [])
     done = trtspec("generate", "build/tiny", "--prompts", "some.jsonl")
     assert done.document == {"format_version": 1, "results": []}
     assert "  still running after 0 s\n" in done.err

@@ -30,9 +30,8 @@ import pytest
 
 from tests._support.shapes import make_checkpoint, shapes
 from tests._support.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
-from trtspec.cli.app import command_name
+from trtspec.cli.app import all_commands, command_name
 from trtspec.core.processes import start_time
-from trtspec.core.registry import discover
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 
 pytestmark = [
@@ -58,7 +57,7 @@ engine:
   backend: llmapi
   gpu: h100
 """
-COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
+COMMANDS = sorted(map(command_name, all_commands()))
 
 
 @dataclass(frozen=True)
@@ -129,10 +128,12 @@ SCREENS = {
     "bench-a-load": Screen("bench http://127.0.0.1:8000 --concurrency 1,4,16 --slo ttft=60ms,e2e=900ms"),
     "advise": Screen("advise --concurrency 100 --output-tokens 300"),
     "advise-on-a-recipe": Screen("advise recipe.yaml --concurrency 2 --draft model"),
-    "checklist": Screen("checklist build/tiny", unmeasure),
+    "readiness": Screen("readiness build/tiny", unmeasure),
     "generate": Screen("generate build/tiny -p the --max-tokens 4", is_long=True),
     "generate-without-a-prompt": Screen("generate build/tiny"),
-    "swift": Screen("swift recipe.yaml --num-prompts 2 --max-tokens 2 --iterations 1", forget, True, "fresh"),
+    "search-skips": Screen(
+        "search-skips recipe.yaml --num-prompts 2 --max-tokens 2 --iterations 1", forget, True, "fresh"
+    ),
     "doctor": Screen("doctor"),
     "cache": Screen("cache --verify"),
     "ps": Screen("ps"),

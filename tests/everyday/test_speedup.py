@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.bench import BenchComparison, measure_server
-from trtspec.bench.gates import evaluate_gates, needs_more_runs
-from trtspec.bench.speedup import Speedup, estimate_speedup
-from trtspec.bench.verification_report import undecided_policy
-from trtspec.bench.verify import ensure_gates
+from trtspec.bench.bench import measure_server
+from trtspec.bench.gates import evaluate_gates, needs_more_runs, speedup_state, undecided_policy
+from trtspec.bench.run_gates import ensure_gates
+from trtspec.bench.speedup import BenchComparison, Speedup, estimate_speedup
 from trtspec.core.errors import GateNotMet
 from trtspec.store.artifact import load_manifest
 
@@ -113,8 +112,8 @@ def test_verify_and_bench_say_how_fast_and_how_sure(recipe: Any, trtspec: Run) -
     ("limit", "state"), [(1.5, "holds"), (1.6, "holds"), (1.61, "undecided"), (2.4, "undecided"), (2.41, "fails")]
 )
 def test_speedup_state_is_undecided_where_the_interval_includes_the_limit(limit: float, state: str) -> None:
-    assert Speedup(2.0, 1.6, 2.4, 1.9, samples=6).state(limit) == state
-    assert Speedup(2.0, 1.6, 2.4, 1.9, samples=3).state(limit) == state
+    assert speedup_state(Speedup(2.0, 1.6, 2.4, 1.9, samples=6), limit) == state
+    assert speedup_state(Speedup(2.0, 1.6, 2.4, 1.9, samples=3), limit) == state
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from trtspec.kernels.bit_exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
+from trtspec.kernels.bit_exact import ChainBatch, ChainResult, DraftKind, Mode, TreeBatch, TreeResult
 from trtspec.kernels.bit_exact.batch import VerifyBatch
 
 AnyBatch = TypeVar("AnyBatch", bound=VerifyBatch)
-ChainRule = Callable[[ChainBatch], ExactChainResult]
-TreeRule = Callable[[TreeBatch], ExactTreeResult]
+ChainRule = Callable[[ChainBatch], ChainResult]
+TreeRule = Callable[[TreeBatch], TreeResult]
 
 LOG2_E = 1.44269504
 """At this temperature a logit is the log2 of its weight, so edges can be computed to the last bit."""
@@ -23,6 +24,11 @@ LAST, HALF, QUARTER = 2**32 - 1, 2**31, 2**30
 NAN, INF = np.nan, np.inf
 # probabilities 1/2, 1/4, 1/8, 1/8
 HALVES = (0.0, -1.0, -2.0, -2.0)
+
+
+def uniform_bits(uniforms: npt.NDArray[np.float64]) -> npt.NDArray[np.uint32]:
+    """Convert numbers in [0, 1) to 32 bits each."""
+    return (uniforms * 2.0**32).astype(np.uint32)
 
 
 def one_chain(

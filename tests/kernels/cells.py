@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tests.kernels import reference
 from tests.kernels.batches import LAST, ChainRule, TreeRule
 from tests.kernels.distribution import (
     Box,
@@ -25,7 +26,6 @@ from tests.kernels.distribution import (
     target_distribution,
     text_distribution,
 )
-from trtspec.kernels import reference
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch
 from trtspec.kernels.chain import VerifyResult
 

@@ -7,8 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.kernels.batches import HALF, HALVES, INF, LAST, NAN, QUARTER, ChainRule, one_chain, outcomes, sampled_at
-from trtspec.kernels.bit_exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, ChainBatch, DraftKind, uniform_bits
+from tests.kernels.batches import (
+    HALF,
+    HALVES,
+    INF,
+    LAST,
+    NAN,
+    QUARTER,
+    ChainRule,
+    one_chain,
+    outcomes,
+    sampled_at,
+    uniform_bits,
+)
+from trtspec.kernels.bit_exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, ChainBatch, DraftKind
 
 
 def check_draws_at_every_edge(verify: ChainRule) -> None:

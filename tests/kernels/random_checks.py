@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from tests.kernels.batches import NAN, ChainRule, TreeRule, outcomes, pick
-from trtspec.kernels import chain, reference, tree
-from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch, uniform_bits
+from tests.kernels import reference
+from tests.kernels.batches import NAN, ChainRule, TreeRule, outcomes, pick, uniform_bits
+from trtspec.kernels import chain, tree
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch
 from trtspec.kernels.bit_exact.batch import VerifyBatch
 from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.kernels import reference
 from tests.kernels.distribution import (
     Array,
     Box,
@@ -24,7 +25,6 @@ from tests.kernels.distribution import (
     random_table,
     sampled,
 )
-from trtspec.kernels import reference
 from trtspec.kernels.chain import VerifyResult
 
 MARGIN = 1e-10

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels import test_chain
+from tests.kernels import reference, test_chain
 from tests.kernels.distribution import Array, Box, Case, Rule, Table, boxes, is_lossless, text_distribution
 from tests.kernels.scenarios import (
     BLOCKS,
@@ -25,9 +25,9 @@ from tests.kernels.scenarios import (
     verify_block,
     verify_chain,
 )
-from trtspec.kernels import chain, reference
+from trtspec.kernels import chain
 from trtspec.kernels.chain import VerifyResult
-from trtspec.kernels.verifier import TorchVerifier
+from trtspec.kernels.verifier import DraftVerifier
 
 LONG = BLOCKS["sampled, three tokens"]
 
@@ -74,7 +74,7 @@ class Batch(test_chain.Batch):
     def results(self, rows: slice = slice(None)) -> list[VerifyResult]:
         draft_probs = None if self.draft_probs is None else self.draft_probs[rows]
         how = (self.params(rows), draft_probs, self.uniforms[rows])
-        return TorchVerifier.block(self.logits[rows], self.tokens[rows], self.lens[rows], *how)
+        return DraftVerifier.block(self.logits[rows], self.tokens[rows], self.lens[rows], *how)
 
     rule = staticmethod(reference.verify_block)
 
@@ -89,15 +89,15 @@ def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool
         results = batch.results()
         assert results == [batch.expected(row) for row in range(len(results))]
         assert results == [batch.results(slice(row, row + 1))[0] for row in range(len(results))]
-        greedy = TorchVerifier.block(batch.logits, batch.tokens, batch.lens)
-        assert results[::3] == greedy[::3] == TorchVerifier.chain(batch.logits, batch.tokens, batch.lens)[::3]
+        greedy = DraftVerifier.block(batch.logits, batch.tokens, batch.lens)
+        assert results[::3] == greedy[::3] == DraftVerifier.chain(batch.logits, batch.tokens, batch.lens)[::3]
         lengths |= {len(result.path) for result in results}
     assert lengths == {0, 1, 2, 3, 4}
 
 
 def test_drafts_of_no_tokens() -> None:
     logits, nothing = torch.tensor([[[0.5, 0.25, 0.25]]]), torch.zeros(1, 0, dtype=torch.int64)
-    assert TorchVerifier.block(logits, nothing, [0], Identity(), None, torch.tensor([[0.6]])) == [VerifyResult([], 1)]
+    assert DraftVerifier.block(logits, nothing, [0], Identity(), None, torch.tensor([[0.6]])) == [VerifyResult([], 1)]
 
 
 # --- chains that end by the draft's confidence
@@ -172,8 +172,9 @@ def changed(module: ModuleType, old: str, new: str) -> Callable[..., Any]:
     """Return a module's `verify_block` with a part of the module's source replaced."""
     source = inspect.getsource(module)
     assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
-    names: dict[str, Any] = {"__name__": "wrong"}
+    names: dict[str, Any] = {"__name__": module.__name__}
     exec(compile(source.replace(old, new), "wrong", "exec"), names)
+    names["VerifyResult"] = VerifyResult  # the changed source may define an unequal class of this name
     rule: Callable[..., Any] = names["verify_block"]
     return rule
 
@@ -198,7 +199,7 @@ WRONG = {
         "uniforms[position] < chance and best == position:",
     ),
     "one uniform for all": ("if uniforms[position] < chance", "if uniforms[0] < chance"),
-    "the last place's uniform draws, too": ("uniforms[-1]))", "uniforms[-2]))"),
+    "the last place's uniform draws, too": ("else after, uniforms[-1]))", "else after, uniforms[-2]))"),
     "the next token from the target": ("left if left.sum() > 0.0 else after", "after"),
     "the next token from the first surplus": ("best, left = position + 1, rest", "best = position + 1"),
     "the last row for every end": ("after = target_probs[best]", "after, left = target_probs[-1], np.zeros(1)"),
@@ -234,12 +235,12 @@ WRONG_IN_TORCH = {
     "coverage beyond 1": (".clamp_max(1.0)", ""),
     "coverage of the last token alone": ("kept[-1] * target[:, place]", "target[:, place]"),
     "a surplus of the whole target": ("kept.unsqueeze(-1) * target_probs - drafted", "target_probs - drafted"),
-    "a negative surplus": (".clamp_min(0.0)", ".abs()"),
+    "a negative surplus": ("target_probs - drafted).clamp_min(0.0)", "target_probs - drafted).abs()"),
     "the lost share is ignored": ("surplus + (1.0 - kept)", "surplus + 1.0"),
     "the share for a chance": ("_chance(surplus.sum(-1), kept)", "kept"),
     "the first prefix": ("(taken * places[1:]).amax(1)", "taken.long().cumprod(1).sum(1)"),
     "the next token from the target": ("torch.where(left.sum(-1, keepdim=True) > 0, left, after)", "after"),
-    "the first place's uniform draws, too": ("uniforms[:, -1])", "uniforms[:, 0])"),
+    "the first place's uniform draws, too": ("left, after), uniforms[:, -1])", "left, after), uniforms[:, 0])"),
 }
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels import reference
 from tests.kernels.scenarios import CHAINS, Corners, Identity, boxes_of
-from trtspec.kernels import reference
 from trtspec.kernels.chain import VerifyResult, verify_chain
 from trtspec.kernels.sampling import SamplingParams
 

@@ -15,7 +15,7 @@ import pytest
 from tests.kernels import random_checks
 from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from trtspec.kernels import bit_exact
-from trtspec.kernels.bit_exact import ChainBatch, ExactChainResult, chain, compact_kv, fixed_point, kv_moves, tree
+from trtspec.kernels.bit_exact import ChainBatch, ChainResult, chain, compact_kv, fixed_point, kv_moves, tree
 from trtspec.kernels.bit_exact.batch import DraftRow
 from trtspec.kernels.bit_exact.fixed_point import (
     EXP2_COEFFICIENTS,
@@ -111,7 +111,7 @@ def laundering(logits: np.ndarray, sampling: RowSampling) -> WeightRow:
     return read_row(np.nan_to_num(logits, nan=-np.inf, posinf=0.0, neginf=-np.inf), sampling)
 
 
-def by_place_in_the_batch(batch: ChainBatch) -> ExactChainResult:
+def by_place_in_the_batch(batch: ChainBatch) -> ChainResult:
     places = np.arange(len(batch.tokens), dtype=np.uint32)[:, None]
     return bit_exact.verify_chain(replace(batch, uniforms=batch.uniforms ^ places << np.uint32(29)))
 

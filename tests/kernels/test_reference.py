@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.kernels import reference
 from tests.kernels.distribution import Array, Case, Rule, Table, boxes, is_lossless, text_distribution
 from tests.kernels.scenarios import BLOCKS, CHAINS, TREES, Scenario, boxes_of, verify_chain, verify_tree
-from trtspec.kernels import reference
 from trtspec.kernels.chain import VerifyResult
 
 KINDS = {"chain": CHAINS, "block": BLOCKS, "tree": TREES}

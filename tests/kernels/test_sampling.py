@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from trtspec.kernels import reference, sampling
+from tests.kernels import reference
+from trtspec.kernels import sampling
 from trtspec.kernels.sampling import SamplingParams, pick
 
 HOW = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.5, 7, 0.6), (0.0, 0, 1.0), (1.0, 3, 0.05)]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels import reference
 from tests.kernels.scenarios import CHAINS, TREES, Corners, Identity, boxes_of
-from trtspec.kernels import reference
 from trtspec.kernels.chain import VerifyResult, verify_chain
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree, TypicalAcceptance, in_node_order, verify_tree

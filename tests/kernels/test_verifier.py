@@ -15,7 +15,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.tree import Tree, TypicalAcceptance
-from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier, candidate_libraries, choose_verifier
+from trtspec.kernels.verifier import CompiledVerifier, DraftVerifier, candidate_libraries, choose_verifier
 
 CPU = torch.device("cpu")
 ALL = slice(None)
@@ -33,8 +33,8 @@ class TestCompiled:
         batch = test_chain.Batch(seed, torch.float32, sampled)
         arguments = (batch.logits, batch.tokens, batch.lens)
         sampled = (*arguments, batch.params(), batch.draft_probs, batch.uniforms)
-        assert verifier.chain(*sampled) == TorchVerifier.chain(*sampled)
-        assert verifier.chain(*arguments) == TorchVerifier.chain(*arguments)
+        assert verifier.chain(*sampled) == DraftVerifier.chain(*sampled)
+        assert verifier.chain(*arguments) == DraftVerifier.chain(*arguments)
 
     @pytest.mark.parametrize("drawn", [True, False])
     @pytest.mark.parametrize("seed", range(10))
@@ -42,8 +42,8 @@ class TestCompiled:
         batch = test_chain.Batch(seed, torch.float32, drawn)
         arguments = (batch.logits, batch.tokens, batch.lens)
         sampled = (*arguments, batch.params(), batch.draft_probs, batch.uniforms)
-        assert verifier.block(*sampled) == TorchVerifier.block(*sampled)
-        assert verifier.block(*arguments) == TorchVerifier.block(*arguments)
+        assert verifier.block(*sampled) == DraftVerifier.block(*sampled)
+        assert verifier.block(*arguments) == DraftVerifier.block(*arguments)
 
     @pytest.mark.parametrize("sampled", [True, False])
     @pytest.mark.parametrize("seed", range(10))
@@ -51,15 +51,15 @@ class TestCompiled:
         batch = test_tree.Batch(seed, torch.float32, sampled)
         arguments = (batch.logits, batch.tokens, batch.tree, batch.limits)
         sampled = (*arguments, batch.params(ALL), batch.draft_probs, batch.uniforms)
-        assert verifier.tree(*sampled) == TorchVerifier.tree(*sampled)
-        assert verifier.tree(*arguments) == TorchVerifier.tree(*arguments)
+        assert verifier.tree(*sampled) == DraftVerifier.tree(*sampled)
+        assert verifier.tree(*arguments) == DraftVerifier.tree(*arguments)
 
     @pytest.mark.parametrize("seed", range(4))
     def test_typical_acceptance_is_that_of_torch(self, verifier: CompiledVerifier, seed: int) -> None:
         batch = test_tree.Batch(seed, torch.float32, sampled=True)
         sampled = (batch.logits, batch.tokens, batch.tree, batch.limits, batch.params(ALL))
         more = (batch.draft_probs, batch.uniforms, TypicalAcceptance())
-        assert verifier.tree(*sampled, *more) == TorchVerifier.tree(*sampled, *more)
+        assert verifier.tree(*sampled, *more) == DraftVerifier.tree(*sampled, *more)
 
     def test_one_tree_may_stand_for_all_rows(self, verifier: CompiledVerifier) -> None:
         tree, tokens = Tree.from_choices([(0,), (1,), (1, 0)]), torch.tensor([[0, 3, 1, 2], [0, 1, 2, 3]])
@@ -74,7 +74,7 @@ class TestCompiled:
         batch = test_chain.Batch(3, torch.float32, sampled=True)
         for dtype in (torch.bfloat16, torch.float16):
             logits, rest = batch.logits.to(dtype), (batch.params(), batch.draft_probs, batch.uniforms)
-            wanted = TorchVerifier.chain(logits.float(), batch.tokens, batch.lens, *rest)
+            wanted = DraftVerifier.chain(logits.float(), batch.tokens, batch.lens, *rest)
             assert verifier.chain(logits, batch.tokens, batch.lens, *rest) == wanted
 
     @pytest.mark.parametrize("ill", [torch.nan, torch.inf])
@@ -104,7 +104,7 @@ class TestChoice:
     def test_a_library_without_a_kernel_is_passed_over(
         self, build_kernels: Callable[..., Path], caplog: pytest.LogCaptureFixture
     ) -> None:
-        assert isinstance(choose_verifier([build_kernels("verify_chain")], CPU, torch.float32), TorchVerifier)
+        assert type(choose_verifier([build_kernels("verify_chain")], CPU, torch.float32)) is DraftVerifier
         assert "the library lacks trtspec_verify_tree_cpu" in caplog.text
 
     def test_who_accepts_blocks_needs_the_kernel_for_them(
@@ -112,17 +112,17 @@ class TestChoice:
     ) -> None:
         library = build_kernels("verify_chain", "verify_tree")
         assert isinstance(choose_verifier([library], CPU, torch.float32), CompiledVerifier)
-        assert isinstance(choose_verifier([library], CPU, torch.float32, block=True), TorchVerifier)
+        assert type(choose_verifier([library], CPU, torch.float32, block=True)) is DraftVerifier
         assert "the library lacks trtspec_verify_block_cpu" in caplog.text
 
     def test_torch_without_any(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
-            assert isinstance(choose_verifier([], CPU, torch.float32), TorchVerifier)
+            assert type(choose_verifier([], CPU, torch.float32)) is DraftVerifier
         assert caplog.messages == ["verifying drafts with torch"]
 
     def test_torch_for_float64(self, kernel_library: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
-            assert isinstance(choose_verifier([kernel_library], CPU, torch.float64), TorchVerifier)
+            assert type(choose_verifier([kernel_library], CPU, torch.float64)) is DraftVerifier
         assert "do not support float64" in caplog.text
 
     def test_an_artifacts_own_libraries_come_first(

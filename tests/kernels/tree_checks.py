@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from tests.kernels import reference
 from tests.kernels.batches import HALF, HALVES, INF, LAST, NAN, QUARTER, TreeRule, one_tree, outcomes
-from trtspec.kernels import reference
 from trtspec.kernels.bit_exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, DraftKind, Mode
 
 

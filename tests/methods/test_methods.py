@@ -9,7 +9,7 @@ from trtspec.backends.base import backends_for_method
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover
 from trtspec.methods.base import Method
-from trtspec.methods.speedup import expected_speedup, expected_tokens
+from trtspec.planning.prediction.speedup import expected_speedup, expected_tokens
 
 METHODS: dict[str, Method] = discover("trtspec.methods", "METHOD")
 

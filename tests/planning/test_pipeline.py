@@ -10,9 +10,9 @@ from tests.conftest import Run
 from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint
 from trtspec.core.diagnostics import RecipeError
 from trtspec.core.paths import calibration_prompts, recipes_dir
-from trtspec.methods.speedup import expected_speedup
 from trtspec.planning import pipeline
 from trtspec.planning.pipeline import Build, open_store, plan_build, run_build
+from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.recipe.load import load_recipe
 from trtspec.store import records
 from trtspec.store.artifact import load_manifest, verify_files

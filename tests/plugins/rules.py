@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.bit_exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, TreeBatch
+from trtspec.kernels.bit_exact import ChainBatch, ChainResult, DraftKind, TreeBatch, TreeResult
 from trtspec.kernels.bit_exact.batch import VerifyBatch
 
 
@@ -30,25 +30,25 @@ class Rules:
     dtype: torch.dtype | None = None
     padding: int = 0
 
-    def chain(self, batch: ChainBatch) -> ExactChainResult:
+    def chain(self, batch: ChainBatch) -> ChainResult:
         """Verify chains."""
-        return ExactChainResult(*map(_to_numpy, self.library.verify_chain(**self.arguments_of(batch))))
+        return ChainResult(*map(_to_numpy, self.library.verify_chain(**self.arguments_of(batch))))
 
-    def block(self, batch: ChainBatch) -> ExactChainResult:
+    def block(self, batch: ChainBatch) -> ChainResult:
         """Verify chains as a whole."""
         found = self.library.verify_chain(**self.arguments_of(batch), kernel="verify_block")
-        return ExactChainResult(*map(_to_numpy, found))
+        return ChainResult(*map(_to_numpy, found))
 
     def arguments_of(self, batch: ChainBatch) -> dict[str, Any]:
         """Return the arguments of the library's function for chains."""
         return {**self._arrays(batch, "lengths"), "draft_kind": int(batch.draft_kind)}
 
-    def tree(self, batch: TreeBatch) -> ExactTreeResult:
+    def tree(self, batch: TreeBatch) -> TreeResult:
         """Verify trees."""
         arrays = self._arrays(batch, "parents", "limits")
         settings = {"draft_kind": int(batch.draft_kind), "threshold": batch.threshold, "alpha": batch.alpha}
         result = self.library.verify_tree(**arrays, **settings, mode=int(batch.mode))
-        return ExactTreeResult(*map(_to_numpy, result))
+        return TreeResult(*map(_to_numpy, result))
 
     def _arrays(self, batch: VerifyBatch, *more: str) -> dict[str, Any]:
         logits = {"target", "draft"} if batch.draft_kind == DraftKind.LOGITS else {"target"}

@@ -13,9 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.bench import BenchComparison
 from trtspec.bench.documents import save_document, save_target_document, target_sha256
-from trtspec.bench.speedup import Speedup
+from trtspec.bench.speedup import BenchComparison, Speedup
 from trtspec.store.artifact import load_manifest, manifest_sha256
 
 VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
@@ -84,6 +83,7 @@ def bench() -> dict[str, Any]:
     arm = {"tokens_per_s": [10.0, 12.0], "median_tokens_per_s": 11.0, "acceptance_rate": 0.0, "mean_accepted_len": 1.0}
     return {
         "format_version": 1,
+        "acceptance": "exact",
         "prompts": 4,
         "max_tokens": 16,
         "baseline": arm,
@@ -141,7 +141,7 @@ def plan() -> dict[str, Any]:
         {"batch": batch, "tokens_per_s": 100.0, "speedup": {"0.8": speed}} for batch, speed in ((1, 3.0), (4, 2))
     ]
     predicted = {"why_not": "", "gpu": "h100", "gpus": 2, "draft_len": 4, "batches": batches}
-    return {"format_version": 1, "name": "tiny", "steps": [], "predicted": predicted}
+    return {"format_version": 1, "name": "tiny", "steps": [], "memory": {"gpus": []}, "predicted": predicted}
 
 
 def build() -> dict[str, Any]:

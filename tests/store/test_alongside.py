@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.store.writing import Unshown
 from trtspec.core.errors import SourceChanged, StepError, TrtspecError
 from trtspec.core.files import failpoint
 from trtspec.core.hashing import HashlibBackend
 from trtspec.store import files as files_module
 from trtspec.store.digest import DigestCache
 from trtspec.store.executor import StepResult, Unobserved, execute
-from trtspec.store.files import ConcurrentHasher, FileReader, Files, SourceDigests
+from trtspec.store.files import ConcurrentHasher, FileReader, Files
 from trtspec.store.plan import StepPlan
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 from trtspec.store.store import Store
@@ -86,36 +85,36 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def digests(tmp_path: Path) -> DigestCache:
-    return DigestCache(tmp_path / "digests.json")
+def digests(store: Store) -> DigestCache:
+    return store.digests
 
 
 def files(source: Path, digests: DigestCache, *, read: bool = False) -> Files:
     return FileReader(digests, None if read else 0).read(source.parent, [source])
 
 
-def run(step: Step, store: Store, digests: DigestCache) -> StepResult:
-    return execute(StepPlan([step]), store, Unobserved(), sources=SourceDigests(digests))[-1]
+def run(step: Step, store: Store) -> StepResult:
+    return execute(StepPlan([step]), store, Unobserved())[-1]
 
 
 def test_the_key_is_that_of_the_bytes(source: Path, store: Store, digests: DigestCache, tmp_path: Path) -> None:
     step = Upper(files(source, digests))
     assert not step.source.is_read
-    result = run(step, store, digests)
+    result = run(step, store)
     final = Upper(files(source, DigestCache(tmp_path / "other.json"), read=True))
     assert (result.key, result.status) == (final.key, "built")
     assert store.peek(final.key).entry
     assert not store.peek(step.key).entry
     assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
     assert store.all_resumable_bytes() == 0
-    assert run(Upper(files(source, digests)), store, digests).status == "hit"  # the digest is cached
+    assert run(Upper(files(source, digests)), store).status == "hit"  # the digest is cached
 
 
 def test_everything_is_on_the_disk_before_it_has_its_place(
     source: Path, store: Store, digests: DigestCache, synced: list[str]
 ) -> None:
     step = Upper(files(source, digests))
-    key = run(step, store, digests).key
+    key = run(step, store).key
     workspace, moved = store.root / "partial" / step.key, synced.index("rename")
     names = [os.path.relpath(path, workspace) for path in synced[:moved] if path.startswith(str(workspace))]
     assert [re.sub(r"[0-9a-f]{16}", "*", name) for name in names] == ["files/upper", "files", ".entry.json.*.tmp", "."]
@@ -123,9 +122,7 @@ def test_everything_is_on_the_disk_before_it_has_its_place(
 
 
 def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, digests: DigestCache) -> None:
-    results = execute(
-        StepPlan([After(Upper(files(source, digests)))]), store, Unobserved(), sources=SourceDigests(digests)
-    )
+    results = execute(StepPlan([After(Upper(files(source, digests)))]), store, Unobserved())
     final = After(Upper(files(source, digests, read=True)))
     assert [each.key for each in results] == [final.upper.key, final.key]
     assert (results[1].entry.files_dir / "size").read_text() == str(source.stat().st_size)
@@ -143,7 +140,7 @@ def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digest
 
     plan = StepPlan([Cleared(Upper(files(source, digests)))])
     with store.holding([step.key for step in plan.steps], "recipe"):
-        results = execute(plan, store, Unobserved(), sources=SourceDigests(digests))
+        results = execute(plan, store, Unobserved())
         assert removed == [False]
         assert [other.remove(result.key) for result in results] == [False, False]
     assert [other.remove(result.key) for result in results] == [True, True]
@@ -163,17 +160,17 @@ def test_a_key_is_held_before_it_is_published(
 
     monkeypatch.setattr(os, "rename", look)
     with store.holding([step.key], "recipe"):
-        run(step, store, digests)
+        run(step, store)
     assert held == [True]
 
 
 def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: Store, digests: DigestCache) -> None:
-    first = run(Upper(files(source, digests)), store, digests)
+    first = run(Upper(files(source, digests)), store)
     copy = source.parent.parent / "copy" / "weights"
     copy.parent.mkdir()
     copy.write_bytes(source.read_bytes())
     store.gc({first.key})  # also removes the marker of similar builds
-    second = run(Upper(files(copy, digests)), store, digests)
+    second = run(Upper(files(copy, digests)), store)
     assert (second.key, second.status, second.entry.created) == (first.key, "hit", first.entry.created)
     assert store.all_resumable_bytes() == 0
 
@@ -181,14 +178,14 @@ def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: St
 def test_a_copy_of_a_source_is_read_before_anything_is_built(
     source: Path, store: Store, digests: DigestCache, tmp_path: Path
 ) -> None:
-    first = run(Upper(files(source, digests)), store, digests)
+    first = run(Upper(files(source, digests)), store)
     again = tmp_path / "again" / "weights"
     again.parent.mkdir()
     again.write_bytes(source.read_bytes())
-    second = run(Upper(files(again, digests), lambda done: pytest.fail("it was built again")), store, digests)
+    second = run(Upper(files(again, digests), lambda done: pytest.fail("it was built again")), store)
     assert (second.key, second.status) == (first.key, "hit")
     again.write_bytes(again.read_bytes()[::-1])  # same size, different content
-    assert run(Upper(files(again, digests)), store, digests).status == "built"
+    assert run(Upper(files(again, digests)), store).status == "built"
 
 
 def overwrite(path: Path) -> None:
@@ -215,7 +212,7 @@ def test_a_source_that_changes_meanwhile_is_refused(
 ) -> None:
     step = Upper(files(source, digests), lambda done: change(source) if done == at else None)
     with pytest.raises((TrtspecError, FileNotFoundError)):
-        run(step, store, digests)
+        run(step, store)
     assert store.entries() == []
     assert digests.lookup(source) is None if source.exists() else True
 
@@ -224,10 +221,10 @@ def test_a_source_that_was_changed_after_a_kill_is_read_from_the_start(
     source: Path, store: Store, digests: DigestCache, die_at: Callable[[str, Callable[[], object]], int]
 ) -> None:
     unread = Upper(files(source, digests))
-    assert die_at("upper.piece", lambda: run(unread, store, digests)) == -signal.SIGKILL
+    assert die_at("upper.piece", lambda: run(unread, store)) == -signal.SIGKILL
     assert store.resumable_bytes(unread.key)
     overwrite(source)
-    result = run(Upper(files(source, digests)), store, digests)
+    result = run(Upper(files(source, digests)), store)
     assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
     assert result.key == Upper(files(source, digests, read=True)).key
 
@@ -237,7 +234,7 @@ def test_a_killed_step_goes_on(
     source: Path, store: Store, digests: DigestCache, die_at: Callable[[str, Callable[[], object]], int]
 ) -> None:
     deaths = 0
-    while die_at("upper.piece", lambda: run(Upper(files(source, digests)), store, digests)) == -signal.SIGKILL:
+    while die_at("upper.piece", lambda: run(Upper(files(source, digests)), store)) == -signal.SIGKILL:
         deaths += 1
     assert deaths == -(-source.stat().st_size // PIECE)  # each process completes one piece
     [entry] = store.entries()
@@ -251,15 +248,14 @@ def test_a_kill_around_the_publication_leaves_nothing_behind_for_long(
     source: Path,
     store: Store,
     digests: DigestCache,
-    tmp_path: Path,
     die_at: Callable[[str, Callable[[], object]], int],
 ) -> None:
     """Output is stored under a key derived from the source's times, and is found as long as the source is unread."""
-    assert die_at(moment, lambda: run(Upper(files(source, digests)), store, digests)) == -signal.SIGKILL
-    again = DigestCache(tmp_path / "digests.json")  # contains the digests that the killed process saved
-    result = run(Upper(files(source, again)), store, again)
+    assert die_at(moment, lambda: run(Upper(files(source, digests)), store)) == -signal.SIGKILL
+    again = Store(store.root)  # its cache has the digests that the killed process saved
+    result = run(Upper(files(source, again.digests)), again)
     assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
-    assert result.key == Upper(files(source, again, read=True)).key
+    assert result.key == Upper(files(source, again.digests, read=True)).key
     assert len(store.entries()) == 1
     assert store.all_resumable_bytes() == 0
 
@@ -271,7 +267,7 @@ def test_neither_waits_for_ever(
 ) -> None:
     monkeypatch.setattr(files_module, "LEAD_BYTES", lead)
     monkeypatch.setattr(files_module, "available_memory", lambda: 0)
-    assert run(Upper(files(source, digests), tells=tells), store, digests).status == "built"
+    assert run(Upper(files(source, digests), tells=tells), store).status == "built"
 
 
 def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
@@ -283,7 +279,7 @@ def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
     begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
     monkeypatch.setattr(HashlibBackend, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
 
-    class Told(Unshown):
+    class Told(StepProgress):
         def resume(self, n_bytes: int) -> None:
             told.append(n_bytes)
 
@@ -305,7 +301,7 @@ def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
     monkeypatch.setattr(files_module, "available_memory", lambda: memory)
     begun, ahead, seen = threading.Event(), threading.Event(), list[bool]()
     monkeypatch.setattr(HashlibBackend, "grow", lambda self, grown: (begun.set(), seen.append(ahead.wait(0.3))))
-    with ConcurrentHasher(Upper(files(source, digests)), digests, Unshown()) as beside:
+    with ConcurrentHasher(Upper(files(source, digests)), digests, StepProgress()) as beside:
         assert begun.wait(30)
         beside.advance(10 * PIECE)
         ahead.set()
@@ -317,7 +313,7 @@ def test_a_step_that_fails_ends_the_hashing(source: Path, store: Store, digests:
         raise StepError("no more")
 
     with pytest.raises(StepError, match="no more"):
-        run(Upper(files(source, digests), fail), store, digests)
+        run(Upper(files(source, digests), fail), store)
     assert store.entries() == []
 
 
@@ -346,9 +342,9 @@ def test_the_hub_says_what_a_file_is(
     step = Upper(files(linked, digests))
     assert step.source.is_read  # the plan has its final keys
     assert step.source.unproven == ("weights",)
-    assert run(step, store, digests).key == step.key
+    assert run(step, store).key == step.key
     assert digests.lookup(linked) == linked.resolve().name
-    assert run(Upper(files(linked, digests)), store, digests).status == "hit"
+    assert run(Upper(files(linked, digests)), store).status == "hit"
 
 
 def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: Store, digests: DigestCache) -> None:
@@ -356,7 +352,7 @@ def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: S
     with pytest.raises(
         StepError, match=f"the file is damaged: its SHA-256 is [0-9a-f]{{64}}, the hub lists {'ab' * 32}"
     ):
-        run(Upper(files(linked, digests)), store, digests)
+        run(Upper(files(linked, digests)), store)
     assert store.entries() == []
 
 
@@ -375,8 +371,8 @@ def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HashlibBackend, "grow", lambda self, grown: None)
         with pytest.raises(SourceChanged, match="the file is damaged"):
-            run(step, store, digests)
-    result = run(Upper(files(linked, digests)), store, digests)
+            run(step, store)
+    result = run(Upper(files(linked, digests)), store)
     assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
 
 
@@ -392,7 +388,7 @@ def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
 
     step = Upper(files(linked, digests), wait_for_digest)
     with pytest.raises(SourceChanged, match="the file is damaged"):
-        run(step, store, digests)
+        run(step, store)
     assert pieces == [PIECE]
 
 
@@ -402,7 +398,7 @@ def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store
     other = linked.with_name("zzz")
     other.write_bytes(b"x" * PIECE)
     both = FileReader(digests, 0).read(linked.parent, [linked, other])
-    hashed = ConcurrentHasher(Upper(both), digests, Unshown())._files
+    hashed = ConcurrentHasher(Upper(both), digests, StepProgress())._files
     with pytest.raises(SourceChanged, match="the file is damaged"):
         hashed.digests(1)
     assert hashed._found[1] == ""
@@ -413,7 +409,7 @@ def test_what_was_made_of_a_file_that_changed_is_not_gone_on_with(
 ) -> None:
     step = Upper(files(source, digests), lambda done: overwrite(source) if done == PIECE else None)
     with pytest.raises(SourceChanged, match="the file changed while it was being read"):
-        run(step, store, digests)
+        run(step, store)
     assert not (store.root / "partial" / step.key / "notes").exists()
 
 

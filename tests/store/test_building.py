@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.writing import Append, Unshown, Write, build, fail, leftovers
+from tests.store.writing import Append, Write, build, fail, leftovers
 from trtspec.core.errors import SourceChanged, StepError, TrtspecError
-from trtspec.store.step import Inputs
 from trtspec.store.store import Store
 
 
@@ -86,13 +85,13 @@ FULL_DISK = """
             (out / "file").write_bytes(bytes(self.size))
 
     store = Store(Path(sys.argv[1]))
-    small = store.build(Fill(1000), Inputs({}), None)
+    small = store.obtain(Fill(1000))
     try:
-        store.build(Fill(2 << 20), Inputs({}), None)
+        store.obtain(Fill(2 << 20))
     except StepError as error:
         print(error)
     print(store.verify(), [path.name for path in (store.root / "tmp").iterdir()], len(store.entries()))
-    print(store.build(Fill(2000), Inputs({}), None)[1])
+    print(store.obtain(Fill(2000)).built)
 """
 
 
@@ -126,21 +125,21 @@ def test_a_resumable_step_goes_on_where_it_failed(store: Store) -> None:
     partial = store.root / "partial" / Append().key
     for done in (1, 2):
         with pytest.raises(StepError, match="no more"):
-            store.build(Append(fail), Inputs({}), Unshown())
+            store.obtain(Append(fail))
         assert (partial / "notes" / "done").read_text() == "x" * done
         assert store.peek(Append().key).why == "never built"
-    entry, built = store.build(Append(), Inputs({}), Unshown())
-    assert built
-    assert [file.path for file in entry.files] == ["file0", "file1", "file2"]
-    assert sorted(path.name for path in entry.directory.iterdir()) == ["entry.json", "files"]
+    obtained = store.obtain(Append())
+    assert obtained.built
+    assert [file.path for file in obtained.entry.files] == ["file0", "file1", "file2"]
+    assert sorted(path.name for path in obtained.entry.directory.iterdir()) == ["entry.json", "files"]
     assert not partial.exists()
 
 
 def test_a_resumable_step_whose_source_changed_begins_anew(store: Store) -> None:
     with pytest.raises(SourceChanged):
-        store.build(Append(lambda: raise_(SourceChanged("another"))(Path())), Inputs({}), Unshown())
+        store.obtain(Append(lambda: raise_(SourceChanged("another"))(Path())))
     runs = list[str]()
-    store.build(Append(lambda: runs.append("run")), Inputs({}), Unshown())
+    store.obtain(Append(lambda: runs.append("run")))
     assert len(runs) == 3
 
 
@@ -148,10 +147,10 @@ def test_a_resumable_step_whose_source_changed_begins_anew(store: Store) -> None
 def test_a_resumable_step_killed_when_it_was_sealed_is_written_to_again(
     store: Store, die_at: Callable[[str, Callable[[], object]], int], point: str
 ) -> None:
-    assert die_at(point, lambda: store.build(Append(), Inputs({}), Unshown())) == -9
+    assert die_at(point, lambda: store.obtain(Append())) == -9
     files = store.root / "partial" / Append().key / "files"
     assert {path.stat().st_mode & 0o777 for path in files.iterdir()} == {0o444}
-    entry, built = store.build(Append(), Inputs({}), Unshown())
-    assert built
-    assert len(entry.files) == 3
+    obtained = store.obtain(Append())
+    assert obtained.built
+    assert len(obtained.entry.files) == 3
     assert store.get(Append().key).entry

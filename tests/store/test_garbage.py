@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.writing import Append, Unshown, Write, build, count, fail, leftovers, overwrite
+from tests.store.writing import Append, Write, build, count, fail, leftovers, overwrite
 from trtspec.core.errors import StepError
 from trtspec.store.layout import Layout
-from trtspec.store.step import Inputs
 from trtspec.store.store import Store
 
 
@@ -55,7 +54,7 @@ def test_the_workspace_of_a_living_process_is_left_alone(
 
 def test_gc_throws_away_what_could_be_resumed_unless_it_is_being_written(store: Store) -> None:
     with pytest.raises(StepError):
-        store.build(Append(fail), Inputs({}), Unshown())
+        store.obtain(Append(fail))
     partial = store.root / "partial" / Append().key
     with Layout(store.root).lock(Append().key):
         Store(store.root).gc(keep=set())

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.writing import Unshown, Write, build, count, leftovers, overwrite
+from tests.store.writing import Write, build, count, leftovers, overwrite
 from trtspec.core.hashing import file_sha256
 from trtspec.store import entry as entry_module
 from trtspec.store.digest import dump_checksummed
-from trtspec.store.step import Inputs
 from trtspec.store.store import Store
 
 
@@ -115,7 +114,7 @@ def test_no_file_is_hashed_in_the_tick_it_was_written_in(
 
 
 def test_restamp_after_hard_links(store: Store, step: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry, _ = store.build(step, Inputs({}), Unshown())
+    entry = store.obtain(step).entry
     time.sleep(0.02)
     os.link(entry.files_dir / "two", tmp_path / "linked")
     assert store.restamp(step.key)
@@ -125,7 +124,7 @@ def test_restamp_after_hard_links(store: Store, step: Write, tmp_path: Path, mon
 
 @pytest.mark.parametrize("harm", [overwrite, chop, Path.unlink, link])
 def test_restamp_accepts_nothing_else(store: Store, step: Write, harm: Callable[[Path], object]) -> None:
-    entry, _ = store.build(step, Inputs({}), Unshown())
+    entry = store.obtain(step).entry
     harm(entry.files_dir / "deep/er/one")
     assert not store.restamp(step.key)
     assert store.peek(step.key).status == "miss"

@@ -19,7 +19,7 @@ from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
 from trtspec.training.teacher import TargetOutputs, Teacher
 from trtspec.training.tensors import make_part
 from trtspec.training.texts import TRAIN, TrainingText
-from trtspec.training.trainable import DraftInitializer, DraftSource, TrainableDraft, find_initializer, find_trainable
+from trtspec.training.trainable import DraftInitializer, DraftSource, TrainableDraft, find_trainable
 
 SETTINGS = TrainSettings("kl", 0, 1e-2, 20, 600.0, 0)
 VOCAB, DRAFT_LEN = 64, 4
@@ -144,7 +144,9 @@ BLOCKS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
 def make_draft(method: str, root: Path, target: Path, texts: list[TrainingText], sizes: Sizes = NO_SIZES) -> Path:
     """Write a draft from scratch for a target, as the step does."""
     origin = DraftInitializer(load_model(target, "auto"), texts, DRAFT_LEN, sizes, 0)
-    blank = find_initializer(method, sizes).make(origin)
+    trainer = find_trainable(method)
+    trainer.check_sizes(method, sizes)
+    blank = trainer.make(origin)
     root.mkdir()
     write_config(root, blank.config)
     write_tensors(root / blank.file, [make_part(name, each, "BF16") for name, each in blank.tensors.items()])

@@ -127,7 +127,7 @@ def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> Non
     """`prune --vocab` of the result has the requested tokens, builds, is lossless, and can be exported."""
     recipe.write_text(recipe.read_text().replace("METHOD", f"{method}\n  draft_len: 3"))
     assert trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", *STEPS).code == 0
-    ended = trtspec("prune", recipe, "--vocab", "64", "--out", "small", "--max-tokens", "24", "--json")
+    ended = trtspec("prune-vocab", recipe, "--vocab", "64", "--out", "small", "--max-tokens", "24", "--json")
     found = ended.document
     assert (found["draft"], found["draft_vocab_size"]) == ("small", 64)
     assert found["before"]["mean_accepted_len"] >= found["after"]["mean_accepted_len"] > 1
@@ -138,6 +138,6 @@ def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> Non
         built = trtspec("build", recipe, "--set", f"speculation.draft.model={draft}", "--out", f"build/{draft}")
         assert built.code == 0, built.err
         assert trtspec("verify", f"build/{draft}", *FEW).code == 0
-    refused = trtspec("prune", recipe, "--vocab", "262", "--out", "other", "--max-tokens", "24")
+    refused = trtspec("prune-vocab", recipe, "--vocab", "262", "--out", "other", "--max-tokens", "24")
     assert (refused.code, Path("other").exists()) == (1, False)
     assert "drafts 262 tokens, not more than the requested 262" in refused.err

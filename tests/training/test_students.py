@@ -123,7 +123,7 @@ def test_medusa_heads_by_vllms_names_are_trained_as_any(tmp_path: Path) -> None:
         student, lessons = student_of("medusa", target, root, texts, draft_len=5)
         found.append(batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"]))
     assert found[0].item() == found[1].item()
-    assert student.tensors.trained().keys() == unbiased.keys()
+    assert student.tensors.changed().keys() == unbiased.keys()
 
 
 def chain_of(method: str, draft_len: int) -> EngineSettings:
@@ -205,7 +205,7 @@ def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, 
     with torch.no_grad():
         for parameter in thin[0].tensors.parameters.values():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    merged = thin[0].tensors.trained()
+    merged = thin[0].tensors.changed()
     assert loss_of(thin) != pytest.approx(loss_of(whole), rel=1e-3)
     whole[0].tensors.load_state({**whole[0].tensors.state(), **merged})
     assert loss_of(thin) == pytest.approx(loss_of(whole), rel=1e-5)
@@ -226,7 +226,7 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
     def total(texts: list[TrainingText]) -> float:
         batch = TrainingBatch.of(texts, CPU)
         loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"])
-        return loss.item() * len(batch.places)
+        return loss.item() * len(batch.positions)
 
     assert total([short, long]) == pytest.approx(total([short]) + total([long]), rel=1e-5)
 
@@ -245,7 +245,7 @@ def test_lessons_that_are_kept_are_those_that_are_not(
         logits, features = kept.of(batch)
         wanted, others = anew.of(batch)
         torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
-        for row, text in enumerate(batch.texts if features is not None else ()):
+        for row, text in enumerate(batch.texts):
             own = slice(len(text.tokens))
             torch.testing.assert_close(features[row, own], others[row, own], atol=1e-5, rtol=1e-5)
-    assert (len(kept._kept), len(anew._kept)) == (9, 0)
+    assert (len(kept._cached), len(anew._cached)) == (9, 0)

@@ -22,7 +22,6 @@ from trtspec.core.paths import recipes_dir
 from trtspec.core.registry import discover
 from trtspec.methods.draft_formats.convert import convert_draft
 from trtspec.training.external.base import ATTRIBUTE, PACKAGE, TrainingJob
-from trtspec.training.settings import TrainSettings
 
 pytestmark = pytest.mark.integration
 
@@ -245,7 +244,7 @@ def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path)
     bare = asked("--trainer", "modelopt", "--set", "speculation.draft=null")
     assert (bare.code, "external trainers start from one" in bare.err) == (1, True)
     rate = asked("--trainer", "speculators", "--learning-rate", "3")
-    assert (rate.code, "speculators, lr: must be at most 1, got 3.0" in rate.err) == (1, True)
+    assert (rate.code, "speculators, learning_rate: must be at most 1, got 3.0" in rate.err) == (1, True)
     assert not Path("drafts").exists()
     Path("there").mkdir()
     place = asked("--trainer", "speculators", "--out", "there")
@@ -282,15 +281,25 @@ def job_of(trainer: str, kind: str, target: Path, root: Path) -> TrainingJob:
     save = next(save for (each, dialect), save in NETS.items() if each == kind and dialect != "deepspec")
     draft = convert_draft(save(root / "net"), what.dialect, root / "draft", str(target)).draft
     config = json.loads((root / "draft" / "config.json").read_text())
-    settings = TrainSettings("greedy", 0, 0.0, 0, 600.0, 0)
-    captured = draft.facts.get("hidden_layers") or draft.facts["aux_layers"]
-    return TrainingJob(what, str(target), 8, captured, config, 4, 100, False, settings)
+    return TrainingJob(
+        kind=what,
+        target=str(target),
+        layers=8,
+        captured=draft.layers_read(8),
+        draft=config,
+        draft_len=4,
+        longest=100,
+        maps=False,
+        learning_rate=1e-4,
+        steps=None,
+        seed=0,
+    )
 
 
 @pytest.mark.parametrize(("trainer", "kind"), [(name, kind) for name, each in TRAINERS.items() for kind in each.kinds])
 def test_every_kind_has_a_configuration(trainer: str, kind: str, target: Path, tmp_path: Path) -> None:
     job = job_of(trainer, kind, target, tmp_path)
-    said = list(_leaves(TRAINERS[trainer].config(job).model_dump()))
+    said = list(_leaves(TRAINERS[trainer].config(job)))
     assert job.kind.name in said or trainer == "modelopt"
     assert str(target) in said
     read = subprocess.run(["sh", "-n"], input=TRAINERS[trainer].commands(job), text=True, timeout=60, check=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.methods.draft_formats.nets import contents
 from tests.training.test_trainers import (  # noqa: F401 - fixtures
@@ -26,6 +27,7 @@ from tests.training.test_trainers import (  # noqa: F401 - fixtures
     rows_of,
     target,
 )
+from trtspec.training.external.job import render_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -65,7 +67,7 @@ def test_specforge_reads_its_job(asked: Callable[..., Any]) -> None:  # noqa: F8
 def test_specforge_reads_other_kinds(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
     schema = of_specforge("specforge/config/schema.py")
     job = job_of("specforge", kind, target, tmp_path)
-    read = schema.Config.model_validate(TRAINERS["specforge"].config(job).model_dump(mode="json", exclude_none=True))
+    read = schema.Config.model_validate(yaml.safe_load(render_config(TRAINERS["specforge"], job)))
     assert read.training.strategy == job.kind.name
 
 
@@ -77,7 +79,7 @@ def test_modelopt_starts_from_nets(kind: str, target: Path, tmp_path: Path) -> N
     from transformers import AutoModelForCausalLM
 
     job = job_of("modelopt", kind, target, tmp_path)
-    said = TRAINERS["modelopt"].config(job).model_dump(mode="json", exclude_none=True)
+    said = yaml.safe_load(render_config(TRAINERS["modelopt"], job))
     said["dflash"]["dflash_init_checkpoint"] = str(tmp_path / "draft")
     read = ModelOptDFlashRecipe.model_validate(said)
     model = AutoModelForCausalLM.from_pretrained(target, dtype="bfloat16")

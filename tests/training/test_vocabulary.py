@@ -68,7 +68,7 @@ def test_a_head_with_another_vocabulary(lora: int, tmp_path: Path) -> None:
         torch.autograd.backward(batch_loss(after, after.tensors.view(), batch, lessons, LOSSES["kl"]))
     out = tmp_path / "out"
     out.mkdir()
-    write_checkpoint(after.tensors.source, after.tensors.trained(), out)
+    write_checkpoint(after.tensors.source, after.tensors.changed(), out)
     written, read = load_file(out / "model.safetensors"), load_source(out)
     assert torch.equal(written["d2t"] + torch.arange(len(after.vocab)), after.vocab)
     assert written["t2d"].nonzero().flatten().tolist() == after.vocab.tolist()

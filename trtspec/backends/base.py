@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext, SelectedBackend
+from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
@@ -22,9 +24,12 @@ from trtspec.methods.base import DraftShape
 from trtspec.recipe.schema import Engine, Recipe
 
 if TYPE_CHECKING:
-    from trtspec.backends.serving import ServingHooks
     from trtspec.store.files import FileReader
     from trtspec.store.step import Step
+
+Kind = Literal["kept", "changed", "dropped", "open"]
+PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,6 @@ class ArtifactPlan:
     devices: tuple[str, ...] = ()
 
 
-Kind = Literal["kept", "changed", "dropped", "open"]
-
-
 @dataclass(frozen=True)
 class KeyChange:
     """The result for one key; "open" requires a value from the user before the recipe can be built."""
@@ -69,11 +71,9 @@ class Migration:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the recipe has every required value."""
         return all(change.kind != "open" for change in self.changes)
 
     def note(self, kind: Kind, path: str, why: str) -> None:
-        """Record the change of a key."""
         self.changes.append(KeyChange(kind, path, why))
 
     def drop(self, path: str, why: str) -> None:
@@ -89,9 +89,6 @@ class Migration:
 
 # Converts the recipe to the backend's version `migration.version` and records the change of each key.
 Migrate = Callable[[Migration, Recipe], None]
-
-
-PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 
 
 @dataclass(frozen=True)
@@ -113,26 +110,14 @@ class AutoSelection:
     offer: Callable[[str, str | None], BackendOffer]
 
 
-def _plain_serving() -> ServingHooks:
-    from trtspec.backends.serving import ServingHooks
-
-    return ServingHooks()
-
-
-def _never(version: str, method: str) -> bool:
-    return False
-
-
-def _nothing(context: PlanContext) -> Iterable[Diagnostic]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Backend:
-    """One engine. Functions that need heavy modules import them lazily, because `check` loads every backend.
+    """One engine. Functions that need heavy modules are `deferred`, because `check` loads every backend.
 
     Fields:
         methods: returns the supported speculation methods and the engine's name for each.
+        runs: the methods whose text a test compares on the real engine; all of them if `in_process`.
+        parses: the methods whose arguments the engine's own parser accepts in a test.
         memory: returns the memory plan of each device.
         plan: returns the steps of an artifact.
         converts: the backend runs a converted checkpoint, which the torch engine can load in this process; otherwise it
@@ -159,6 +144,8 @@ class Backend:
     methods: Callable[[], Mapping[str, str]]
     memory: Callable[[PlanContext], list[MemoryPlan]]
     plan: Callable[[PlanContext, FileReader], ArtifactPlan]
+    runs: frozenset[str] = frozenset()
+    parses: frozenset[str] = frozenset()
     converts: bool = True
     builds_engines: bool = False
     in_process: bool = False
@@ -166,14 +153,14 @@ class Backend:
     stretches: frozenset[str] = frozenset()
     knobs: frozenset[str] = frozenset()
     warms: bool = False
-    maps_vocabularies: Callable[[str, str], bool] = _never
+    maps_vocabularies: Callable[[str, str], bool] = lambda version, method: False
     devices: tuple[str, ...] = ("gpu",)
     dtypes: tuple[str, ...] = ("auto", "float16", "bfloat16")
     defaults: tuple[str, ...] = ("trtspec",)
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
-    check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing
-    serving: Callable[[], ServingHooks] = _plain_serving
+    check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
+    serving: Callable[[], ServingHooks] = ServingHooks
     auto: AutoSelection | None = None
     build_arguments: Callable[[str, DraftShape], list[str]] | None = None
     probes: Callable[[], list[DoctorCheck]] = list
@@ -184,8 +171,22 @@ class Backend:
         return config.positions(self.stretches, keeps_windows=self.keeps_windows)
 
 
+def methods_of_releases(releases: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the methods of a backend whose releases have these; `check` rejects one that the chosen release lacks."""
+    return {"none": ""} | {ours: theirs for methods in releases for ours, theirs in methods.items()}
+
+
+def deferred(target: str) -> Callable[..., Any]:
+    """Return a function that calls the function "module:name", whose module is imported by the first call."""
+    module, _, name = target.partition(":")
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments)
+
+    return call
+
+
 def backends() -> dict[str, Backend]:
-    """Return all registered backends by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 
@@ -196,7 +197,6 @@ def find_backend(name: str) -> Backend:
 
 
 def backends_for_method(method: str) -> list[str]:
-    """Return the names of the backends that support a method."""
     return [name for name, backend in backends().items() if method in backend.methods()]
 
 
@@ -213,9 +213,6 @@ def engine_arguments(method: str, shape: DraftShape) -> list[str]:
     """Return the engine builder's arguments for a method, from the first backend that has any; else an empty list."""
     candidates = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
     return next((arguments for arguments in candidates if arguments), [])
-
-
-AUTO = "auto"
 
 
 def choose_backend(engine: Engine, method: str) -> SelectedBackend:
@@ -252,12 +249,8 @@ def choose_version(backend: Backend, wanted: str | None) -> str:
         installed = installed_version(backend.package)
         return installed if installed in versions else versions[-1]
     found = [each for each in versions if each == wanted or each.startswith(f"{wanted}.")]
-    if not found:
-        supported = ", ".join(filter(None, versions))
-        raise TrtspecError(
-            f"unsupported version {wanted}"
-            if supported
-            else "this engine is part of trtspec and does not have a version",
-            hint=f"supported: {supported}" if supported else "remove it",
-        )
-    return found[-1]
+    if found:
+        return found[-1]
+    if supported := ", ".join(filter(None, versions)):
+        raise TrtspecError(f"unsupported version {wanted}", hint=f"supported: {supported}")
+    raise TrtspecError("this engine is part of trtspec and does not have a version", hint="remove it")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel, requested_scheme
+from trtspec.core.gpus import GPUS, Gpu
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
@@ -49,22 +50,27 @@ class PlanContext:
 
     @property
     def version(self) -> str:
-        """Return the backend's version."""
         return self.choice.version
 
     @property
+    def method_name(self) -> str:
+        return self.recipe.speculation.method
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """Return the recipe's GPU, None if it is missing or unknown."""
+        return GPUS.get((self.recipe.engine.gpu or "").lower())
+
+    @property
     def target_config(self) -> ModelConfig | None:
-        """Return the target's configuration."""
         return self.target.config if self.target else None
 
     @property
     def draft_config(self) -> ModelConfig | None:
-        """Return the draft model's configuration."""
         return self.draft.config if self.draft else None
 
     @property
     def draft_head(self) -> DraftHead | None:
-        """Return the configuration of the head."""
         return self.head.head if self.head else None
 
     @cached_property
@@ -93,6 +99,13 @@ class PlanContext:
             has_draft_model=self.head is None,
         )
         return resolve_recipe(self.recipe, decisions)
+
+
+def recipe_models(context: PlanContext) -> Iterator[tuple[str, str, ModelSource]]:
+    """Yield (role, recipe path, model of the recipe) of each model that the recipe names."""
+    yield "target", "target", context.recipe.target
+    if context.recipe.speculation.draft:
+        yield "draft", "speculation.draft", context.recipe.speculation.draft
 
 
 def _format(asked: ModelSource | None, model: SourceModel | None) -> QuantFormat:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 import posixpath
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from trtspec.core.errors import DeployError
 from trtspec.core.files import copy_tree
@@ -57,18 +61,6 @@ class Launch:
         return command
 
 
-def _any_machine(artifact: Path, manifest: Manifest) -> None:
-    pass
-
-
-def _copy(repository: Path, out: Path, artifact: str) -> None:
-    copy_tree(repository, out)
-
-
-def _one_process(artifact: Path) -> Launch:
-    return Launch()
-
-
 @dataclass(frozen=True)
 class FallbackBackend:
     """A substitute for a missing Triton backend: the folder to install, and a change of the staged repository.
@@ -78,10 +70,6 @@ class FallbackBackend:
 
     folder: Path
     adapt: Callable[[Path], None]
-
-
-def _no_stand_in() -> FallbackBackend | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -110,14 +98,6 @@ class MultiNode:
     worker: str
 
 
-def _no_images(version: str) -> tuple[str, ...]:
-    return ()
-
-
-def _not_alone(repository: Path, artifact: str) -> StandaloneServer | None:
-    return None
-
-
 @dataclass(frozen=True)
 class ServingHooks:
     """The backend's part in `deploy`.
@@ -137,17 +117,23 @@ class ServingHooks:
     """
 
     triton_backend: str = ""
-    stand_in: Callable[[], FallbackBackend | None] = _no_stand_in
-    check_machine: Callable[[Path, Manifest], None] = _any_machine
-    stage: Callable[[Path, Path, str], None] = _copy
-    launch: Callable[[Path], Launch] = _one_process
+    stand_in: Callable[[], FallbackBackend | None] = lambda: None
+    check_machine: Callable[[Path, Manifest], None] = lambda artifact, manifest: None
+    stage: Callable[[Path, Path, str], None] = lambda repository, out, artifact: copy_tree(repository, out)
+    launch: Callable[[Path], Launch] = lambda artifact: Launch()
     models: Path | None = None
-    images: Callable[[str], tuple[str, ...]] = _no_images
-    requirements: Callable[[str], tuple[str, ...]] = _no_images
+    images: Callable[[str], tuple[str, ...]] = lambda version: ()
+    requirements: Callable[[str], tuple[str, ...]] = lambda version: ()
     extra: str = ""
     kv_usage: str = ""
-    alone: Callable[[Path, str], StandaloneServer | None] = _not_alone
+    alone: Callable[[Path, str], StandaloneServer | None] = lambda repository, artifact: None
     nodes: MultiNode | None = None
+
+
+def require_package(package: str, hint: str) -> None:
+    """Raise DeployError if a Python package is missing in this interpreter, which runs the served model."""
+    if not find_spec(package):
+        raise DeployError(f"the Python package {package} is not installed here", where=sys.executable, hint=hint)
 
 
 def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
@@ -161,7 +147,15 @@ def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
     return value
 
 
-def options(document: Mapping[str, Any]) -> tuple[str, ...]:
+def load_absolute(repository: Path, path: Path, artifact: str) -> dict[str, Any]:
+    """Return the document of a model in a repository with its paths made absolute for an artifact's path."""
+    text = (repository / path).read_text(encoding="utf-8")
+    document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    found: dict[str, Any] = with_absolute_paths(document, path.parts[0], artifact)
+    return found
+
+
+def command_options(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a document as options: --max-model-len=4096, --flag for true, JSON for objects and lists."""
     found = []
     for key, value in document.items():

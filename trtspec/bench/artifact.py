@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open an artifact for measurement: its manifest, its tokenizer and its engine in this process."""
+"""Open an artifact in this process, with its manifest, its tokenizer and its engine, and generate texts from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from trtspec.backends.base import find_backend
@@ -18,7 +20,7 @@ from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.core.paths import default_prompts
 from trtspec.engine.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions
+from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions, Update
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.settings import EngineSettings
@@ -45,7 +47,6 @@ class OpenArtifact:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the resolved recipe."""
         return self.manifest.recipe
 
     @property
@@ -66,6 +67,18 @@ class OpenArtifact:
         edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
         options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
         return EngineRequest(ids, max_tokens, sampling or SamplingOptions(), **options)
+
+    def respond(
+        self, prompts: Sequence[str], max_tokens: int, on_done: Callable[[int, int], None]
+    ) -> list[tuple[tuple[int, ...], EngineResult]]:
+        """Return the tokens of each prompt and its greedy response; `on_done` receives (responses, prompts)."""
+        rows, found = self.engine.settings.max_batch_size, list[tuple[tuple[int, ...], EngineResult]]()
+        for start in range(0, len(prompts), rows):
+            requests = [self.request(prompt, max_tokens) for prompt in prompts[start : start + rows]]
+            results = self.engine.generate(requests)
+            found += [(request.prompt_ids, result) for request, result in zip(requests, results, strict=True)]
+            on_done(len(found), len(prompts))
+        return found
 
     @property
     def takes_model_defaults(self) -> bool:
@@ -167,3 +180,69 @@ def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
             raise TrtspecError(message, where=str(root), hint="use prompts that are texts instead of messages")
         found.append(replace(prompt, text=text))
     return found
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """A generated text, its result, the seconds from submission to completion, and the acceptance rule."""
+
+    text: str
+    result: EngineResult
+    seconds: float
+    acceptance: str
+
+
+def generate_one(
+    root: Path,
+    prompt: str,
+    *,
+    max_tokens: int,
+    sampling: SamplingOptions,
+    stop: tuple[str, ...],
+    on_text: Callable[[str], None] | None = None,
+) -> GeneratedText:
+    """Complete one prompt; `on_text` receives the text in increments of whole characters."""
+    with open_artifact(root) as artifact:
+        updates: SimpleQueue[Update] = SimpleQueue()
+        started = time.perf_counter()
+        handle = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
+        ids: list[int] = []
+        text = ""
+        try:
+            while True:
+                update = updates.get()
+                ids += update.new_ids
+                # decode all ids again: some tokenizers drop a leading space of the first token that they decode
+                before, text = text, artifact.tokenizer.decode(ids)
+                if on_text and len(text) > len(before):
+                    on_text(text[len(before) :])
+                if update.finish_reason:
+                    break
+        except KeyboardInterrupt:
+            handle.cancel()
+            raise
+        seconds = time.perf_counter() - started
+        if update.finish_reason == "error":
+            raise TrtspecError(update.error or "the engine failed")
+        result = EngineResult(tuple(ids), update.finish_reason, update.stats)
+        return GeneratedText(text, result, seconds, artifact.acceptance)
+
+
+def generate_many(
+    root: Path, prompts: Path, *, max_tokens: int, sampling: SamplingOptions, stop: tuple[str, ...]
+) -> list[tuple[str, GeneratedText]]:
+    """Complete every prompt of a file, batched by the engine; return (prompt id, text) in file order.
+
+    `seconds` is the total for all texts, because they run concurrently.
+    """
+    loaded = artifact_prompts(root, prompts)
+    with open_artifact(root) as artifact:
+        requests = [artifact.request(prompt.text, max_tokens, sampling, stop=stop) for prompt in loaded]
+        started = time.perf_counter()
+        results = artifact.engine.generate(requests)
+        seconds = time.perf_counter() - started
+        texts = [
+            GeneratedText(artifact.tokenizer.decode(result.ids), result, seconds, artifact.acceptance)
+            for result in results
+        ]
+    return [(prompt.name, text) for prompt, text in zip(loaded, texts, strict=True)]

@@ -12,14 +12,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from trtspec.bench.artifact import OpenArtifact
 from trtspec.bench.documents import describe_machine, describe_target, prompts_sha256
-from trtspec.bench.speedup import Speedup, estimate_speedup
+from trtspec.bench.gates import NEEDS_BASELINE
+from trtspec.bench.speedup import BenchComparison
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import __version__
 from trtspec.engine.generation.request import EngineResult, Stats
@@ -27,83 +28,15 @@ from trtspec.engine.prompts.prompt import Prompt
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Manifest, manifest_sha256
 
-FORMAT_VERSION = 1
-DRAFTS_ALWAYS = "the engine cannot switch drafting off; give a server without speculation with --baseline NAME-or-URL"
 ANSWERED = ("text_output", "num_output_tokens")
 COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not reported by every engine
+ALONE = {"num_draft_tokens": 0}  # request fields that switch drafting off
 OnProgress = Callable[[str, int, int], None]
-RunAgain = Callable[["BenchComparison"], bool]  # whether to add a run after the requested ones
+RunAgain = Callable[[BenchComparison], bool]  # whether to add a run after the requested ones
 Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) to (text, its statistics)
-
-
-@dataclass
-class BenchSide:
-    """One side of the comparison: tokens/s of each run, and the statistics and seconds of all its requests."""
-
-    tokens_per_s: list[float] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
-    seconds: float = 0.0
-
-    @property
-    def median(self) -> float:
-        """Return the tokens/s of the median run."""
-        return statistics.median(self.tokens_per_s)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return this side's fields of the JSON document."""
-        return {
-            "tokens_per_s": [round(sample, 2) for sample in self.tokens_per_s],
-            "median_tokens_per_s": round(self.median, 2),
-            "acceptance_rate": round(self.stats.acceptance_rate, 4),
-            "mean_accepted_len": round(self.stats.mean_accepted_len, 3),
-        }
-
-
-@dataclass
-class BenchComparison:
-    """Results of a comparison; `ratios` are baseline seconds / speculative seconds of all prompts, run by run.
-
-    `acceptance` is the acceptance rule, "unknown" for a server whose artifact is not available. If `ratios` is empty,
-    only speculation was measured. `counts_drafts` is whether the engine reports how many tokens it drafted.
-    """
-
-    prompts: int
-    max_tokens: int
-    acceptance: str
-    baseline: BenchSide = field(default_factory=BenchSide)
-    speculative: BenchSide = field(default_factory=BenchSide)
-    ratios: list[float] = field(default_factory=list)
-    identical_texts: int = 0
-    counts_drafts: bool = True
-
-    @property
-    def runs(self) -> int:
-        """Return how often each side ran every prompt."""
-        return len(self.ratios) // self.prompts
-
-    @property
-    def seconds(self) -> float:
-        """Return the total seconds of the requests of both sides."""
-        return self.baseline.seconds + self.speculative.seconds
-
-    @property
-    def speedup(self) -> Speedup:
-        """Return the speed-up from speculation."""
-        by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]
-        return estimate_speedup(by_prompt, self.baseline.seconds / self.speculative.seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `bench --json`."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "prompts": self.prompts,
-            "max_tokens": self.max_tokens,
-            "acceptance": self.acceptance,
-            "baseline": self.baseline.as_dict(),
-            "speculative": self.speculative.as_dict(),
-            **self.speedup.as_dict(),
-            "identical_texts": self.identical_texts,
-        }
+BASELINE_FORMAT_VERSION, BASELINE_KIND = 1, "baseline"
+DEPLOY_WITHOUT_DRAFTS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
+AskAlone = Callable[[str], int]  # (prompt) to the number of generated tokens
 
 
 def measure_engine(
@@ -146,7 +79,7 @@ def measure_server(
     whose `acceptance` is known need not report draft counts.
     """
     if baseline is None and not can_disable_drafts(client):
-        raise DeployError("no baseline to compare with", hint=DRAFTS_ALWAYS)
+        raise DeployError("no baseline to compare with", hint=NEEDS_BASELINE)
     needed = ANSWERED if baseline or acceptance != "unknown" else ANSWERED + COUNTED
     comparison = BenchComparison(len(prompts), max_tokens, acceptance)
 
@@ -154,7 +87,7 @@ def measure_server(
         asked = {"text_input": prompt, "max_tokens": max_tokens}
         if not speculate and baseline:
             return _answer(baseline, asked, needed)[:2]
-        text, stats, counts = _answer(client, asked if speculate else {**asked, "num_draft_tokens": 0}, needed)
+        text, stats, counts = _answer(client, asked if speculate else asked | ALONE, needed)
         comparison.counts_drafts &= counts
         return text, stats
 
@@ -179,7 +112,7 @@ def measure_drafts(
 def can_disable_drafts(client: Client) -> bool:
     """Return whether the server can switch drafting off for a request."""
     try:
-        client.generate({"text_input": "Hello", "max_tokens": 1, "num_draft_tokens": 0})
+        client.generate({"text_input": "Hello", "max_tokens": 1, **ALONE})
     except DeployError as error:
         if "num_draft_tokens" in error.message:  # the error of engines that fix the draft length names this field
             return False
@@ -190,11 +123,15 @@ def can_disable_drafts(client: Client) -> bool:
 def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> tuple[str, Stats, bool]:
     """Return the text, its statistics, and whether the server reported draft counts."""
     answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's defaults include the prompt
-    if missing := [key for key in needed if key not in answer]:
+    if missing := [key for key in needed if not isinstance(answer.get(key), str if key == "text_output" else int)]:
         raise DeployError(
             f"the server's responses lack {', '.join(missing)}", hint="serve an artifact built by trtspec"
         )
-    return answer["text_output"], _stats(answer), all(key in answer for key in COUNTED)
+    new = answer["num_output_tokens"]
+    drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
+    # the prefill yields the first token; each step yields one token plus the accepted draft tokens
+    stats = Stats(new_tokens=new, drafted=drafted, accepted=accepted, steps=max(0, new - 1 - accepted))
+    return answer["text_output"], stats, all(key in answer for key in COUNTED)
 
 
 def _compare(
@@ -221,22 +158,6 @@ def _compare(
     return comparison
 
 
-def _stats(answer: dict[str, Any]) -> Stats:
-    """Return statistics from a response's counts.
-
-    The prefill yields the first token; each step yields one token plus the accepted draft tokens.
-    """
-    new = int(answer["num_output_tokens"])
-    drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
-    return Stats(new_tokens=new, drafted=drafted, accepted=accepted, steps=max(0, new - 1 - accepted))
-
-
-BASELINE_FORMAT_VERSION, BASELINE_KIND = 1, "baseline"
-ALONE = {"num_draft_tokens": 0}
-DEPLOY_WITHOUT_DRAFTS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
-AskAlone = Callable[[str], int]  # (prompt) to the number of generated tokens
-
-
 @dataclass(frozen=True)
 class BaselineMeasurements:
     """Seconds by run and prompt, [run][prompt], and the number of tokens in each response."""
@@ -246,11 +167,9 @@ class BaselineMeasurements:
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """Return the tokens per second of each run."""
         return [sum(self.new_tokens) / sum(run) for run in self.seconds]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields of the JSON document."""
         requests = [seconds for run in self.seconds for seconds in run]
         answers = [pair for run in self.seconds for pair in zip(run, self.new_tokens, strict=True)]
         return {
@@ -299,17 +218,8 @@ def ask_server(client: Client, manifest: Manifest, max_tokens: int) -> AskAlone:
     drafts = manifest.recipe.speculation.method != "none"
     if drafts and not can_disable_drafts(client):
         raise DeployError("the engine cannot switch drafting off", where=client.where, hint=DEPLOY_WITHOUT_DRAFTS)
-
-    def ask(prompt: str) -> int:
-        answer = client.generate({"text_input": prompt, "max_tokens": max_tokens, **(ALONE if drafts else {})})
-        new = answer.get("num_output_tokens")
-        if not isinstance(new, int):
-            raise DeployError(
-                "the server's responses lack num_output_tokens", hint="serve an artifact built by trtspec"
-            )
-        return new
-
-    return ask
+    options = {"max_tokens": max_tokens, **(ALONE if drafts else {})}
+    return lambda prompt: _answer(client, {"text_input": prompt, **options}, ANSWERED)[1].new_tokens
 
 
 def describe_baseline(

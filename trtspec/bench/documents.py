@@ -32,30 +32,44 @@ from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact import Manifest, manifest_sha256
 from trtspec.store.digest import compute_digest, dump_checksummed_text, has_valid_checksum
 
+log = logging.getLogger(__name__)
+
+MAX_BYTES, MAX_VALUES = 64 << 20, 2_000_000
+# The first of these keys that is present gives the kind of a document without `kind`.
+KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
+KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
+
 
 def describe_machine() -> dict[str, Any]:
     """Return the processor, the number of cores available to this process, the GPUs and the operating system."""
     return {
-        "cpu": processor(),
+        "cpu": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": [gpu.name for gpu in detect_gpus()],
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
 
 
-def processor() -> str:
+def this_machine() -> dict[str, Any]:
+    """Return the hardware that speeds depend on, without starting a program: the processor and the GPU models."""
+    gpus: list[str] = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        gpus += _proc_values(path, "Model:")
+    return {"cpu": _processor(), "gpus": gpus}
+
+
+def _processor() -> str:
     """Return the processor's name from /proc/cpuinfo, or the platform's; Linux reports none on Arm."""
+    return next(iter(_proc_values(Path("/proc/cpuinfo"), "model name")), platform.processor() or "unknown")
+
+
+def _proc_values(path: Path, name: str) -> list[str]:
+    """Return the values after the colon of the lines that start with `name`; empty if the file is unreadable."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
-
-
-log = logging.getLogger(__name__)
-
-MAX_RECORD_BYTES = 64 << 20
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
 
 
 def records_dir(*names: str) -> Path:
@@ -75,7 +89,7 @@ def read_record(path: Path) -> bytes | None:
     try:
         if not (_is_closed(path.parent) and _is_owned(path)):
             raise OSError(None, "other users can write to it")
-        data = read_bounded(path, MAX_RECORD_BYTES, follow=False)
+        data = read_bounded(path, MAX_BYTES, follow=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -97,22 +111,6 @@ def _is_closed(directory: Path) -> bool:
     status = directory.lstat()
     is_directory = stat.S_ISDIR(status.st_mode)
     return is_directory and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def this_machine() -> dict[str, Any]:
-    """Return the hardware that speeds depend on, without starting a program: the processor and the GPU models."""
-    gpus = []
-    with suppress(OSError):
-        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-            lines = path.read_text(errors="replace").splitlines()
-            gpus += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return {"cpu": processor(), "gpus": gpus}
-
-
-MAX_BYTES, MAX_VALUES = 64 << 20, 400_000
-# The first of these keys that is present gives the kind of a document without `kind`.
-KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
-KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
 
 
 @dataclass(frozen=True)
@@ -140,62 +138,54 @@ def nested_text(values: Mapping[str, Any], *keys: str) -> str:
 
 def save_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
     """Save an artifact's document; write errors are ignored."""
-    _save(_folder(manifest_sha256(root)), kind, document)
+    save_target_document(manifest_sha256(root), kind, document)
 
 
 def save_target_document(sha256: str, name: str, document: Mapping[str, Any]) -> None:
     """Save a target's document under `name`; write errors are ignored."""
-    _save(_folder(sha256), name, document)
-
-
-def _save(folder: Path, name: str, document: Mapping[str, Any]) -> None:
     with suppress(OSError):
-        write_record(folder / f"{name}.json", document)
+        write_record(records_dir("documents", sha256) / f"{name}.json", document)
 
 
 def list_documents(root: Path, target: str) -> list[Path]:
     """Return the files of all undamaged documents of an artifact and of the target with SHA-256 `target`."""
-    found = [path for each in (manifest_sha256(root), target) for path in sorted(_folder(each).glob("*.json"))]
-    return [path for path in found if read_record(path) is not None]
-
-
-def _folder(sha256: str) -> Path:
-    return records_dir("documents", sha256)
+    folders = [records_dir("documents", sha256) for sha256 in (manifest_sha256(root), target)]
+    return [path for folder in folders for path in sorted(folder.glob("*.json")) if read_record(path) is not None]
 
 
 def read_document(path: Path) -> SavedDocument:
     """Return a document; raise TrtspecError if the file is not of a known kind."""
     hint = f"create one with --json of {', '.join(KINDS)}"
+    data, values = read_json(path, hint)
+    kind = _kind(values)
+    if kind not in KINDS:
+        raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
+    time = _time(values.get("time", values.get("ended_at")), path)
+    return SavedDocument(path, kind, hashlib.sha256(data).hexdigest(), time, values)
+
+
+def read_json(path: Path, hint: str) -> tuple[bytes, dict[str, Any]]:
+    """Return an untrusted file's bytes and its JSON object; raise TrtspecError with a hint if it is invalid."""
     try:
-        data, modified = read_bounded(path, MAX_BYTES), path.stat().st_mtime
-        values = parse_object(data, MAX_VALUES)
+        data = read_bounded(path, MAX_BYTES)
+        return data, parse_object(data, MAX_VALUES)
     except OSError as error:
         raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
     except ValueError as error:
         raise TrtspecError(str(error), where=str(path), hint=hint) from None
-    kind = _kind(values)
-    if kind not in KINDS:
-        raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
-    return SavedDocument(
-        path,
-        kind,
-        hashlib.sha256(data).hexdigest(),
-        _time(values.get("time", values.get("ended_at")), modified),
-        values,
-    )
 
 
 def _kind(values: Mapping[str, Any]) -> str:
     return nested_text(values, "kind") if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
 
 
-def _time(said: Any, modified: float) -> datetime:
+def _time(recorded: Any, path: Path) -> datetime:
     """Return a document's recorded time in UTC, else its file's modification time."""
     with suppress(TypeError, ValueError):
-        time = datetime.fromisoformat(said)
+        time = datetime.fromisoformat(recorded)
         if time.tzinfo:
             return time.astimezone(timezone.utc)
-    return datetime.fromtimestamp(modified, timezone.utc)
+    return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
 
 
 def prompts_sha256(texts: Iterable[str]) -> str:
@@ -245,11 +235,8 @@ def recorded_manifest(document: Mapping[str, Any]) -> str:
 
 def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
     """Return "" if a document of this target covers the target alone or this artifact's method."""
-    tried, method = _methods_in(document), manifest.recipe.speculation.method
-    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}, but this artifact uses {method}"
-
-
-def _methods_in(document: Mapping[str, Any]) -> set[str]:
-    tried = document.get("methods")
-    named = (each.get("method") for each in tried if isinstance(each, Mapping)) if isinstance(tried, list) else ()
-    return {each for each in (*named, document.get("method")) if isinstance(each, str)}
+    profiled = document.get("methods")
+    parts = [document, *(profiled if isinstance(profiled, list) else ())]
+    methods = {nested_text(part, "method") for part in parts if isinstance(part, Mapping)} - {""}
+    own = manifest.recipe.speculation.method
+    return "" if not methods or own in methods else f"of {', '.join(sorted(methods))}, but this artifact uses {own}"

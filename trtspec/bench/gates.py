@@ -1,46 +1,160 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate the recipe's gates on measured results.
+"""The gates of a recipe and the results of checks: their types, names, evaluation, and the policy for undecided ones.
 
-Skipped gates are returned with the reason.
+This module measures and reads nothing; `run_gates.py` and `verify.py` do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from trtspec.bench.bench import DRAFTS_ALWAYS, BenchComparison, RunAgain
-from trtspec.bench.sources import Overlap
-from trtspec.bench.speedup import ENOUGH, FAILS, UNDECIDED, Speedup
-from trtspec.bench.verification_report import NOT_REPORTED, ON_REQUEST, SkippedCheck, VerificationCheck
-from trtspec.core.errors import TrtspecError
+from trtspec.bench.speedup import ENOUGH, BenchComparison, Speedup
+from trtspec.core.errors import GateNotMet, TrtspecError, VerificationFailed
 from trtspec.core.registry import did_you_mean
-from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 
+if TYPE_CHECKING:
+    from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
+
+FORMAT_VERSION = 1
 GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
+HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"  # the states of a check
+PROCESS, SERVER = "process", "server"  # what measured a check
+# Why a check was skipped: on request, it needs the running server, the engine cannot report it, the source is missing.
+ON_REQUEST, NEEDS_SERVER, NOT_REPORTED, NO_SOURCE = "request", "server", "engine", "source"
+FILES = "files"  # the check of the artifact's files, run by `verify` but not by `bench --gates`
+MAX_RUNS = 5  # while a speed-up is undecided
+FAIL, PASS = "fail", "pass"  # the policies for undecided gates
+POLICY = "TRTSPEC_UNDECIDED"  # set by --undecided for this process and its children
+NEEDS_BASELINE = "the engine cannot switch drafting off; give a server without speculation with --baseline NAME-or-URL"
+
+Scalar = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class VerificationCheck:
+    """One check and its result; `limit` is the required `value`.
+
+    `gate` is the recipe's gate that requires it and `measured_by` is "process" or "server"; both may be "". `state` is
+    "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`). `seconds` is its duration;
+    gates decided by one measurement share its time.
+    """
+
+    name: str
+    ok: bool
+    value: Scalar
+    limit: Scalar
+    detail: str
+    gate: str = ""
+    measured_by: str = ""
+    state: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.state not in (HOLDS, FAILS, UNDECIDED):
+            object.__setattr__(self, "state", HOLDS if self.ok else FAILS)
+
+    def under(self, policy: str) -> VerificationCheck:
+        """Return the check with `ok` set by the policy for undecided checks, "fail" or "pass"."""
+        return replace(self, ok=policy == PASS) if self.state == UNDECIDED else self
+
+
+@dataclass(frozen=True)
+class SkippedCheck:
+    """A skipped check: `reason` is "request", "server", "engine" or "source", `why` is the explanation for users."""
+
+    name: str
+    reason: str
+    why: str
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """All checks of an artifact, its acceptance rule, and the digest of its manifest.
+
+    `speedup` is the measured speed-up on the engine that serves the artifact. `warnings` concern the measurement.
+    """
+
+    checks: tuple[VerificationCheck, ...]
+    acceptance: str
+    manifest_sha256: str
+    left_out: tuple[SkippedCheck, ...] = ()
+    speedup: Speedup | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `verify --json`."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "ok": self.ok,
+            "acceptance": self.acceptance,
+            **(self.speedup.as_dict() if self.speedup else {}),
+            "checks": [{**asdict(check), "seconds": round(check.seconds, 3)} for check in self.checks],
+            "left_out": [asdict(each) for each in self.left_out],
+            "warnings": [*self.warnings],
+            "manifest": self.manifest_sha256,
+        }
+
+    @property
+    def failure(self) -> TrtspecError | None:
+        """Return GateNotMet if only limits of the recipe are missed, VerificationFailed for other failures, or None."""
+        failed = [check for check in self.checks if not check.ok]
+        error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
+        return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
+
+    @property
+    def undecided(self) -> tuple[VerificationCheck, ...]:
+        return tuple(check for check in self.checks if check.state == UNDECIDED)
+
+    def under(self, policy: str) -> VerificationReport:
+        """Return a copy in which undecided checks fail or pass by the policy "fail" or "pass"."""
+        return replace(self, checks=tuple(check.under(policy) for check in self.checks))
+
+    def without(self, gates: Iterable[str]) -> VerificationReport:
+        """Return a copy without the checks of the given gates."""
+        unwanted = frozenset(gates)
+        kept = tuple(check for check in self.checks if (check.gate or check.name) not in unwanted)
+        return replace(self, checks=kept)
+
+    def after(self, earlier: VerificationReport | None) -> VerificationReport:
+        """Return a copy with the missing checks of an earlier verification.
+
+        Checks measured on a server are not replaced by checks of this process.
+        """
+        found = {check.name: check for check in (earlier.checks if earlier else ())}
+        weaker = {name for name, check in found.items() if check.measured_by == SERVER}
+        found |= {
+            check.name: check for check in self.checks if check.measured_by != PROCESS or check.name not in weaker
+        }
+        left_out = tuple(each for each in self.left_out if each.name not in found)
+        return replace(self, checks=tuple(found.values()), left_out=left_out)
 
 
 @dataclass(frozen=True)
 class GateResults:
-    """Evaluated gates, skipped gates, and the speed-up if it was measured.
-
-    `overlap` counts the prompts that the draft was trained on, if any.
-    """
+    """Evaluated gates, skipped gates, the speed-up if it was measured, and warnings about the measurement."""
 
     checks: tuple[VerificationCheck, ...]
     left_out: tuple[SkippedCheck, ...]
     speedup: Speedup | None = None
-    overlap: Overlap | None = None
+    warnings: tuple[str, ...] = ()
 
-    def noting(self, overlap: Overlap | None) -> GateResults:
-        """Return a copy whose limit checks mention the overlap of measuring and training prompts."""
-        if overlap is None:
-            return self
-        checks = (
-            replace(each, detail=f"{each.detail}; {overlap}") if each.name.startswith("min_") else each
-            for each in self.checks
-        )
-        return replace(self, checks=tuple(checks), overlap=overlap)
+
+def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the policy for undecided gates: from --undecided, else "fail" in CI and "pass" elsewhere.
+
+    GitHub, GitLab and most other CI services set CI=true.
+    """
+    asked = environment.get(POLICY, "")
+    if asked in (FAIL, PASS):
+        return asked
+    return FAIL if environment.get("CI", "").strip().lower() not in ("", "0", "false", "no") else PASS
 
 
 def active_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
@@ -70,28 +184,48 @@ def gates_skipped_on_request(recipe: ResolvedRecipe, skip: Iterable[str]) -> lis
     return [skipped_on_request(name) for name in active_gates(recipe) if name in frozenset(skip)]
 
 
-def needs_more_runs(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> RunAgain:
+def skipped_as_undecided(check: VerificationCheck) -> SkippedCheck:
+    """Return the skip record of an undecided check."""
+    return SkippedCheck(check.name, UNDECIDED, f"undecided, accepted by policy: {check.detail}")
+
+
+def needs_more_runs(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> Callable[[BenchComparison], bool]:
     """Return a function that requests another run while the interval of the speed-up includes its limit."""
     wanted, limit = "min_speedup" in active_gates(recipe, skip), recipe.gates.min_speedup
     return lambda measured: wanted and measured.runs < max_runs and measured.speedup.reaches(limit) is None
 
 
 def evaluate_gates(
-    recipe: ResolvedRecipe, comparison: BenchComparison, measured_by: str, skip: Iterable[str] = ()
+    recipe: ResolvedRecipe, comparison: BenchComparison, measured_by: str, skip: Iterable[str] = (), remark: str = ""
 ) -> GateResults:
-    """Evaluate the gates; each check records `measured_by`."""
-    found = [_JUDGES[name](recipe.gates, comparison) for name in active_gates(recipe, skip)]
-    judged = [each for each in found if isinstance(each, VerificationCheck)]
-    seconds = comparison.seconds / max(1, len(judged))
-    checks = tuple(replace(each, gate=each.name, measured_by=measured_by, seconds=seconds) for each in judged)
-    compared = comparison.ratios and recipe.speculation.method != "none"
-    left_out = tuple(each for each in found if isinstance(each, SkippedCheck))
-    return GateResults(checks, left_out, comparison.speedup if compared else None)
+    """Evaluate the gates; each check records `measured_by`, and each limit's detail ends with `remark`."""
+    found = [_EVALUATE[name](recipe.gates, comparison) for name in active_gates(recipe, skip)]
+    checks = [each for each in found if isinstance(each, VerificationCheck)]
+    seconds = comparison.seconds / max(1, len(checks))
+    return GateResults(
+        tuple(
+            replace(
+                each,
+                detail=f"{each.detail}; {remark}" if remark and each.name.startswith("min_") else each.detail,
+                gate=each.name,
+                measured_by=measured_by,
+                seconds=seconds,
+            )
+            for each in checks
+        ),
+        tuple(each for each in found if isinstance(each, SkippedCheck)),
+        comparison.speedup if comparison.ratios and recipe.speculation.method != "none" else None,
+    )
+
+
+def speedup_state(speedup: Speedup, limit: float) -> str:
+    """Return "holds", "fails", or "undecided" if the interval of the speed-up includes the limit."""
+    return HOLDS if speedup.low >= limit else FAILS if speedup.high < limit else UNDECIDED
 
 
 def _lossless(gates: ResolvedGates, comparison: BenchComparison) -> VerificationCheck | SkippedCheck:
     if not comparison.ratios:
-        return SkippedCheck("lossless", NOT_REPORTED, f"not measured: {DRAFTS_ALWAYS}")
+        return SkippedCheck("lossless", NOT_REPORTED, f"not measured: {NEEDS_BASELINE}")
     same, total = comparison.identical_texts, comparison.prompts
     detail = f"{same} of {total} texts are identical with and without speculation"
     exact = comparison.acceptance == "exact"
@@ -111,23 +245,16 @@ def _min_acceptance(gates: ResolvedGates, comparison: BenchComparison) -> Verifi
 def _min_speedup(gates: ResolvedGates, comparison: BenchComparison) -> VerificationCheck | SkippedCheck:
     limit = gates.min_speedup
     if not comparison.ratios:  # a required limit that cannot be measured counts as missed
-        detail = f"cannot be measured: {DRAFTS_ALWAYS}, or skip it with --skip-gate min_speedup"
+        detail = f"cannot be measured: {NEEDS_BASELINE}, or skip it with --skip-gate min_speedup"
         return VerificationCheck("min_speedup", False, None, limit, detail)
     speedup = comparison.speedup
-    state, detail = speedup.state(limit), f"{speedup}, required: {limit}"
+    state, detail = speedup_state(speedup, limit), f"{speedup}, required: {limit}"
     if state == UNDECIDED:
-        detail += f"; undecided after {_times(comparison.runs)}: the interval includes the limit"
+        runs = "1 run" if comparison.runs == 1 else f"{comparison.runs} runs"
+        detail += f"; undecided after {runs}: the interval includes the limit"
     elif speedup.samples < ENOUGH:
         detail += f"; the interval of fewer than {ENOUGH} prompts is unreliable"
     return VerificationCheck("min_speedup", state != FAILS, round(speedup.median, 3), limit, detail, state=state)
 
 
-def _times(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs} runs"
-
-
-_JUDGES: dict[str, Callable[[ResolvedGates, BenchComparison], VerificationCheck | SkippedCheck]] = {
-    "lossless": _lossless,
-    "min_acceptance": _min_acceptance,
-    "min_speedup": _min_speedup,
-}
+_EVALUATE = {"lossless": _lossless, "min_acceptance": _min_acceptance, "min_speedup": _min_speedup}

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find layers that a target can do without when it drafts for itself, on text that it generated.
 
+`search` tries sets of sublayers. Their score is the matchness, the share of positions where the target without these
+sublayers predicts the same token (SWIFT, Xia et al. 2024, arXiv:2410.06916). Sets are ranked by the expected speed-up
+at their best draft length, not by matchness alone.
+
 `search_artifact` finds sublayers to skip at run time, which share the target's KV cache. `search_layers` finds the
 layers of a pruned draft model with its own KV cache; while its greedy chain matches the target's text it has read the
 same tokens, so one pass over a text gives the length of the matching chain from every position. The search uses half of
@@ -10,9 +14,9 @@ the texts; the reported results are measured on the other half.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -20,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact
 from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
-from trtspec.bench.skip_search import OnProgress, SearchBudget, SkipCandidate, draft_cost, ranked, rate, search
+from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
-from trtspec.methods.layer_pruning import Skip
+from trtspec.methods.base import find_method
+from trtspec.methods.layer_pruning import KINDS, Skip
+from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.store.artifact import load_manifest
 
 if TYPE_CHECKING:
@@ -32,13 +38,158 @@ if TYPE_CHECKING:
     from trtspec.engine.measurement import ReplayedDraft
     from trtspec.engine.model.decoder import Decoder
 
-
 FORMAT_VERSION = 1
+MOST_REPEATS = 500  # known proposals in a row after which the neighbourhood of the best set counts as explored
 REPORTED = 5
 PREFILL_TOKENS = 8192
+LENS = range(1, 17)  # draft lengths of a pruned draft
 
+OnProgress = Callable[[str, int, int], None]
+Unit = tuple[tuple[str, int], ...]  # sublayers that are skipped or kept together, each as (kind, layer)
 Tokens = Sequence[int]
 Text = tuple[Tokens, Tokens]  # prompt and response
+
+
+@dataclass(frozen=True)
+class SearchBudget:
+    """The search budget: the largest share of sublayers to skip, the number of sets to try, and the seconds.
+
+    With `whole_layers`, a layer's attention and MLP are skipped together. With `layers_left`, whole layers are skipped
+    until that many remain, regardless of `max_skip`.
+    """
+
+    max_skip: float
+    iterations: int
+    seconds: float
+    whole_layers: bool = False
+    layers_left: int = 0
+
+    def most(self, units: int, num_layers: int) -> int:
+        return num_layers - self.layers_left if self.layers_left else int(self.max_skip * units)
+
+    def check(self, num_layers: int) -> None:
+        """Raise TrtspecError if `layers_left` is impossible; the first and the last layer must remain."""
+        if self.layers_left and not 2 <= self.layers_left < num_layers:
+            message = f"cannot keep {self.layers_left} of {num_layers} layers"
+            raise TrtspecError(message, hint="keep at least 2 layers (the first and the last) and skip at least 1")
+
+
+@dataclass(frozen=True)
+class SkipCandidate:
+    """A set of skipped sublayers with its matchness and expected speed-up.
+
+    `cost` is the share of the weights that a draft step reads, `draft_len` the length with the highest expected
+    speed-up.
+    """
+
+    skip: Skip
+    matchness: float
+    cost: float
+    draft_len: int
+    speedup: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "skip": self.skip.model_dump(),
+            "matchness": round(self.matchness, 4),
+            "cost": round(self.cost, 4),
+            "draft_len": self.draft_len,
+            "expected_speedup": round(self.speedup, 3),
+        }
+
+
+def rate(skip: Skip, matchness: float, config: ModelConfig) -> SkipCandidate:
+    """Return the candidate for a set with this matchness, at its best draft length."""
+    cost = draft_cost(skip, config)
+    draft_len = max(find_method("swift").draft_lens, key=lambda length: expected_speedup(matchness, length, cost))
+    return SkipCandidate(skip, matchness, cost, draft_len, expected_speedup(matchness, draft_len, cost))
+
+
+def draft_cost(skip: Skip, config: ModelConfig) -> float:
+    """Return the weights that a draft step reads as a share of those that a target step reads."""
+    hidden, size = config.hidden_size, config.head_size
+    attention = 2 * (config.num_heads + config.num_kv_heads) * size * hidden
+    mlp = 3 * hidden * config.intermediate_size * max(1, config.experts_per_token)
+    whole = config.num_layers * (attention + mlp) + config.vocab_size * hidden
+    return 1 - (len(skip.attention) * attention + len(skip.mlp) * mlp) / whole
+
+
+def ranked(candidates: Sequence[SkipCandidate]) -> list[SkipCandidate]:
+    """Return candidates by descending expected speed-up."""
+    return sorted(candidates, key=lambda candidate: -candidate.speedup)
+
+
+def search(
+    config: ModelConfig,
+    matchness: Callable[[Skip], float],
+    limits: SearchBudget,
+    chance: Random,
+    on_progress: OnProgress = lambda what, done, total: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[SkipCandidate]:
+    """Return the sets tried until a limit was reached or no new set was found near the best one.
+
+    The first and the last layer are never skipped, as in SWIFT. Raises TrtspecError if that leaves nothing to skip.
+    """
+    limits.check(config.num_layers)
+    units = _units(config.num_layers, limits.whole_layers or bool(limits.layers_left))
+    most = limits.most(len(units), config.num_layers)
+    if not most:
+        what = "layers" if limits.whole_layers else "sublayers"
+        between = f"{len(units)} {what} between the target's first and last layer"
+        message = f"nothing can be skipped: there are {between}, and --max-skip allows {limits.max_skip:.0%} of them"
+        raise TrtspecError(message, hint="raise --max-skip or use another method")
+    end, repeats = clock() + limits.seconds, 0
+    scored: dict[frozenset[Unit], SkipCandidate] = {}
+    for proposal in _proposals(units, most, scored, chance, fills=bool(limits.layers_left)):
+        if proposal in scored:
+            repeats += 1
+        else:
+            repeats = 0
+            skip = _skip_from_units(proposal)
+            scored[proposal] = rate(skip, matchness(skip), config)
+            on_progress("search", len(scored), limits.iterations)
+        if repeats == MOST_REPEATS or len(scored) == limits.iterations or clock() > end:
+            break
+    return list(scored.values())
+
+
+def _units(num_layers: int, whole_layers: bool) -> list[Unit]:
+    between = range(1, num_layers - 1)
+    if whole_layers:
+        return [tuple((kind, layer) for kind in KINDS) for layer in between]
+    return [((kind, layer),) for layer in between for kind in KINDS]
+
+
+def _proposals(
+    units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], SkipCandidate], chance: Random, *, fills: bool
+) -> Iterator[frozenset[Unit]]:
+    """Yield each unit alone, then growing sets by descending matchness, then variations of the best set.
+
+    The best set has the highest expected speed-up; with `fills`, among the sets with the most units. The caller must
+    add each set to `scored` before requesting the next one.
+    """
+    yield from (frozenset({unit}) for unit in units)
+    missed_least = sorted(units, key=lambda unit: -scored[frozenset({unit})].matchness)
+    yield from (frozenset(missed_least[:count]) for count in range(2, most + 1))
+    while True:
+        best = max(scored, key=lambda tried: (len(tried) if fills else 0, scored[tried].speedup))
+        yield _changed(best, units, most, chance)
+
+
+def _changed(best: frozenset[Unit], units: Sequence[Unit], most: int, chance: Random) -> frozenset[Unit]:
+    """Return the set with one random unit added, removed or replaced."""
+    dropped, added = (
+        {chance.choice(sorted(best))},
+        {chance.choice([unit for unit in units if unit not in best] or units)},
+    )
+    changes = [best | added, best - dropped, (best - dropped) | added]
+    return chance.choice([change for change in changes if 0 < len(change) <= most])
+
+
+def _skip_from_units(units: frozenset[Unit]) -> Skip:
+    left_out = [sublayer for unit in units for sublayer in unit]
+    return Skip(**{kind: sorted(layer for each, layer in left_out if each == kind) for kind in KINDS})
 
 
 @dataclass(frozen=True)
@@ -52,7 +203,6 @@ class SkipSearchResult:
 
     @property
     def best(self) -> SkipCandidate:
-        """Return the best set."""
         return self.candidates[0]
 
     @property
@@ -81,7 +231,6 @@ def search_artifact(
     limits: SearchBudget,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> SkipSearchResult:
     """Search on the target's responses to `samples` of the artifact's prompts, drawn with `seed`.
 
@@ -89,15 +238,13 @@ def search_artifact(
     """
     import torch
 
-    started = clock()
+    started = time.monotonic()
     texts = generate_texts(root, None, samples, max_tokens, seed, on_progress)
     with torch.inference_mode():
-        model, half = load_target_for(root, texts), len(texts) // 2
-        seen, unseen = Matcher(model, texts[:half], 0), Matcher(model, texts[half:], half)
-        tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
+        tried, unseen = _search(root, texts, limits, seed, on_progress, alone=False)
         best = [candidate.skip for candidate in ranked(tried)[:REPORTED]]
-        measured = ranked([rate(skip, unseen.matchness(skip), model.config) for skip in best])
-    return SkipSearchResult(tuple(measured), unseen.places, len(tried), clock() - started)
+        measured = ranked([rate(skip, unseen.matchness(skip), unseen.model.config) for skip in best])
+    return SkipSearchResult(tuple(measured), unseen.places, len(tried), time.monotonic() - started)
 
 
 def generate_texts(
@@ -109,15 +256,9 @@ def generate_texts(
     """
     prompts = artifact_prompts(root, prompts_file)
     prompts = Random(seed).sample(prompts, min(samples, len(prompts)))
-    texts: list[Text] = []
     with open_artifact(root, load_manifest(root)) as artifact:
-        rows = artifact.engine.settings.max_batch_size
-        for start in range(0, len(prompts), rows):
-            requests = [artifact.request(prompt.text, max_tokens) for prompt in prompts[start : start + rows]]
-            results = artifact.engine.generate(requests)
-            texts += [(request.prompt_ids, result.ids) for request, result in zip(requests, results, strict=True)]
-            on_progress("generate", min(start + rows, len(prompts)), len(prompts))
-    found = [(prompt, said) for prompt, said in texts if said]
+        texts = artifact.respond([prompt.text for prompt in prompts], max_tokens, partial(on_progress, "generate"))
+    found: list[Text] = [(prompt, result.ids) for prompt, result in texts if result.ids]
     if len(found) < 2:
         message = f"the target generated text for {len(found)} prompts; the search needs at least two"
         raise TrtspecError(message, hint="add prompts with --prompts or gates.prompts, or raise --num-prompts")
@@ -135,6 +276,15 @@ def load_target_for(root: Path, texts: Sequence[Text]) -> Decoder:
     return Decoder(checkpoint, len(texts), longest, device, compute_dtype("auto", device, checkpoint))
 
 
+def _search(
+    root: Path, texts: Sequence[Text], limits: SearchBudget, seed: int, on_progress: OnProgress, *, alone: bool
+) -> tuple[list[SkipCandidate], Matcher]:
+    """Return the sets tried on half of the texts, and the matcher of the other half."""
+    model, half = load_target_for(root, texts), len(texts) // 2
+    seen, unseen = Matcher(model, texts[:half], 0, alone=alone), Matcher(model, texts[half:], half, alone=alone)
+    return search(model.config, seen.matchness, limits, Random(seed), on_progress), unseen
+
+
 class Matcher:
     """Score subsets of a target's sublayers on its texts.
 
@@ -148,7 +298,7 @@ class Matcher:
 
         from trtspec.engine.prefill import prefill
 
-        self._model, self._texts = model, texts
+        self.model, self._texts = model, texts
         if not alone:
             prefill(model, [prompt for prompt, _ in texts], first_row, PREFILL_TOKENS)
         starts = [0 if alone else len(prompt) - 1 for prompt, _ in texts]
@@ -178,17 +328,13 @@ class Matcher:
         from trtspec.engine.model.decoder import Sublayers
 
         skipped = Sublayers(frozenset(skip.attention), frozenset(skip.mlp))
-        logits, _ = self._model.forward_with_features(self._inputs, self._window, (), self._at, skipped)
+        logits, _ = self.model.forward_with_features(self._inputs, self._window, (), self._at, skipped)
         return logits.argmax(-1) == self._said
-
-
-PRUNED_FORMAT_VERSION = 1
-LENS = range(1, 17)
 
 
 @dataclass(frozen=True)
 class PrunedDraft:
-    """A pruned draft, measured on texts that the search did not use; `cost` has the meaning of `Candidate.cost`.
+    """A pruned draft, measured on texts that the search did not use; `cost` is that of `SkipCandidate`.
 
     `by_len` is its acceptance at each draft length.
     """
@@ -224,7 +370,7 @@ class PrunedDraft:
         """Return the document of `prune --json` without the directory."""
         value, low, high = self.acceptance.token_weighted.as_list()
         return {
-            "format_version": PRUNED_FORMAT_VERSION,
+            "format_version": FORMAT_VERSION,
             "layers": self.layers,
             "left_out": self.skip.layers,
             "cost": round(self.cost, 4),
@@ -251,7 +397,6 @@ def search_layers(
     limits: SearchBudget,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> PrunedDraft:
     """Search on the target's responses to `samples` prompts of a file, drawn with `seed`.
 
@@ -260,12 +405,10 @@ def search_layers(
     """
     import torch
 
-    started = clock()
+    started = time.monotonic()
     texts = generate_texts(root, prompts, samples, max_tokens, seed, on_progress)
     with torch.inference_mode():
-        model, half = load_target_for(root, texts), len(texts) // 2
-        seen, unseen = (Matcher(model, some, 0, alone=True) for some in (texts[:half], texts[half:]))
-        tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
+        tried, unseen = _search(root, texts, limits, seed, on_progress, alone=True)
         most = max(len(candidate.skip.layers) for candidate in tried)
         fitting = [each for each in tried if not limits.layers_left or len(each.skip.layers) == most]
         skip = ranked(fitting)[0].skip
@@ -274,8 +417,9 @@ def search_layers(
         length: AcceptanceStats(tuple(count_steps(places, length) for places in chains), ("",) * len(chains))
         for length in LENS
     }
-    cost = draft_cost(skip, model.config)
-    return PrunedDraft(skip, model.config.num_layers, cost, found, len(tried), clock() - started)
+    config = unseen.model.config
+    seconds = time.monotonic() - started
+    return PrunedDraft(skip, config.num_layers, draft_cost(skip, config), found, len(tried), seconds)
 
 
 def _chains(hits: list[bool]) -> list[ReplayedDraft]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.bench.artifact import TARGET, OpenArtifact
-from trtspec.bench.verification_report import VerificationCheck
+from trtspec.bench.gates import VerificationCheck
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.tokenizer import RenderedText
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 # Largest relative rounding error of a type: half the distance between neighbouring numbers near 1.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Two float32 implementations differ by about 1e-5 in a logit; a smaller lead than this counts as a tie.
+TIE = 1e-3
+END, NAN = -1, float("nan")  # a text end with unknown id; a logit that is not compared
+SHOWN = 5  # differences and ties listed in a report
+OnProgress = Callable[[str, int, int], None]
 
 
 class Reference:
@@ -137,14 +142,6 @@ def _load_tokenizer(source: Path) -> Any:
     raise TrtspecError(message, where=str(source), hint="load it with AutoTokenizer to see the full error")
 
 
-# Two float32 implementations differ by about 1e-5 in a logit; a smaller lead than this counts as a tie.
-TIE = 1e-3
-END, NAN = -1, float("nan")  # a text end with unknown id; a logit that is not compared
-SHOWN = 5  # differences and ties listed in a report
-
-OnProgress = Callable[[str, int, int], None]
-
-
 @dataclass(frozen=True)
 class _Disagreement:
     """A position where the source model prefers another token, with its logits for both tokens."""
@@ -227,11 +224,6 @@ def _may_be_quantized(artifact: OpenArtifact, source: Path) -> bool:
     return {wanted.weights, wanted.kv_cache, found.weights, found.kv_cache} != {"none"}
 
 
-def _num_choices(result: EngineResult) -> int:
-    """Return the number of choices in a response: its tokens, plus the end if the model chose one."""
-    return len(result.ids) + (result.finish_reason == "end_id")
-
-
 def _exact_parity(compared: Sequence[_Compared]) -> VerificationCheck:
     """Require every text to match the source model's, except for numerical ties."""
     found = [(answer.prompt, each) for answer in compared for each in answer.disagreements]
@@ -286,7 +278,7 @@ def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, resul
     others: tuple[str, ...] = () if before == ours else (_first_difference(before, ours),)
     if {*artifact.tokenizer.end_ids} != reference.end_ids:
         others += (f"end ids are {_ids(artifact.tokenizer.end_ids)} here, {_ids(reference.end_ids)} in transformers",)
-    return _Compared(prompt.name, _num_choices(result), found, others, tuple(before))
+    return _Compared(prompt.name, len(chosen), found, others, tuple(before))
 
 
 def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int, ours: int) -> _Disagreement | None:

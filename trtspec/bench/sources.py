@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.bench.artifact import TARGET
-from trtspec.bench.verification_report import NO_SOURCE, SkippedCheck, VerificationCheck
+from trtspec.bench.gates import NO_SOURCE, SkippedCheck, VerificationCheck
 from trtspec.checkpoints.resolve import locate_source
 from trtspec.checkpoints.safe_json import parse_object
 from trtspec.checkpoints.source import load_source
@@ -31,6 +31,10 @@ from trtspec.store.artifact_cache import find_source_location
 from trtspec.store.artifact_paths import TOKENIZER, checkpoint
 
 HINT = "give its location with --source DIR"
+RECORD = "trtspec_training.json"
+DIGESTS = "prompt_digests"
+DIGITS = 16  # hex digits of a SHA-256; enough to distinguish a million prompts
+MAX_BYTES, MAX_VALUES = 32 << 20, 1_000_000
 
 
 def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
@@ -101,12 +105,6 @@ def _difference(pair: tuple[Path, FileRecord]) -> str | None:
         return None if file_sha256(source) == record.sha256 else f"{record.path}: differs from {source}"
     except OSError as error:
         return f"{record.path}: {source} cannot be read: {error.strerror}"
-
-
-RECORD = "trtspec_training.json"
-DIGESTS = "prompt_digests"
-DIGITS = 16  # hex digits of a SHA-256; enough to distinguish a million prompts
-MAX_BYTES, MAX_VALUES = 32 << 20, 1_000_000
 
 
 @dataclass(frozen=True)

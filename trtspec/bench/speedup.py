@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate the speed-up from speculation with its confidence interval.
+"""Results of a comparison with and without speculation, and its speed-up with a confidence interval.
 
 A ratio is the seconds of one prompt without speculation divided by those with it, both measured in one run. With
 several runs, a prompt's ratio is the median over runs. The speed-up is the median of the prompts' ratios. Its interval
@@ -9,12 +9,14 @@ because repeating a prompt adds no information about others. The result holds fo
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-MAX_RUNS = 5  # while a speed-up is undecided
-HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"  # the states of a check
+from trtspec.engine.generation.request import Stats
+
+FORMAT_VERSION = 1
 RESAMPLES = 2000
 PERCENTILES = (2.5, 97.5)
 ENOUGH = 6  # with fewer prompts even the full range covers the median in less than 95 % of cases: 1 - 2 / 2**n
@@ -35,10 +37,6 @@ class Speedup:
         if self.samples < ENOUGH or self.low < limit <= self.high:
             return None
         return self.low >= limit
-
-    def state(self, limit: float) -> str:
-        """Return "holds", "fails", or "undecided" if the interval includes the limit."""
-        return HOLDS if self.low >= limit else FAILS if self.high < limit else UNDECIDED
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields used in the documents of `bench` and `verify`."""
@@ -63,3 +61,71 @@ def estimate_speedup(ratios: Sequence[float], total: float) -> Speedup:
     drawn = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
     low, high = np.percentile(np.median(samples[drawn], axis=1), PERCENTILES)
     return Speedup(float(np.median(samples)), float(low), float(high), total, len(ratios))
+
+
+@dataclass
+class BenchSide:
+    """One side of the comparison: tokens/s of each run, and the statistics and seconds of all its requests."""
+
+    tokens_per_s: list[float] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    seconds: float = 0.0
+
+    @property
+    def median(self) -> float:
+        """Return the tokens/s of the median run."""
+        return statistics.median(self.tokens_per_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "tokens_per_s": [round(sample, 2) for sample in self.tokens_per_s],
+            "median_tokens_per_s": round(self.median, 2),
+            "acceptance_rate": round(self.stats.acceptance_rate, 4),
+            "mean_accepted_len": round(self.stats.mean_accepted_len, 3),
+        }
+
+
+@dataclass
+class BenchComparison:
+    """Results of a comparison; `ratios` are baseline seconds / speculative seconds of all prompts, run by run.
+
+    `acceptance` is the acceptance rule, "unknown" for a server whose artifact is not available. If `ratios` is empty,
+    only speculation was measured. `counts_drafts` is whether the engine reports how many tokens it drafted.
+    """
+
+    prompts: int
+    max_tokens: int
+    acceptance: str
+    baseline: BenchSide = field(default_factory=BenchSide)
+    speculative: BenchSide = field(default_factory=BenchSide)
+    ratios: list[float] = field(default_factory=list)
+    identical_texts: int = 0
+    counts_drafts: bool = True
+
+    @property
+    def runs(self) -> int:
+        """Return how often each side ran every prompt."""
+        return len(self.ratios) // self.prompts
+
+    @property
+    def seconds(self) -> float:
+        """Return the total seconds of the requests of both sides."""
+        return self.baseline.seconds + self.speculative.seconds
+
+    @property
+    def speedup(self) -> Speedup:
+        by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]
+        return estimate_speedup(by_prompt, self.baseline.seconds / self.speculative.seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `bench --json`."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "prompts": self.prompts,
+            "max_tokens": self.max_tokens,
+            "acceptance": self.acceptance,
+            "baseline": self.baseline.as_dict(),
+            "speculative": self.speculative.as_dict(),
+            **self.speedup.as_dict(),
+            "identical_texts": self.identical_texts,
+        }

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.bench.bench import BenchComparison
-from trtspec.bench.speedup import FAILS, HOLDS, MAX_RUNS, UNDECIDED
-from trtspec.bench.verification_report import FILES, VerificationCheck, VerificationReport, read_verification
+from trtspec.bench.gates import FAILS, FILES, HOLDS, MAX_RUNS, UNDECIDED, VerificationCheck, VerificationReport
+from trtspec.bench.speedup import BenchComparison
+from trtspec.bench.verification_report import read_verification
 from trtspec.store.artifact import Manifest, load_manifest
 
 # Recommended action. "pays": faster, but the artifact was not verified; "alone": the artifact does not speculate.
@@ -92,6 +92,11 @@ class Evidence:
     measure: str = "trtspec bench"
     check: str = "trtspec verify"
 
+    @property
+    def speed_gate(self) -> VerificationCheck | None:
+        """Return the check of the minimum speed-up, if it was evaluated."""
+        return next((check for check in self.checks if check.name == MIN_SPEEDUP), None)
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -117,7 +122,6 @@ class SpeculationVerdict:
     text: str
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields of the JSON documents."""
         return {"decision": self.decision, "verdict": self.text}
 
     @property
@@ -185,7 +189,7 @@ def _slower(found: Evidence) -> Iterator[SpeculationVerdict]:
 
 def _contradicted(found: Evidence) -> Iterator[SpeculationVerdict]:
     """A gate and a benchmark show opposite results."""
-    gate = next((check for check in found.checks if check.name == MIN_SPEEDUP), None)
+    gate = found.speed_gate
     if found.is_expected or not (gate and found.speedup and isinstance(gate.limit, int | float)):
         return
     reached, then = found.speedup.reaches(gate.limit), f"the gate {MIN_SPEEDUP} ({gate.limit:g}) {gate.state}"
@@ -228,9 +232,10 @@ def _open(found: Evidence) -> Iterator[SpeculationVerdict]:
 
 def _held(found: Evidence, wanted: float) -> str:
     """Mention the gate's number if the gate held but the benchmark's value is below the limit."""
-    gate = next((check for check in found.checks if check.name == MIN_SPEEDUP and check.state == HOLDS), None)
-    below = found.speedup is not None and found.speedup.value < wanted
-    return f" (the gate held with {_number(gate)})" if gate and below and not found.is_expected else ""
+    gate = found.speed_gate
+    if found.is_expected or not gate or gate.state != HOLDS or not found.speedup or found.speedup.value >= wanted:
+        return ""
+    return f" (the gate held with {_number(gate)})"
 
 
 def _faster(found: Evidence) -> Iterator[SpeculationVerdict]:
@@ -250,8 +255,8 @@ def _faster(found: Evidence) -> Iterator[SpeculationVerdict]:
         else:
             unverified = "" if found.verified or not found.check else f"; not verified yet, run: {found.check}"
             yield SpeculationVerdict(PAYS, f"It pays: {said}{unverified}.")
-    gate = next((check for check in found.checks if check.name == MIN_SPEEDUP and check.state == HOLDS), None)
-    if gate and found.verified:
+    gate = found.speed_gate
+    if gate and gate.state == HOLDS and found.verified:
         said = f"the gate {MIN_SPEEDUP} holds with {_number(gate)} {TARGET} at 1 request"
         yield SpeculationVerdict(PAYS if but else SHIP, f"{'It pays' if but else 'Ship it'}: {said}{but}.")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Store verification results: the checks, the skipped checks with reasons, and the saved record.
+"""Store verification results: this user's record of an artifact, and the report in the artifact.
 
 `verify` and `bench --gates` write the same record to this user's state directory, keyed by the SHA-256 of the manifest
-and the machine; `deploy` and `checklist` read it. The copy in the artifact, reports/verify.json, is for people and CI.
+and the machine; `deploy` and `readiness` read it. The copy in the artifact, reports/verify.json, is for people and CI.
 It is untrusted, because anyone who handled the artifact could have written it, unless its SHA-256 is given
 (`trusted_report`).
 """
@@ -11,151 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trtspec.bench.documents import read_record, records_dir, this_machine, write_record
-from trtspec.bench.speedup import FAILS, HOLDS, UNDECIDED, Speedup
+from trtspec.bench.gates import SkippedCheck, VerificationCheck, VerificationReport
+from trtspec.bench.speedup import Speedup
 from trtspec.checkpoints.safe_json import parse_object
-from trtspec.core.errors import DigestMismatch, GateNotMet, TrtspecError, VerificationFailed, os_error_remedy
+from trtspec.core.errors import DigestMismatch, TrtspecError, os_error_remedy
 from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded, replace_file
 from trtspec.store.artifact import manifest_sha256
 from trtspec.store.artifact_paths import REPORTS
 
-FORMAT_VERSION = 1
 SCHEMA = "trtspec.verified/1"
 REPORT = f"{REPORTS}/verify.json"
 MAX_BYTES, MAX_VALUES = 4 << 20, 100_000
-PROCESS, SERVER = "process", "server"  # what measured a check
-# Why a check was skipped: on request, it needs the running server, the engine cannot report it, the source is missing.
-ON_REQUEST, NEEDS_SERVER, NOT_REPORTED, NO_SOURCE = "request", "server", "engine", "source"
-FILES = "files"  # the check of the artifact's files, run by `verify` but not by `bench --gates`
-FAIL, PASS = "fail", "pass"  # the policies for undecided gates
-POLICY = "TRTSPEC_UNDECIDED"  # set by --undecided for this process and its children
-
-
-Scalar = bool | int | float | str | None
-
-
-@dataclass(frozen=True)
-class VerificationCheck:
-    """One check and its result; `limit` is the required `value`.
-
-    `gate` is the recipe's gate that requires it and `measured_by` is "process" or "server"; both may be "". `state` is
-    "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`). `seconds` is its duration;
-    gates decided by one measurement share its time.
-    """
-
-    name: str
-    ok: bool
-    value: Scalar
-    limit: Scalar
-    detail: str
-    gate: str = ""
-    measured_by: str = ""
-    state: str = ""
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.state not in (HOLDS, FAILS, UNDECIDED):
-            object.__setattr__(self, "state", HOLDS if self.ok else FAILS)
-
-    def under(self, policy: str) -> VerificationCheck:
-        """Return the check with `ok` set by the policy for undecided checks, "fail" or "pass"."""
-        return replace(self, ok=policy == PASS) if self.state == UNDECIDED else self
-
-
-@dataclass(frozen=True)
-class SkippedCheck:
-    """A skipped check: `reason` is "request", "server", "engine" or "source", `why` is the explanation for users."""
-
-    name: str
-    reason: str
-    why: str
-
-
-@dataclass(frozen=True)
-class VerificationReport:
-    """All checks of an artifact, its acceptance rule, and the digest of its manifest.
-
-    `speedup` is the measured speed-up on the engine that serves the artifact. `warnings` concern the measurement.
-    """
-
-    checks: tuple[VerificationCheck, ...]
-    acceptance: str
-    manifest_sha256: str
-    left_out: tuple[SkippedCheck, ...] = ()
-    speedup: Speedup | None = None
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Return whether all checks pass."""
-        return all(check.ok for check in self.checks)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `verify --json`."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "ok": self.ok,
-            "acceptance": self.acceptance,
-            **(self.speedup.as_dict() if self.speedup else {}),
-            "checks": [{**asdict(check), "seconds": round(check.seconds, 3)} for check in self.checks],
-            "left_out": [asdict(each) for each in self.left_out],
-            "warnings": [*self.warnings],
-            "manifest": self.manifest_sha256,
-        }
-
-    @property
-    def failure(self) -> TrtspecError | None:
-        """Return GateNotMet if only limits of the recipe are missed, VerificationFailed for other failures, or None."""
-        failed = [check for check in self.checks if not check.ok]
-        error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
-        return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
-
-    @property
-    def undecided(self) -> tuple[VerificationCheck, ...]:
-        """Return the undecided checks."""
-        return tuple(check for check in self.checks if check.state == UNDECIDED)
-
-    def under(self, policy: str) -> VerificationReport:
-        """Return a copy in which undecided checks fail or pass by the policy "fail" or "pass"."""
-        return replace(self, checks=tuple(check.under(policy) for check in self.checks))
-
-    def without(self, gates: Iterable[str]) -> VerificationReport:
-        """Return a copy without the checks of the given gates."""
-        unwanted = frozenset(gates)
-        kept = tuple(check for check in self.checks if (check.gate or check.name) not in unwanted)
-        return replace(self, checks=kept)
-
-    def after(self, earlier: VerificationReport | None) -> VerificationReport:
-        """Return a copy with the missing checks of an earlier verification.
-
-        Checks measured on a server are not replaced by checks of this process.
-        """
-        found = {check.name: check for check in (earlier.checks if earlier else ())}
-        weaker = {name for name, check in found.items() if check.measured_by == SERVER}
-        found |= {
-            check.name: check for check in self.checks if check.measured_by != PROCESS or check.name not in weaker
-        }
-        left_out = tuple(each for each in self.left_out if each.name not in found)
-        return replace(self, checks=tuple(found.values()), left_out=left_out)
-
-
-def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the policy for undecided gates: from --undecided, else "fail" in CI and "pass" elsewhere.
-
-    GitHub, GitLab and most other CI services set CI=true.
-    """
-    asked = environment.get(POLICY, "")
-    if asked in (FAIL, PASS):
-        return asked
-    return FAIL if environment.get("CI", "").strip().lower() not in ("", "0", "false", "no") else PASS
 
 
 @dataclass(frozen=True)
@@ -179,7 +53,26 @@ def make_report(
     return VerificationReport(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out), speedup)
 
 
-def save_verification(root: Path, verification: VerificationReport) -> None:
+def keep_verification(
+    root: Path, verification: VerificationReport, on_unwritten: Callable[[TrtspecError], None], out: Path | None = None
+) -> None:
+    """Save a verification, and write its report into the artifact or to `out`.
+
+    `on_unwritten` receives the errors; only one of `out` is raised.
+    """
+    try:
+        save_verification(verification)
+    except TrtspecError as error:
+        on_unwritten(error)
+    if out:
+        return write_report(out, verification)
+    try:
+        write_report(root / REPORT, verification, follow=False)
+    except TrtspecError as error:
+        on_unwritten(error)
+
+
+def save_verification(verification: VerificationReport) -> None:
     """Save this user's verification of an artifact for later commands on this machine; may raise TrtspecError."""
     path = _record_path(verification.manifest_sha256)
     try:

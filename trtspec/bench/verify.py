@@ -7,68 +7,48 @@ and gates are reported as left to the server (`trtspec bench NAME --gates`).
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.backends.base import find_backend
 from trtspec.backends.code_policy import disallowed_code
-from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
-from trtspec.bench.bench import measure_engine
+from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact
+from trtspec.bench.bench import OnProgress, measure_engine
 from trtspec.bench.gates import (
+    FILES,
+    MAX_RUNS,
+    NEEDS_SERVER,
+    NOT_REPORTED,
+    PROCESS,
     GateResults,
+    SkippedCheck,
+    VerificationCheck,
+    VerificationReport,
     active_gates,
     evaluate_gates,
     gates_skipped_on_request,
     needs_more_runs,
     skipped_on_request,
+    undecided_policy,
 )
 from trtspec.bench.parity import check_parity
-from trtspec.bench.run_gates import deploy_load, evaluate_engine, skipped_as_undecided
 from trtspec.bench.sources import check_sources, find_source, overlap
-from trtspec.bench.speedup import MAX_RUNS
-from trtspec.bench.verification_report import (
-    FILES,
-    NEEDS_SERVER,
-    NOT_REPORTED,
-    ON_REQUEST,
-    PROCESS,
-    REPORT,
-    SERVER,
-    SkippedCheck,
-    VerificationCheck,
-    VerificationReport,
-    make_report,
-    read_verification,
-    save_verification,
-    trusted_report,
-    undecided_policy,
-    write_report,
-)
+from trtspec.bench.verification_report import keep_verification, make_report, read_verification
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.store.artifact import Manifest, load_manifest, verify_files
 from trtspec.store.artifact_cache import verify_changed
-
-log = logging.getLogger(__name__)
 
 ON_SERVER = (
     "measured on the server: trtspec bench NAME --gates (exit code 110 if texts differ, 112 if a limit is missed)"
 )
 NO_PARITY = "the engine runs the source unconverted in a separate process, so parity cannot be measured"
 
-OnProgress = Callable[[str, int, int], None]
-
-
-OnMeasure = Callable[[tuple[str, ...], bool], None]  # (gates, whether this process measures them)
-
 
 @dataclass(frozen=True)
 class _Options:
-    """The options of a verification."""
-
     source: Path | None
     prompts_file: Path | None
     max_tokens: int
@@ -107,72 +87,11 @@ def verify_artifact(
     left_out = (*gates_skipped_on_request(manifest.recipe, skip), *found.left_out)
     acceptance = manifest.recipe.speculation.acceptance
     verification = make_report(root, acceptance, (files, *found.checks), left_out, found.speedup)
-    warnings = (found.overlap.warning,) if found.overlap else ()
-    verification = replace(verification, warnings=warnings).under(undecided_policy())
-    _save(root, manifest, verification, report, on_unwritten)
-    return verification
-
-
-def ensure_gates(
-    root: Path,
-    on_progress: OnProgress = lambda what, done, total: None,
-    skip: Collection[str] = (),
-    on_undecided: Callable[[Sequence[SkippedCheck]], None] = lambda those: None,
-    on_measure: OnMeasure = lambda gates, in_process: None,
-    *,
-    expected: str = "",
-    trusted: str = "",
-) -> bool:
-    """Raise unless the gates of an artifact hold, by this user's saved verification or by measuring them now.
-
-    The report in the artifact is used only if `trusted` is its SHA-256. `expected` is the SHA-256 that the manifest
-    must have.
-
-    `on_undecided` receives the undecided gates that pass (`undecided_policy`). `on_measure` is called before gates are
-    measured, here or on the server.
-
-    Returns whether the gates are settled: an engine that does not run in this process can only be measured on its
-    server. Raises DigestMismatch, VerificationFailed or GateNotMet. Does not need the source model.
-    """
-    manifest = read_artifact(root, expected)
-    report = trusted_report(root, trusted) if trusted else read_verification(root)
+    verification = replace(verification, warnings=found.warnings).under(undecided_policy())
     in_process = find_backend(manifest.backend.name).in_process
-    if report:
-        _ensure(report.without(skip), on_undecided)
-    if _settled(manifest, report, in_process, skip):
-        return True
-    log.info(
-        "%s: no saved result covers its gates; %s",
-        root,
-        "measuring them now" if in_process else "its server will measure them",
-    )
-    on_measure(active_gates(manifest.recipe, skip), in_process)
-    if in_process:
-        _, judged = evaluate_engine(root, manifest, deploy_load(root, skip, on_progress))
-        _ensure(make_report(root, manifest.recipe.speculation.acceptance, judged.checks), on_undecided)
-    return in_process
-
-
-def _ensure(found: VerificationReport, on_undecided: Callable[[Sequence[SkippedCheck]], None]) -> None:
-    """Raise if a check fails, including undecided ones if the policy is "fail"."""
-    judged = found.under(undecided_policy())
-    if failure := judged.failure:
-        raise failure
-    if judged.undecided:
-        on_undecided([skipped_as_undecided(check) for check in judged.undecided])
-
-
-def _settled(manifest: Manifest, report: VerificationReport | None, in_process: bool, skip: Collection[str]) -> bool:
-    """Return whether a report without failures covers the gates; other engines need results from their server."""
-    wanted = frozenset(active_gates(manifest.recipe, skip))
-    if not wanted or (not in_process and manifest.recipe.speculation.method == "none"):
-        return True
-    if report is None:
-        return False
-    if in_process:
-        return not any(each.name in wanted and each.reason == ON_REQUEST for each in report.left_out)
-    told = {check.name for check in report.checks if check.measured_by == SERVER}
-    return wanted <= told | {each.name for each in report.left_out if each.reason == NOT_REPORTED}
+    whole = verification if in_process else verification.after(read_verification(root))  # with results from its server
+    keep_verification(root, whole, on_unwritten, report)
+    return verification
 
 
 def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> VerificationCheck:
@@ -206,43 +125,21 @@ def _examine(root: Path, manifest: Manifest, asked: _Options) -> GateResults:
             started = time.perf_counter()
             parity = check_parity(artifact, source, prompts, results, asked.on_progress)
             checks = [replace(parity, seconds=time.perf_counter() - started)]
-    judged = evaluate_gates(manifest.recipe, comparison, PROCESS, skip).noting(overlap(root, texts, manifest))
-    speedup = judged.speedup if in_process else None
-    return GateResults((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
+    shared = overlap(root, texts, manifest)
+    judged = evaluate_gates(manifest.recipe, comparison, PROCESS, skip, str(shared or ""))
+    return GateResults(
+        (*checks, *judged.checks),
+        (*early, *judged.left_out),
+        judged.speedup if in_process else None,
+        (shared.warning,) if shared else (),
+    )
 
 
 def _examine_copies(root: Path, manifest: Manifest, asked: _Options) -> GateResults:
     """Run the checks that are possible for unconverted checkpoints of an engine in another process."""
     copies = check_sources(root, manifest, asked.source)
-    names = active_gates(manifest.recipe, asked.skip)
-    waiting = (
-        SkippedCheck("parity", NOT_REPORTED, NO_PARITY),
-        *(SkippedCheck(name, NEEDS_SERVER, ON_SERVER) for name in names),
-    )
-    return (
-        GateResults((copies,), waiting)
-        if isinstance(copies, VerificationCheck)
-        else GateResults((), (copies, *waiting))
-    )
-
-
-def _save(
-    root: Path,
-    manifest: Manifest,
-    found: VerificationReport,
-    report: Path | None,
-    on_unwritten: Callable[[TrtspecError], None],
-) -> None:
-    """Save the result and write the report, including server results if the engine runs in another process."""
-    if not find_backend(manifest.backend.name).in_process:
-        found = found.after(read_verification(root))
-    try:
-        save_verification(root, found)
-    except TrtspecError as error:
-        on_unwritten(error)
-    if report:
-        return write_report(report, found)
-    try:
-        write_report(root / REPORT, found, follow=False)
-    except TrtspecError as error:
-        on_unwritten(error)
+    waiting = [SkippedCheck("parity", NOT_REPORTED, NO_PARITY)]
+    waiting += [SkippedCheck(name, NEEDS_SERVER, ON_SERVER) for name in active_gates(manifest.recipe, asked.skip)]
+    if isinstance(copies, SkippedCheck):
+        return GateResults((), (copies, *waiting))
+    return GateResults((copies,), tuple(waiting))

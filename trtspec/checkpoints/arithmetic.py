@@ -150,7 +150,6 @@ class NumpyArithmetic:
         return finite, int(np.count_nonzero(magnitudes > infinity)), int(np.count_nonzero(magnitudes == infinity))
 
     def cast(self, bits: Bits, source: str, target: str) -> Bits:
-        """Cast with `checkpoints.cast`."""
         return cast(bits, source, target)
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
@@ -161,7 +160,6 @@ class NumpyArithmetic:
         return lambda bits: np.take(table, bits, mode="clip")  # "clip" skips the bounds check
 
     def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, Floats, Counts]:
-        """Quantize a block of rows at a time."""
         encoded, scales = np.empty(bits.shape, np.uint8), np.empty((len(bits), 1), np.float32)
         step = max(1, BLOCK_VALUES // max(1, bits.shape[1]))
         for begin in range(0, len(bits), step):

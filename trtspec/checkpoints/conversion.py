@@ -80,11 +80,9 @@ class Conversion:
     targets: dict[str, TargetTensor] = field(default_factory=dict)
 
     def add(self, rule: Rule, dtype: str) -> None:
-        """Add the target of a rule."""
         self.targets[rule.name] = TargetTensor(rule, dtype, shard(rule, self.mapping, self.config.num_layers))
 
     def find_scale(self, target: TargetTensor, name: str) -> TargetTensor:
-        """Return the scale of a quantized weight."""
         return self.targets[f"{target.rule.module}.{name}"]
 
     def fused_with(self, target: TargetTensor) -> TargetTensor | None:
@@ -96,7 +94,6 @@ class Conversion:
         return twin if twin and twin.dtype == target.dtype else None
 
     def layouts(self) -> list[FileLayout]:
-        """Return the layout of each rank's file."""
         by_rank: list[list[tuple[str, str, tuple[int, ...]]]] = [[] for _ in range(self.mapping.ranks)]
         for target in self.targets.values():
             for rank in target.sharded.ranks:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Lock
-from typing import Protocol
 
 import numpy as np
 
@@ -52,21 +52,23 @@ class WriteTask:
 Done = Callable[[WriteTask], None]
 
 
-class TaskOutput(Protocol):
+class TaskOutput(ABC):
     """Destination of the tasks' bytes. Tasks are numbered in the order of their output. Thread-safe."""
 
     tasks_at_once: int
 
+    @abstractmethod
     def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
         """Write bytes at `offset` of a file; the caller may reuse `data` afterwards."""
 
+    @abstractmethod
     def end(self, task: WriteTask) -> None:
         """Mark the task's output as complete."""
 
-    def fail(self, error: BaseException) -> None:
-        """Make all waiting calls raise `error`."""
+    def fail(self, error: BaseException) -> None:  # noqa: B027
+        """Make all waiting calls raise `error`, unless an earlier error is set."""
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027
         """Return once all bytes are in the files; raise the first error."""
 
 
@@ -95,7 +97,7 @@ def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
     return direct
 
 
-class CachedWriter:
+class CachedWriter(TaskOutput):
     """Writes immediately through the page cache, from any number of threads."""
 
     tasks_at_once = 2 * CORES + 1  # more than cores, because most of them wait for the disk
@@ -104,19 +106,11 @@ class CachedWriter:
         self._files, self._growing, self._done = files, growing, done
 
     def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
-        """Write the bytes."""
         self._growing.written(file, offset)
         write_all(self._files[file], data, offset)
 
     def end(self, task: WriteTask) -> None:
-        """Call `done`."""
         self._done(task)
-
-    def fail(self, error: BaseException) -> None:
-        """Do nothing: no call waits."""
-
-    def flush(self) -> None:
-        """Do nothing: all bytes are written."""
 
 
 @dataclass(eq=False)
@@ -147,7 +141,7 @@ class _Block:
         return count
 
 
-class DirectWriter:
+class DirectWriter(TaskOutput):
     """Gathers the output of one task after the other in blocks. `_open` maps (file, end) to blocks, oldest first."""
 
     tasks_at_once = CORES  # one writes while the others search their maxima
@@ -204,7 +198,6 @@ class DirectWriter:
         self._count(task, -1)
 
     def fail(self, error: BaseException) -> None:
-        """Make all waiting calls raise `error`, unless an earlier error is set."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

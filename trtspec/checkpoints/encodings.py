@@ -82,11 +82,9 @@ class ValueStats:
         self.largest_bits = self._nans = self._infinities = self._overflows = 0
 
     def add(self, bits: Bits) -> None:
-        """Count the values of a chunk."""
         self.take(self._arithmetic.count(bits, self.source.dtype))
 
     def take(self, counts: Counts) -> None:
-        """Add the counts of a chunk."""
         largest, nans, infinities = counts
         self.largest_bits = max(self.largest_bits, largest)
         self._nans += nans
@@ -114,6 +112,12 @@ class ScaleSlot:
     offset: int
 
 
+def put_scale(worker: TransferWorker, slots: tuple[ScaleSlot, ...], value: np.float32) -> None:
+    """Write a scale. Scales precede their weights: they are stored between them, and files are hashed as they grow."""
+    for slot in slots:
+        worker.put(slot.rank, slot.offset, np.array([value], np.float32))
+
+
 @dataclass(frozen=True)
 class ScaleGroup:
     """Tensors that share a scale, and the positions of the scale."""
@@ -132,8 +136,7 @@ class QuantizeTensors:
     def run(self, worker: TransferWorker) -> None:
         for group in self.groups:
             scale = compute_scale(max(self._amax(worker, transfer.source) for transfer in group.transfers))
-            for slot in group.scales:  # first: they are stored between the weights, and the file is hashed as it grows
-                worker.put(slot.rank, slot.offset, np.array([scale], np.float32))
+            put_scale(worker, group.scales, scale)
             for transfer in group.transfers:
                 quantize = self.arithmetic.quantizer(transfer.source.dtype, scale)
                 for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
@@ -193,7 +196,7 @@ class CopyTensors:
         for group in self.groups:
             own = [read_scale(worker, self.scales[transfer.source.name]) for transfer in group.transfers]
             largest = max(own)
-            _put(worker, group.scales, largest)  # first, as in QuantizeTensors
+            put_scale(worker, group.scales, largest)
             for transfer, scale in zip(group.transfers, own, strict=True):
                 _move(worker, transfer, None if scale == largest else requantization_table(scale, largest))
 
@@ -232,15 +235,13 @@ class CopyScales:
 
     @property
     def sources(self) -> dict[str, TensorInfo]:
-        """Return the source tensors by name."""
         return {source.name: source for scale in self.scales for source in scale.sources}
 
     def run(self, worker: TransferWorker) -> None:
-        """Read all scales, then write all."""
         values = {name: read_scale(worker, source) for name, source in self.sources.items()}
         for scale in self.scales:
             largest = max(values[source.name] for source in scale.sources)
-            _put(worker, scale.slots, max(largest, np.float32(scale.least)))
+            put_scale(worker, scale.slots, max(largest, np.float32(scale.least)))
 
 
 def read_scale(worker: TransferWorker, source: TensorInfo) -> np.float32:
@@ -266,8 +267,3 @@ def _move(worker: TransferWorker, transfer: Transfer, table: Bits | None = None)
         worker.write(transfer.destinations, first, bits if table is None else np.take(table, bits))
     if nans and not worker.flaws.allow_nonfinite:
         worker.flaws.add(source, f"{nans:,} NaN values", DAMAGED)
-
-
-def _put(worker: TransferWorker, slots: tuple[ScaleSlot, ...], value: np.float32) -> None:
-    for slot in slots:
-        worker.put(slot.rank, slot.offset, np.array([value], np.float32))

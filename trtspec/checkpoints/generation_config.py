@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.safe_json import repr_short
-from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
+from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_document, read_json
 from trtspec.core.diagnostics import quote_value
 from trtspec.core.errors import CheckpointError
 
@@ -43,11 +43,7 @@ class EndIds:
     departs: bool = False
 
     def __str__(self) -> str:
-        return f"{', '.join(map(str, self.ids))} ({self.source})" if self.ids else f"none{self._where}"
-
-    @property
-    def _where(self) -> str:
-        return f" ({self.source})" if self.source else ""
+        return (", ".join(map(str, self.ids)) or "none") + (f" ({self.source})" if self.source else "")
 
 
 @dataclass(frozen=True)
@@ -63,12 +59,12 @@ def read_generation_config(root: Path) -> GenerationConfig:
     path = root / GENERATION_CONFIG
     if path.exists() or path.is_symlink():
         try:
-            return GenerationConfig(_set(_read(path)), path)
+            return GenerationConfig(_set(read_json(path, MAX_CONFIG_BYTES)), path)
         except CheckpointError as error:
             hint = "repair the file, or remove it to use the end ids of config.json"
             raise CheckpointError(error.message, where=error.where, hint=hint) from None
     path = root / CONFIG
-    document = _set(_read(path)) if path.is_file() else {}
+    document = _set(read_document(path))
     return GenerationConfig(_set(_text_section(document)) | document, path)
 
 
@@ -83,7 +79,7 @@ def find_end_ids(root: Path, token_id: TokenId) -> EndIds:
     _check_rows(ids, found.path, root)
     if ids or found.path.name == GENERATION_CONFIG:
         return EndIds(ids, found.path.name)
-    document = _read(found.path) if found.path.is_file() else {}
+    document = read_document(found.path)
     for name in OTHER_SECTIONS:
         section = _section(document, name)
         section = _text_section(section) | _set(section)
@@ -101,11 +97,9 @@ def special_token(root: Path, key: str) -> str | None:
     special_tokens_map.json takes precedence unless tokenizer_config.json has an `added_tokens_decoder`, which
     transformers treats as complete (PreTrainedTokenizerBase._from_pretrained).
     """
-    config = root / TOKENIZER_CONFIG
-    document = _read(config) if config.is_file() else {}
-    older = root / SPECIAL_TOKENS
-    if "added_tokens_decoder" not in document and older.is_file():
-        document = document | _set(_read(older))
+    document = read_document(root / TOKENIZER_CONFIG)
+    if "added_tokens_decoder" not in document:
+        document = document | _set(read_document(root / SPECIAL_TOKENS))
     found = document.get(key)
     content = found.get("content") if isinstance(found, dict) else found
     return content if isinstance(content, str) else None
@@ -113,18 +107,13 @@ def special_token(root: Path, key: str) -> str | None:
 
 def vocabulary_rows(root: Path) -> int:
     """Return the number of embedding rows according to config.json, or 0."""
-    path = root / CONFIG
-    document = _read(path) if path.is_file() else {}
+    document = read_document(root / CONFIG)
     others = (_section(document, name) for name in OTHER_SECTIONS)
     for each in (_text_section(document), document, *others):
         rows = each.get("vocab_size")
         if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0:
             return rows
     return 0
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path, MAX_CONFIG_BYTES)
 
 
 def _set(document: Mapping[str, Any]) -> dict[str, Any]:

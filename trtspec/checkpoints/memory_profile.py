@@ -70,7 +70,6 @@ class MemoryProfile:
     experts_per_token: int = 0
 
     def cache_bytes(self, texts: int, tokens: int, tensor: int, item_bytes: int) -> int:
-        """Return the cache bytes of `texts` texts of `tokens` tokens each on one rank."""
         numbers = sum(layer.numbers_per_text(tokens, tensor) for layer in self.layers)
         return texts * (numbers * item_bytes + self.state_heads // tensor * self.state_numbers * STATE_ITEM_BYTES)
 

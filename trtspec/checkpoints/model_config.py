@@ -126,7 +126,6 @@ class ModelConfig:
         return float((self.query_scalar or self.head_size) ** -0.5)
 
     def has_window(self, layer: int) -> bool:
-        """Return whether a layer's attention is limited to the sliding window."""
         return bool(self.sliding_window) and layer not in self.full_layers
 
     @property
@@ -165,7 +164,6 @@ class ConfigReader:
         return ConfigReader(absent | self.values, self.where, self.assumed | absent.keys())
 
     def replacing(self, **values: Any) -> ConfigReader:
-        """Return a reader with other values for some keys."""
         return ConfigReader(self.values | values, self.where, self.assumed - values.keys())
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:

@@ -219,7 +219,6 @@ class Prequantized:
     weights: frozenset[str]
 
     def weight_scale(self, weight: str) -> TensorInfo:
-        """Return the scale tensor of a weight."""
         return self.source.tensors[_weight_scale(weight)]
 
     def row_scales(self, rule: Rule) -> tuple[TensorInfo, ...]:
@@ -227,7 +226,6 @@ class Prequantized:
         return tuple(select_rows(source, self.weight_scale(source.name)) for source in rule.sources)
 
     def input_scale(self, weight: str) -> TensorInfo:
-        """Return the scale tensor of a weight's input."""
         return self.source.tensors[_input_scale(weight)]
 
     def cache_scale(self, weight: str, kind: str) -> TensorInfo:
@@ -258,7 +256,6 @@ class Prequantized:
         return Scheme(self.declared.weights, self.declared.kv_cache, left_out)
 
     def describe(self) -> str:
-        """Return a description of the source's quantization."""
         cache = " and an FP8 KV cache" if self.declared.kv_cache == "fp8" else ""
         return f"{WORDS[self.declared.weights]}{cache}, by {self.declared.tool}"
 

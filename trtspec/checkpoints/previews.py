@@ -47,7 +47,6 @@ MAX_PREVIEWS = 100  # previews, including incomplete ones; the least recently us
 
 
 def previews_dir() -> Path:
-    """Return the root folder of the previews."""
     return cache_dir() / "previews"
 
 
@@ -75,12 +74,7 @@ class Preview:
         source = load_source(self.root)
         return replace(source, absent={name: (UNREAD, self.files[name].nbytes, 0) for name in self.parts})
 
-    def without_part(self, name: str) -> Preview:
-        """Return the preview after a file has been completed."""
-        return replace(self, parts=tuple(part for part in self.parts if part != name))
-
     def publish(self) -> None:
-        """Write the marker of a complete preview."""
         document = json.dumps({"format": FORMAT, **asdict(self)})
         write_preview_file(self.root / MARKER, document.encode())
 
@@ -173,7 +167,7 @@ def fetch_tokenizer(source: Source) -> None:
     hub = HubModel(found.model, found.revision)
     with explain_hub_errors(str(hub), TRY_AGAIN, previews_dir()):
         write_preview_file(source.root / name, hub.read(name, 0, found.files[name].nbytes))
-        found.without_part(name).publish()
+        replace(found, parts=tuple(part for part in found.parts if part != name)).publish()
 
 
 def _make(hub: HubModel) -> Preview:

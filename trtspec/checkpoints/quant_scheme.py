@@ -30,7 +30,6 @@ class Scheme:
 
     @property
     def is_quantized(self) -> bool:
-        """Return whether weights or KV cache are FP8."""
         return self.weights != "none" or self.kv_cache != "none"
 
     @property
@@ -39,7 +38,6 @@ class Scheme:
         return self.weights == "fp8" or self.kv_cache == "fp8"
 
     def quantizes(self, rule: Rule) -> bool:
-        """Return whether a rule's target becomes FP8."""
         return (
             self.weights != "none" and bool(rule.linear) and not _compile_patterns(self.exclude).fullmatch(rule.module)
         )

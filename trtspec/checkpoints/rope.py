@@ -65,7 +65,6 @@ def read_rotary(
 
 
 def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
-    """Return the base of the rotary frequencies."""
     base = reader.get(BASE, float, default)
     if not (math.isfinite(base) and base > 1):
         raise reader.refuse_value(f"{BASE} is {base}, expected a number above 1")

@@ -29,8 +29,6 @@ SHOWN_PROBLEMS, SHOWN_HINTS = 12, 2
 
 
 class Stage(Enum):
-    """The pipeline stage of a tensor outside the layers."""
-
     FIRST = "first"
     LAST = "last"
 
@@ -84,12 +82,10 @@ class SourceTensor:
 
     @property
     def target_rows(self) -> int:
-        """Return the number of its rows in the undivided target."""
         return max(self.shape[0], self.least_rows)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Return the shape of the stored source tensor."""
         return (self.stored_rows or self.shape[0], *self.shape[1:])
 
 
@@ -304,7 +300,7 @@ def family_version(name: str) -> str:
 
 
 def find_family(source: Source) -> tuple[str, Family]:
-    """Return (name, family) of a source; raise UnknownArchitecture, with the supported names, if it is unsupported."""
+    """Return (name, family) of a source; raise UnsupportedArchitecture with the supported names otherwise."""
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):

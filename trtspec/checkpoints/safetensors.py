@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -25,6 +25,7 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 
 MAX_HEADER_BYTES = 16 << 20
 MAX_HEADER_VALUES = 600_000  # eight per matrix
 MAX_NAME = 512
+PIECE_ITEMS = 1 << 19
 MAX_RANK = 8
 MAX_TENSOR_BITS = 1 << 63
 GIT_LFS = b"version "
@@ -46,7 +47,6 @@ class TensorInfo:
 
 
 def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Return the number of bytes per dtype."""
     counted: Counter[str] = Counter()
     for tensor in tensors:
         counted[tensor.dtype] += tensor.nbytes
@@ -155,6 +155,20 @@ def _check_contiguous(path: Path, tensors: list[TensorInfo], start: int, size: i
         _refuse(path, f"truncated: its tensors need {position:,} bytes, but the file has {size:,}")
     if position < size:
         _refuse(path, f"{size - position:,} bytes after the last tensor")
+
+
+def read_tensor(tensor: TensorInfo) -> Iterator[bytes]:
+    """Yield a stored tensor's bytes, `PIECE_ITEMS` items at a time; raise CheckpointError if its file ends early."""
+    item, left = ITEM_BYTES[tensor.dtype], tensor.nbytes
+    with open_regular(tensor.file) as file:
+        file.seek(tensor.offset)
+        while left:
+            piece = file.read(min(left, PIECE_ITEMS * item))
+            if len(piece) % item or not piece:
+                hint = "try again when no process writes to it"
+                _refuse(tensor.file, "ends early; it was changed while being read", hint)
+            yield piece
+            left -= len(piece)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,9 @@ class ParallelMapping:
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks."""
         return self.tensor * self.pipeline
 
     def stage_ranks(self, stage: int) -> range:
-        """Return the ranks of a pipeline stage."""
         return range(stage * self.tensor, (stage + 1) * self.tensor)
 
     def layers(self, stage: int, num_layers: int) -> range:
@@ -114,7 +112,6 @@ class ShardedTarget:
 
 
 def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> ShardedTarget:
-    """Divide a rule's target over the ranks of its stage."""
     stage, layer = mapping.locate(rule.at, num_layers)
     ranks, split = mapping.stage_ranks(stage), resolve_split(rule, mapping)
     at_row, columns, by_source = 0, range(0), []

@@ -66,12 +66,10 @@ class Source:
 
     @cached_property
     def tokenizer_files(self) -> list[Path]:
-        """Return the existing tokenizer files, sorted."""
         return sorted(path for path in (self.root / name for name in TOKENIZER_FILES) if path.is_file())
 
     @property
     def documents(self) -> list[Path]:
-        """Return config.json, and hf_quant_config.json if it exists."""
         quantization = self.root / QUANTIZATION
         return [self.root / "config.json", *([quantization] if quantization.is_file() else [])]
 
@@ -82,12 +80,10 @@ class Source:
 
     @property
     def reader(self) -> ConfigReader:
-        """Return typed access to config.json."""
         return ConfigReader(self.config, str(self.root / "config.json"))
 
     @cached_property
     def nbytes(self) -> int:
-        """Return the bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
@@ -98,7 +94,6 @@ class Source:
 
     @property
     def quantization_reader(self) -> ConfigReader:
-        """Return typed access to hf_quant_config.json."""
         return ConfigReader(self.quantization, str(self.root / QUANTIZATION))
 
 
@@ -181,6 +176,11 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
         raise CheckpointError(
             str(error), where=str(path), hint=f"{path.name} must be a JSON object; save it again"
         ) from None
+
+
+def read_document(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} if there is no such file; raise CheckpointError as `read_json` does."""
+    return read_json(path, max_bytes) if path.is_file() else {}
 
 
 def _unreadable_hint(path: Path, error: OSError) -> str | None:

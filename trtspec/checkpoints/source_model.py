@@ -71,7 +71,6 @@ class SourceModel:
             )
 
     def needs_calibration(self, wanted: Scheme) -> bool:
-        """Return whether activations must be measured; a quantized source already has its scales."""
         return self.prequantized is None and wanted.needs_activations
 
     def scheme(self, wanted: Scheme) -> Scheme:
@@ -109,12 +108,10 @@ def _with_rows(source: SourceTensor, rows: int) -> SourceTensor:
 
 
 def parallel_mapping(asked: ModelSource) -> ParallelMapping:
-    """Return the parallel mapping of a model in a recipe."""
     return ParallelMapping(asked.parallel.tensor, asked.parallel.pipeline, asked.parallel.embedding)
 
 
 def requested_scheme(asked: ModelSource) -> Scheme:
-    """Return the quantization scheme that a recipe requests for a model."""
     return Scheme(asked.quantization.weights, asked.quantization.kv_cache, tuple(asked.quantization.exclude))
 
 

@@ -134,7 +134,6 @@ class Destination:
 
     @property
     def width(self) -> int:
-        """Return the number of items per row."""
         return len(self.columns)
 
 
@@ -147,7 +146,6 @@ class Transfer:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows; for one dimension, each value is a row."""
         return _matrix(self.source.shape)[0]
 
     @property
@@ -158,8 +156,6 @@ class Transfer:
 
 
 class Encoding(Protocol):
-    """The transformation of a task's tensors."""
-
     def run(self, worker: TransferWorker) -> None:
         """Read, encode and write everything through `worker`."""
 
@@ -181,12 +177,10 @@ class ConversionIssues:
     lines: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     def add(self, source: TensorInfo, message: str, hint: str | None = None) -> None:
-        """Record a flaw of a tensor."""
         self.lines.setdefault(f"{source.name}: {message} in {source.file.name}", (str(source.file.parent), hint))
 
     @property
     def count(self) -> int:
-        """Return the number of tensors with a flaw."""
         return len(self.lines)
 
     def raise_if_any(self) -> None:

@@ -28,8 +28,6 @@ MOST_SMALL = 4096  # small pieces kept in memory per file
 
 @dataclass(frozen=True)
 class _InMemory:
-    """Bytes in memory, and the callback that releases them."""
-
     data: memoryview
     release: Callable[[], None] | None
 
@@ -55,21 +53,17 @@ class _File:
 
     @property
     def has_more(self) -> bool:
-        """Return whether the next bytes are final."""
         return self.hashed < self.ready or self.hashed in self.fresh
 
     @property
     def unhashed(self) -> int:
-        """Return the number of final bytes that are not hashed yet."""
         return max(0, self.ready - self.hashed) + sum(len(each.data) for each in self.fresh.values())
 
     @property
     def blocks(self) -> list[int]:
-        """Return the offsets of the blocks in memory."""
         return sorted(offset for offset, fresh in self.fresh.items() if fresh.release)
 
     def part(self, offset: int) -> int:
-        """Return the number of the tensor that a byte belongs to."""
         return bisect_right(self.begins, offset) - 1
 
     def advance_ready(self) -> None:
@@ -173,7 +167,6 @@ class StreamingDigests:
             given_up.free()
 
     def raise_error(self) -> None:
-        """Raise the error of the hashing threads, if any."""
         for each in self._work:
             if each.done():
                 each.result()

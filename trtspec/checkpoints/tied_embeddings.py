@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trtspec.checkpoints.model_config import ConfigReader
-from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo
+from trtspec.checkpoints.safetensors import TensorInfo, read_tensor
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.core.errors import CheckpointError
-from trtspec.core.files import file_identity, open_regular
+from trtspec.core.files import file_identity
 
-ITEMS = 1 << 19  # compared at a time
 FLOATS = ("BF16", "F16", "F32")
 
 
@@ -39,29 +37,12 @@ def _compare(one: TensorInfo, other: TensorInfo, *identities: str) -> bool:
     are_floats = one.dtype in FLOATS and other.dtype in FLOATS
     if one.dtype != other.dtype and not are_floats:
         return False
-    for left, right in zip(_pieces(one), _pieces(other), strict=True):
+    for left, right in zip(read_tensor(one), read_tensor(other), strict=True):
         if left == right and one.dtype == other.dtype:
             continue
         if not are_floats or not _are_equal_floats((left, one.dtype), (right, other.dtype)):
             return False
     return True
-
-
-def _pieces(tensor: TensorInfo) -> Iterator[bytes]:
-    """Yield the tensor's bytes, `ITEMS` items at a time."""
-    left = tensor.nbytes
-    with open_regular(tensor.file) as file:
-        file.seek(tensor.offset)
-        while left:
-            piece = file.read(min(left, ITEMS * ITEM_BYTES[tensor.dtype]))
-            if len(piece) % ITEM_BYTES[tensor.dtype] or not piece:
-                raise CheckpointError(
-                    "ends early; it was changed while being read",
-                    where=str(tensor.file),
-                    hint="try again when no process writes to it",
-                )
-            yield piece
-            left -= len(piece)
 
 
 def _are_equal_floats(*pieces: tuple[bytes, str]) -> bool:
@@ -98,7 +79,6 @@ class Ties:
 
     @property
     def message(self) -> str:
-        """Return a message with both interpretations of tensors that differ."""
         return (
             f"config.json ties {self.head} to {self.embedding} (tie_word_embeddings), but both are stored with"
             f" different values: transformers uses the stored head, engines that follow config.json the embedding"

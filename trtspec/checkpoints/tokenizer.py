@@ -145,12 +145,10 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of token ids, added tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Return the ids of all tokens by their text."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     @property
@@ -221,7 +219,6 @@ class Tokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
     def decode_with_specials(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` with special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
@@ -271,7 +268,7 @@ class TokenizerMismatch(TrtspecError):
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TokenizersDiffer if the ids of a draft's tokenizer mean other texts than the target's.
+    """Raise TokenizerMismatch if the ids of a draft's tokenizer mean other texts than the target's.
 
     Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text with many edge cases
     are compared. One tokenizer may have added tokens that the other lacks, such as a pad token, if their ids are unused

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.checkpoints.safe_json import repr_short
-from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
+from trtspec.checkpoints.source import read_document
 from trtspec.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def apply_transformers_class(backend: Backend, root: Path) -> Backend:
         fresh = Fresh(backend.model)
         fresh.post_processor = backend.post_processor
         tokens = special_tokens(root)
-        rebuilt.build(fresh, tokens | {"add_prefix_space": config.get("add_prefix_space"), **_legacy(config)})
+        rebuilt.build(fresh, tokens | {key: config.get(key) for key in ("add_prefix_space", "legacy")})
         if rebuilt.begins is not None:
             fresh.post_processor = _begins(fresh, tokens.get("bos_token") if rebuilt.begins else None)
         backend = fresh
@@ -132,18 +133,14 @@ def apply_transformers_class(backend: Backend, root: Path) -> Backend:
 
 def _documents(root: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return tokenizer_config.json, and the same with the overrides of an older special_tokens_map.json."""
-    config = _json(root / "tokenizer_config.json")
-    older = {} if "added_tokens_decoder" in config else _json(root / "special_tokens_map.json")
+    config = read_document(root / "tokenizer_config.json")
+    older = {} if "added_tokens_decoder" in config else read_document(root / "special_tokens_map.json")
     return config, {**config, **older}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return read_json(path, MAX_CONFIG_BYTES) if path.is_file() else {}
 
 
 def _class_name(root: Path, config: Mapping[str, Any], backend: Backend | None) -> str:
     """Return the class with which AutoTokenizer rebuilds a tokenizer, or AS_THE_FILE."""
-    model = _json(root / "config.json")
+    model = read_document(root / "config.json")
     kind = str(model.get("model_type") or "")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class") or ""
     if not isinstance(declared, str):
@@ -169,10 +166,6 @@ def _has_bytes(root: Path, backend: Backend | None) -> bool:
         path = root / "tokenizer.json"
         return path.is_file() and b'"ByteLevel"' in path.read_bytes()
     return "ByteLevel" in f"{backend.pre_tokenizer!r}{backend.decoder!r}"
-
-
-def _legacy(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"legacy": config["legacy"]} if "legacy" in config else {}
 
 
 def _added(config: Mapping[str, Any], root: Path, added_token: Any) -> list[Any]:
@@ -209,17 +202,13 @@ def _begins(backend: Backend, token: str | None) -> Any:
 def _bpe(backend: Backend, *, fuse_unk: bool, byte_fallback: bool, unk_token: str | None = None) -> None:
     model: Any = backend.model
     model.dropout = model.continuing_subword_prefix = model.end_of_word_suffix = None
-    model.unk_token, model.fuse_unk, model.byte_fallback, model.ignore_merges = (
-        unk_token,
-        fuse_unk,
-        byte_fallback,
-        False,
-    )
+    model.unk_token, model.fuse_unk, model.byte_fallback = unk_token, fuse_unk, byte_fallback
+    model.ignore_merges = False
 
 
 def _llama(backend: Backend, options: Mapping[str, Any]) -> None:
     prefix = options["add_prefix_space"] is None or bool(options["add_prefix_space"])
-    scheme = ("always" if options.get("legacy", False) else "first") if prefix else "never"
+    scheme = ("always" if options["legacy"] else "first") if prefix else "never"
     _metaspace(backend, scheme, strips=prefix)
     _bpe(backend, fuse_unk=True, byte_fallback=True)
 
@@ -267,26 +256,6 @@ def _byte_level(
     _bpe(backend, fuse_unk=False, byte_fallback=False)
 
 
-def _gpt2(backend: Backend, options: Mapping[str, Any]) -> None:
-    _byte_level(backend, options)
-
-
-def _gpt_neox(backend: Backend, options: Mapping[str, Any]) -> None:
-    _byte_level(backend, options, composed=True)
-
-
-def _cohere(backend: Backend, options: Mapping[str, Any]) -> None:
-    _byte_level(backend, options, composed=True, digits=True)
-
-
-def _qwen2(backend: Backend, options: Mapping[str, Any]) -> None:
-    _byte_level(backend, options, composed=True, pattern=_QWEN2)
-
-
-def _qwen3_5(backend: Backend, options: Mapping[str, Any]) -> None:
-    _byte_level(backend, options, composed=True, pattern=_QWEN3_5)
-
-
 _OF_LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _OF_GPT2 = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
 _OF_QWEN = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>")
@@ -295,11 +264,13 @@ _CLASSES = {
     "CodeLlamaTokenizer": _Class(_code_llama, _OF_LLAMA, begins=True),
     "GemmaTokenizer": _Class(_gemma, {"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>",
                                       "pad_token": "<pad>", "mask_token": "<mask>"}),
-    "GPT2Tokenizer": _Class(_gpt2, _OF_GPT2),
-    "GPTNeoXTokenizer": _Class(_gpt_neox, {**_OF_GPT2, "pad_token": "<|padding|>"}, begins=False),
-    "CohereTokenizer": _Class(_cohere, {"unk_token": "<UNK>", "bos_token": "<BOS_TOKEN>",
-                                        "eos_token": "<|END_OF_TURN_TOKEN|>", "pad_token": "<PAD>",
-                                        "cls_token": "<CLS>", "sep_token": "<SEP>", "mask_token": "<MASK_TOKEN>"}),
-    "Qwen2Tokenizer": _Class(_qwen2, _OF_QWEN),
-    "Qwen3_5Tokenizer": _Class(_qwen3_5, _OF_QWEN),
+    "GPT2Tokenizer": _Class(_byte_level, _OF_GPT2),
+    "GPTNeoXTokenizer": _Class(partial(_byte_level, composed=True), _OF_GPT2 | {"pad_token": "<|padding|>"},
+                               begins=False),
+    "CohereTokenizer": _Class(partial(_byte_level, composed=True, digits=True),
+                              {"unk_token": "<UNK>", "bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>",
+                               "pad_token": "<PAD>", "cls_token": "<CLS>", "sep_token": "<SEP>",
+                               "mask_token": "<MASK_TOKEN>"}),
+    "Qwen2Tokenizer": _Class(partial(_byte_level, composed=True, pattern=_QWEN2), _OF_QWEN),
+    "Qwen3_5Tokenizer": _Class(partial(_byte_level, composed=True, pattern=_QWEN3_5), _OF_QWEN),
 }  # fmt: skip

@@ -136,12 +136,10 @@ class TrtllmCheckpoint:
 
     @property
     def nbytes_by_rank(self) -> list[int]:
-        """Return the bytes of each rank's tensors."""
         return [sum(tensor.nbytes for tensor in rank.values()) for rank in self.ranks]
 
     @cached_property
     def tensors(self) -> list[TensorInfo]:
-        """Return the tensors of all ranks."""
         return [tensor for rank in self.ranks for tensor in rank.values()]
 
 

@@ -33,6 +33,9 @@ DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF1
 STORAGES = {"DoubleStorage": 8, "FloatStorage": 4, "HalfStorage": 2, "BFloat16Storage": 2, "LongStorage": 8,
             "IntStorage": 4, "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1,
             "UntypedStorage": 1}  # fmt: skip
+# Errors of torch's unpickler for a malformed file.
+MALFORMED = (UnpicklingError, zipfile.BadZipFile, RuntimeError, ValueError, LookupError, EOFError, TypeError,
+             AttributeError, StopIteration)  # fmt: skip
 CHUNK = 1 << 20
 SPACE, SPARE = 48 << 30, 64 << 20  # address space of torch's libraries; size of the output's header
 
@@ -146,18 +149,7 @@ def _load(pickle: str) -> dict[str, torch.Tensor]:
             _refuse(f"not opened: it references {', '.join(sorted(foreign))}, which tensors do not need")
         _check_storages(pickle)
         loaded = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
-    except (
-        UnpicklingError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        EOFError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        StopIteration,
-        zipfile.BadZipFile,
-    ) as error:
+    except MALFORMED as error:
         reason = str(error).strip().split("\n")[0]
         _refuse(f"cannot be opened: {reason or type(error).__name__}")
     if not isinstance(loaded, dict) or not loaded:

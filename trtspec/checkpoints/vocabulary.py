@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.generation_config import SPECIAL_TOKENS, TOKENIZER_CONFIG
-from trtspec.checkpoints.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_json
+from trtspec.checkpoints.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_document
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import describe_read_error, read_bounded
 
@@ -82,15 +82,12 @@ class VocabularyFiles:
         return found
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token, or None if tokenizer.json lacks it."""
         return self.ids.get(token) if self._may_have(token) else None
 
     def largest(self) -> tuple[str, int]:
-        """Return (token, id) of the largest id in tokenizer.json."""
         return max(self.ids.items(), key=lambda item: item[1], default=("", -1))
 
     def reaches(self, limit: int) -> bool:
-        """Return whether a token has the id `limit` or a larger one."""
         if not UNIGRAM.search(self._raw) and max(map(int, NUMBERS.findall(self._raw)), default=0) < limit:
             return False
         return self.largest()[1] >= limit
@@ -111,7 +108,8 @@ class VocabularyFiles:
 
     def _named(self) -> Iterator[str]:
         """Yield the tokens defined by the other files, in the order in which transformers adds them."""
-        config, older, added = (self._read(name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS))
+        names = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+        config, older, added = (read_document(self.root / name, 4 * MAX_CONFIG_BYTES) for name in names)
         decoder = config.get("added_tokens_decoder")
         if isinstance(decoder, dict):
             numbered = {int(key): each for key, each in decoder.items() if key.isdecimal() and len(key) <= MAX_DIGITS}
@@ -126,10 +124,6 @@ class VocabularyFiles:
             elif key in LISTS and isinstance(value, (list, dict)):
                 listed = value if isinstance(value, list) else list(value.values())
                 yield from filter(None, map(_content, listed))
-
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self.root / name
-        return read_json(path, MAX_CONFIG_BYTES * 4) if path.is_file() else {}
 
     def _may_have(self, token: str) -> bool:
         """Return False if tokenizer.json does not contain the token's text; True if it may be a token."""

@@ -14,11 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo, lay_out
+from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo, lay_out, read_tensor
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import fsync_path, sync_directories
-
-CHUNK_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
 
@@ -47,7 +45,6 @@ class Part:
 
 
 def check_new(out: Path) -> None:
-    """Raise CheckpointError if `out` exists."""
     if os.path.lexists(out):
         raise CheckpointError("already exists", where=str(out), hint="choose another directory")
 
@@ -76,7 +73,6 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def write_config(root: Path, config: dict[str, Any]) -> None:
-    """Write config.json."""
     path = root / "config.json"
     path.write_text(json.dumps(config, indent=2) + "\n")
     fsync_path(path)
@@ -97,26 +93,9 @@ def write_tensors(path: Path, parts: Sequence[Part], on_bytes: OnBytes = ignore_
 
 def _write(part: Part, file: BinaryIO, on_bytes: OnBytes) -> None:
     if isinstance(part.data, TensorInfo):
-        for chunk in chunks(part.data):
+        for chunk in read_tensor(part.data):
             file.write(chunk)
             on_bytes(len(chunk))
     else:
         file.write(part.data or b"")
         on_bytes(part.nbytes)
-
-
-def chunks(tensor: TensorInfo) -> Iterator[bytes]:
-    """Yield a stored tensor's bytes; raise CheckpointError if its file ends early."""
-    left = tensor.nbytes
-    with tensor.file.open("rb") as source:
-        source.seek(tensor.offset)
-        while left:
-            chunk = source.read(min(left, CHUNK_BYTES))
-            if not chunk:
-                raise CheckpointError(
-                    "ends early; it was changed while being read",
-                    where=str(tensor.file),
-                    hint="try again when no process writes to it",
-                )
-            yield chunk
-            left -= len(chunk)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line interface: one module per command."""
+"""Command-line interface: one module per command or group of commands."""

@@ -11,6 +11,7 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json, Set
+from trtspec.cli.render import print_command, print_json, print_line, show_table
 from trtspec.engine.prompts.prompt import KINDS
 
 if TYPE_CHECKING:
@@ -87,7 +88,6 @@ def advise(
 
     Example: trtspec advise --concurrency 4 --output-tokens 300 --draft head
     """
-    from trtspec.cli.render import print_json
     from trtspec.report.advisor.advice import AdvisorFact
     from trtspec.report.advisor.advice import advise as advise_on
     from trtspec.report.advisor.metric_facts import QueriedMetrics, measured_facts, scrape
@@ -140,8 +140,6 @@ VERDICTS = {"yes": "yes", "measure": "measure it", "no": "no"}
 
 def show(found: Advice) -> None:
     """Show the verdict with its rule, the methods to try, the other rules that apply, and missing facts."""
-    from trtspec.cli.render import print_command, print_line, show_table
-
     rows = [
         (name.replace("_", " "), _format_value(each), SOURCES.get(each.source, each.source))
         for name, each in sorted(found.answers.items())

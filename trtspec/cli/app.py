@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command-line entry point: discover the commands in this package, run one, and map errors to exit codes.
 
-A module registers a command by assigning its function to `command`. The command is named after the function, with -
-instead of _. Modules defer heavy imports so that `--help` stays fast. Help texts are not truncated, and their examples
-can be copied.
+A module registers a command by assigning its function to `command`; the modules in GROUPS have a tuple `commands`. A
+command is named after its function, with - instead of _. Modules defer heavy imports so that `--help` stays fast. Help
+texts are not truncated, and their examples can be copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import typer
@@ -89,6 +89,7 @@ class HelpGroup(TyperGroup):
                     formatter.write_dl([(name.ljust(widest), text) for name, text in those])
 
 
+GROUPS = ("deployments",)  # the modules with several commands
 VERBOSE = {"-v", "--verbose"}
 INTERRUPTED = 130
 INTERNAL_ERROR = 70
@@ -109,7 +110,7 @@ REFUSED_HINT = "free space or grant access, or use another path: --out, TRTSPEC_
 
 @cache
 def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
-    """Return the click command with all subcommands, or only the one defined in module `only`.
+    """Return the click command with all subcommands, or only the one of this name.
 
     Reading all signatures takes typer 0.1 s. Without signatures the commands have only their names and help texts.
     """
@@ -123,13 +124,19 @@ def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    found = [_find_command(only)] if only else sorted(discover("trtspec.cli", "command").values(), key=_everyday_first)
+    found = [_find_command(only)] if only else sorted(all_commands(), key=_everyday_first)
     for command in found:
         panel = getattr(sys.modules[command.__module__], "panel", None)
         name = command_name(command)
         register = app.command(name=name, help=command.__doc__, cls=HelpCommand, rich_help_panel=panel)
         register(command if reads_signatures else _unread)
     return typer.main.get_command(app)
+
+
+def all_commands() -> list[Any]:
+    """Return the functions of all commands."""
+    groups = (importlib.import_module(f"trtspec.cli.{name}").commands for name in GROUPS)
+    return [*discover("trtspec.cli", "command").values(), *chain.from_iterable(groups)]
 
 
 def _everyday_first(command: Any) -> tuple[int, str]:
@@ -153,11 +160,13 @@ def _command_for(arguments: Sequence[str]) -> Any:
     return make_command("" if {*before} - VERBOSE else word)
 
 
-def _find_command(module: str) -> Any:
-    """Return the command that a module of this package defines, or None."""
-    if not module.isidentifier() or module not in {each.name for each in pkgutil.iter_modules(cli.__path__)}:
-        return None
-    return getattr(importlib.import_module(f"trtspec.cli.{module}"), "command", None)
+def _find_command(word: str) -> Any:
+    """Return the command of this name in a module of its own or in a group, or None."""
+    known = {each.name for each in pkgutil.iter_modules(cli.__path__)}
+    if word in known and (command := getattr(importlib.import_module(f"trtspec.cli.{word}"), "command", None)):
+        return command
+    groups = (importlib.import_module(f"trtspec.cli.{name}").commands for name in GROUPS)
+    return next((command for command in chain.from_iterable(groups) if command.__name__ == word), None)
 
 
 def command_name(command: Any) -> str:

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json as json_format
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trtspec.cli import completing
-from trtspec.cli.options import AllowCode, Json, Prompts
+from trtspec.cli.options import AllowCode, Json, Prompts, is_artifact
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json, print_line, show_table, write_output
+from trtspec.core.errors import DeployError
 
 
 def baseline(
@@ -32,19 +36,17 @@ def baseline(
     """Measure the target without speculation.
 
     Requests are sent one at a time. The result records the digests of the target and of the prompts, the machine and
-    the versions; `trtspec checklist` reads it.
+    the versions; `trtspec readiness` reads it.
 
     Example: trtspec baseline build/quickstart -o baseline.json
     """
     from trtspec.bench.documents import save_document
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json
 
     with counter() as on_progress:
         root, document = _measure(what, prompts, max_tokens, runs, on_progress)
     save_document(root, document["kind"], document)
     if out is not None:
-        _write(out, document)
+        write_output(out, json_format.dumps(document, indent=1) + "\n", "the result")
         note(f"{out}: written")
     if json:
         print_json(document)
@@ -55,25 +57,25 @@ def baseline(
 def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progress: Any) -> tuple[Path, dict[str, Any]]:
     from trtspec.bench import bench as measuring
     from trtspec.bench.artifact import artifact_prompts, open_artifact, read_artifact
-    from trtspec.bench.verification_report import PROCESS, SERVER
-
-    if "://" not in what and (Path(what).exists() or "/" in what):
-        root = Path(what)
-        manifest, asked = read_artifact(root), artifact_prompts(root, file)
-        with open_artifact(root, manifest) as artifact:
-            found = measuring.measure_baseline(measuring.ask_engine(artifact, max_tokens), asked, runs, on_progress)
-        return root, measuring.describe_baseline(root, manifest, asked, max_tokens, found, PROCESS)
-    client, root = _served(what)
-    manifest, asked = read_artifact(root), artifact_prompts(root, file)
-    found = measuring.measure_baseline(measuring.ask_server(client, manifest, max_tokens), asked, runs, on_progress)
-    return root, measuring.describe_baseline(root, manifest, asked, max_tokens, found, SERVER)
-
-
-def _served(name: str) -> tuple[Any, Path]:
-    """Return a client and the artifact of a deployment; raise DeployError if the artifact was rebuilt since."""
-    from trtspec.core.errors import DeployError
-    from trtspec.deployment.base import resolve_server_address
+    from trtspec.bench.gates import PROCESS, SERVER
     from trtspec.serving.triton.client import Client
+
+    url, root = ("", Path(what)) if is_artifact(what) else _served(what)
+    manifest, asked = read_artifact(root), artifact_prompts(root, file)
+    if url:
+        ask = measuring.ask_server(Client.at(url), manifest, max_tokens)
+        found = measuring.measure_baseline(ask, asked, runs, on_progress)
+    else:
+        with open_artifact(root, manifest) as artifact:
+            ask = measuring.ask_engine(artifact, max_tokens)
+            found = measuring.measure_baseline(ask, asked, runs, on_progress)
+    measured_by = SERVER if url else PROCESS
+    return root, measuring.describe_baseline(root, manifest, asked, max_tokens, found, measured_by)
+
+
+def _served(name: str) -> tuple[str, Path]:
+    """Return the URL and the artifact of a deployment; raise DeployError if the artifact was rebuilt since."""
+    from trtspec.deployment.base import resolve_server_address
     from trtspec.store.artifact import manifest_sha256
 
     url, document = resolve_server_address(name)
@@ -82,25 +84,11 @@ def _served(name: str) -> tuple[Any, Path]:
     root = Path(document["artifact"])
     if document.get("manifest", "") not in ("", manifest_sha256(root)):
         raise DeployError("the artifact was rebuilt after its deployment", where=str(root), hint="deploy it again")
-    return Client.at(url), root
-
-
-def _write(out: Path, document: dict[str, Any]) -> None:
-    import json
-
-    from trtspec.core.errors import TrtspecError
-    from trtspec.core.files import replace_file
-
-    try:
-        replace_file(out, json.dumps(document, indent=1).encode() + b"\n")
-    except OSError as error:
-        raise TrtspecError(f"cannot write the result: {error.strerror}", where=str(out)) from None
+    return url, root
 
 
 def show(document: dict[str, Any]) -> None:
     """Show the measurements and where they were taken."""
-    from trtspec.cli.render import print_line, show_table
-
     rows = [
         ("seconds per request", *(f"{document['request_s'][key]:.3f}" for key in ("mean", "p50", "p95"))),
         ("milliseconds per token", *(f"{document['ms_per_token'].get(key, 0):.2f}" for key in ("mean", "p50", "p95"))),

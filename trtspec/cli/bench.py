@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli import completing
 from trtspec.cli import load_options as load
 from trtspec.cli.load_results import compare_saved

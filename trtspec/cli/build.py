@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import trtspec
 from trtspec.cli.options import Cell, Json, Recipe, Set
+from trtspec.cli.progress import build_bars
+from trtspec.cli.render import combine_documents, print_json, print_line, show_diagnostics
+from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.planning.pipeline import BuildResult
@@ -27,23 +31,25 @@ def build(
 
     Example: trtspec build recipes/quickstart.yaml
     """
-    from trtspec.cli.progress import build_bars
-    from trtspec.cli.render import combine_documents, print_json, print_line, show_diagnostics
-    from trtspec.core.errors import TrtspecError
-    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, run_build
-    from trtspec.recipe.load import load_matrix
+    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store
 
-    recipes = load_matrix(recipe, set_ or (), cell or ())
+    recipes = trtspec.load_recipes(recipe, overrides=set_ or (), variants=cell or ())
     if out and len(recipes) > 1:
         message = f"the recipe has {len(recipes)} cells, but --out names one directory"
         raise TrtspecError(message, hint="omit --out, or select one cell with --variant")
     documents, store = [], open_store()
-    builds = [(loaded, out or default_artifact_dir(loaded.recipe)) for loaded in recipes]
-    for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):
+    if len(recipes) > 1:  # report the problems of all of them before the first is built
+        check_builds([(loaded, default_artifact_dir(loaded.recipe)) for loaded in recipes], store)
+    for loaded in recipes:
         with build_bars(store.rates.seconds_of) as bars:
-            planned = plan_runnable(loaded, checked, store, bars.preparing, bars.reading)
-            show_diagnostics(planned.diagnostics)
-            built = run_build(planned, place, store, bars)
+            built = trtspec.build(
+                loaded,
+                out=out,
+                observer=bars,
+                on_prepare=bars.preparing,
+                on_read=bars.reading,
+                on_warnings=show_diagnostics,
+            )
         documents.append({"name": loaded.recipe.name, **describe(built)})
         if not json:
             done = "nothing to do" if built.status == "unchanged" else "built"

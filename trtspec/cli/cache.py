@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
+from trtspec.cli.progress import counter
+from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.core.errors import DigestMismatch, TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.store.prune import PruneLimits, PruneResult
@@ -37,9 +42,6 @@ def cache(
 
     Example: trtspec cache --prune --older-than 30d --dry-run
     """
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import DigestMismatch
     from trtspec.planning.pipeline import open_store
 
     limits, store = _limits(clear, prune, older_than, max_size, dry_run), open_store()
@@ -60,7 +62,6 @@ def _limits(
 ) -> PruneLimits | None:
     """Return the limits of the entries to keep, or None if no entry is to be removed."""
     from trtspec.cli.options import parse_bytes, parse_seconds
-    from trtspec.core.errors import TrtspecError
     from trtspec.store.prune import PruneLimits
 
     age = parse_seconds(older_than, "--older-than") if older_than is not None else None
@@ -78,8 +79,6 @@ def _limits(
 
 
 def _remove(store: Store, limits: PruneLimits, clear: bool, dry_run: bool) -> PruneResult:
-    from datetime import datetime, timezone
-
     from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
 
     chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc))
@@ -122,8 +121,6 @@ def describe(store: Store, removed: PruneResult | None, problems: list[str], dry
 
 def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> None:
     """Show the entries and recipes, and the results of removal and verification if requested."""
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import print_line, show_table
     from trtspec.store.plan import format_bytes
 
     entries, recipes = document["entries"], document["recipes"]
@@ -145,7 +142,6 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
 
 
 def _show_removed(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import print_line
     from trtspec.store.plan import format_bytes
 
     would = "would be " if document["dry_run"] else ""
@@ -159,8 +155,6 @@ def _show_removed(document: dict[str, Any]) -> None:
 
 
 def _show_problems(problems: list[str]) -> None:
-    from trtspec.cli.render import print_line
-
     for problem in problems:
         print_line(problem, "red")
     if problems:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+import trtspec
 from trtspec.cli.options import Cell, Json, Recipes, Set
+from trtspec.cli.render import FORMAT_VERSION, count_problems, print_json, print_line, show_diagnostics
+from trtspec.core.diagnostics import Diagnostic, RecipeError
 
 if TYPE_CHECKING:
     from trtspec.checkpoints.generation_config import EndIds
-    from trtspec.core.diagnostics import Diagnostic
 
 
 class Checked(NamedTuple):
@@ -35,8 +37,6 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
 
     Example: trtspec check recipes/quickstart.yaml
     """
-    from trtspec.cli.render import print_json
-
     by_file = [_check(file, set_ or (), cell or ()) for file in dict.fromkeys(recipes)]
     every = [each for checked in by_file for each in checked]
     if json:
@@ -48,23 +48,19 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
 
 
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
-    from trtspec.core.diagnostics import RecipeError
-    from trtspec.planning.check.recipe import check_recipe
-    from trtspec.recipe.load import display_name, load_matrix
+    from trtspec.recipe.load import display_name
 
     name = display_name(file)
     try:
-        found = load_matrix(file, overrides, cells)
+        found = trtspec.load_recipes(file, overrides=overrides, variants=cells)
     except RecipeError as error:
         return [Checked(name, None, list(error.diagnostics))]
-    results = [(loaded.recipe.name, check_recipe(loaded)) for loaded in found]
+    results = [(loaded.recipe.name, trtspec.check(loaded)) for loaded in found]
     return [Checked(name, recipe, result.diagnostics, result.end_ids) for recipe, result in results]
 
 
 def _show(checked: Sequence[Checked]) -> None:
     """Show the diagnostics of one file."""
-    from trtspec.cli.render import count_problems, print_line, show_diagnostics
-
     found = _diagnostics(checked)
     show_diagnostics(found, are_result=True)
     errors = _count_errors(found)
@@ -84,8 +80,6 @@ def _count_errors(diagnostics: Iterable[Diagnostic]) -> int:
 
 
 def _describe(checked: Sequence[Checked], **keys: Any) -> dict[str, Any]:
-    from trtspec.cli.render import FORMAT_VERSION
-
     found = _diagnostics(checked)
     problems = [diagnostic.as_dict() for diagnostic in found]
     return {"format_version": FORMAT_VERSION, **keys, "ok": not _count_errors(found), "problems": problems}

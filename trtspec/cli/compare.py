@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,8 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.core.paths import is_below, recipes_dir
 
 if TYPE_CHECKING:
     from trtspec.planning.compare.difference import InputComparison, ValueDifference
@@ -38,7 +42,6 @@ def compare(
 
     Example: trtspec compare recipes/quickstart.yaml recipes/quickstart-ngram.yaml
     """
-    from trtspec.cli.render import print_json
     from trtspec.planning.compare.difference import compare as compare_sides
     from trtspec.planning.compare.inputs import read_side
 
@@ -56,7 +59,6 @@ def compare(
 def _plan_document(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
     """Return a recipe's plan, and store the paths of its models in `places`; a plan has only their names."""
     from trtspec.cli.plan import describe
-    from trtspec.core.paths import is_below, recipes_dir
     from trtspec.planning.init.recipe_text import relative_model
     from trtspec.planning.pipeline import open_store, plan_build
     from trtspec.recipe.load import load_recipe
@@ -74,11 +76,6 @@ def _plan_document(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str
 
 def show(comparison: InputComparison, *, everything: bool) -> None:
     """Show the differences, their effects, and the sections that are equal or were not compared."""
-    from itertools import groupby
-    from operator import attrgetter
-
-    from trtspec.cli.render import print_line, show_table
-
     for letter, side in (("a", comparison.a), ("b", comparison.b)):
         print_line(f"{letter}: {side.kind} {side.path}")
         for remark in side.remarks:
@@ -135,7 +132,6 @@ def _change(place: ValueDifference, reasons: dict[str, str]) -> str:
 
 
 def _show_effects(effects: dict[str, Any]) -> None:
-    from trtspec.cli.render import print_line
     from trtspec.store.plan import format_bytes
 
     if build := effects["build"]:

@@ -10,6 +10,8 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json, print_line
 
 
 def convert_draft(
@@ -44,8 +46,6 @@ def convert_draft(
 
     Example: trtspec convert-draft recipes/models/quickstart-eagle3 --to modelopt -o draft
     """
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json, print_line
     from trtspec.methods.draft_formats.convert import convert_draft as convert
 
     with counter() as on_progress:

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import trtspec
 from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, ManifestDigest, SkipGate, Undecided
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json, print_line
+from trtspec.cli.verify import skipped_check_lines
+from trtspec.core.errors import DeployError
+from trtspec.core.paths import cache_dir
 from trtspec.core.ports import LOOPBACK
 
 if TYPE_CHECKING:
-    from trtspec.bench.verification_report import SkippedCheck
+    from trtspec.bench.gates import SkippedCheck
 
 ROOT = "running as root, as will the server and its models; use a dedicated user (--systemd)"
 ROOT_NOTE = "warned-of-root"  # marker in the cache: warn once per machine
@@ -99,40 +105,29 @@ def deploy(
     Example: trtspec deploy build/quickstart --detach
     """
     from trtspec.bench.gates import check_gate_names
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json
-    from trtspec.cli.verify import skipped_check_lines
-    from trtspec.core.errors import DeployError
-    from trtspec.deployment.base import deploy as serve
     from trtspec.deployment.base import render as write
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
 
     settings = parse_target_settings(option or (), image)
-    ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
+    asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
+    ports = {service: port for service, port in asked.items() if port is not None}
     if openai_host is not None and target != "local":
         hint = "set the address in the compose file or manifest"
         raise DeployError(f"--openai-host requires --target local, not {target}", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
-    options = DeployOptions(
-        name=name,
-        host=host,
-        openai_host=openai_host or "",
-        ports={which: port for which, port in ports.items() if port is not None},
-        detach=detach,
-        timeout_s=timeout,
-        drain_s=drain,
-        skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
-        manifest=expected,
-        trusted_report=trusted,
-        shares=parse_canary_shares(canary),
-        shadow=parse_mirror_share(shadow),
-        wait_warm=wait_warm,
-        settings=settings,
-        on_event=lambda state, what: note(f"  {state:<7} {what}"),
-    )
     if render is not None:
+        options = DeployOptions(
+            name=name,
+            host=host,
+            ports=ports,
+            drain_s=drain,
+            skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
+            manifest=expected,
+            trusted_report=trusted,
+            settings=settings,
+        )
         show_rendered(target, render, write(artifact, target, render, options), json)
         return
     for line in exposure_warnings(host, openai_host or ""):
@@ -142,31 +137,51 @@ def deploy(
             "openai-host": openai_host,
             "target": target,
             "name": name,
-            **{f"{which}-port": port for which, port in ports.items()},
-        }
-        more = {
+            **{f"{service}-port": port for service, port in ports.items()},
+            "timeout": timeout,
             "drain": drain,
             "skip-gate": skip_gate,
             "undecided": undecided,
             "allow-code": allow_code,
             "baseline": baseline,
+            "manifest": manifest,
+            "trust-report": trust_report,
         }
-        more |= {"manifest": manifest, "trust-report": trust_report}
-        flags = ["--wait-for-warmup"] if wait_warm else []
-        print_unit(artifact, host, {**given, "timeout": timeout, **more}, flags, json=json)
+        print_unit(artifact, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
         return
     if target == "local" and os.geteuid() == 0 and is_first_time(ROOT_NOTE):
         note(f"warning: {ROOT}", "yellow")
-    left_out: list[SkippedCheck] = []
+    skipped: list[SkippedCheck] = []
 
-    def leave_out(those: Sequence[SkippedCheck]) -> None:
-        left_out.extend(those)
-        for line in skipped_check_lines(those):
+    def on_skipped(checks: Sequence[SkippedCheck]) -> None:
+        skipped.extend(checks)
+        for line in skipped_check_lines(checks):
             note(line, "yellow")
 
     with counter() as on_progress:
-        deployment = serve(artifact, target, options, on_progress=on_progress, baseline=baseline, on_left_out=leave_out)
-    document = deployment.as_dict() | {"left_out": [asdict(each) for each in left_out]}
+        deployment = trtspec.deploy(
+            artifact,
+            target=target,
+            name=name,
+            host=host,
+            openai_host=openai_host or "",
+            ports=ports,
+            detach=detach,
+            timeout_s=timeout,
+            wait_for_warmup=wait_warm,
+            drain_s=drain,
+            skip_gates=skip_gate or (),
+            baseline=baseline,
+            manifest=manifest or "",
+            trust_report=trust_report or "",
+            canary=parse_canary_shares(canary),
+            shadow=parse_mirror_share(shadow),
+            settings=settings,
+            on_progress=on_progress,
+            on_event=lambda state, what: note(f"  {state:<7} {what}"),
+            on_skipped=on_skipped,
+        )
+    document = deployment.as_dict() | {"left_out": [asdict(each) for each in skipped]}
     if json:
         print_json(document)
     else:
@@ -192,8 +207,6 @@ def exposure_warnings(host: str, openai_host: str) -> list[str]:
 
 def is_first_time(note: str) -> bool:
     """Return whether the cache of this machine lacks this marker, and create it."""
-    from trtspec.core.paths import cache_dir
-
     path = cache_dir() / note
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +220,6 @@ def is_first_time(note: str) -> bool:
 
 def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Sequence[str], *, json: bool) -> None:
     """Print a systemd unit; the artifact is checked only when the unit starts."""
-    from trtspec.cli.render import note, print_json
     from trtspec.deployment.systemd import render_unit, unit_warnings
 
     warnings = unit_warnings(artifact, os.environ)
@@ -224,8 +236,6 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
 def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
     """Parse KEY=VALUE settings of the target; DeployError for a missing value or a repeated key."""
-    from trtspec.core.errors import DeployError
-
     pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
     settings = {key: value for key, _, value in pairs}
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
@@ -237,8 +247,6 @@ def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, 
 
 def parse_mirror_share(share: str | None) -> int | None:
     """Parse a percentage from 0 to 100, or None; DeployError if it is invalid."""
-    from trtspec.core.errors import DeployError
-
     if share is None:
         return None
     digits = share.strip().removesuffix("%")
@@ -249,8 +257,6 @@ def parse_mirror_share(share: str | None) -> int | None:
 
 def parse_canary_shares(canary: str | None) -> tuple[int, ...]:
     """Parse increasing percentages from 1 to 100, () for None; DeployError if they are invalid."""
-    from trtspec.core.errors import DeployError
-
     words = canary.split(",") if canary else []
     shares = [int(digits) for word in words if (digits := word.strip().removesuffix("%")).isdecimal()]
     if len(shares) < len(words) or any(not 1 <= share <= 100 for share in shares) or shares != sorted({*shares}):
@@ -260,8 +266,6 @@ def parse_canary_shares(canary: str | None) -> tuple[int, ...]:
 
 def show_rendered(target: str, out: Path, files: Sequence[str], as_json: bool) -> None:
     """Show the written files."""
-    from trtspec.cli.render import print_json, print_line
-
     if as_json:
         print_json({"format_version": 1, "target": target, "rendered": str(out), "files": list(files)})
         return
@@ -271,8 +275,6 @@ def show_rendered(target: str, out: Path, files: Sequence[str], as_json: bool) -
 
 def show(document: dict[str, object]) -> None:
     """Show the endpoints and the command that stops the server."""
-    from trtspec.cli.render import print_line
-
     endpoints = document["endpoints"]
     if isinstance(endpoints, dict):
         for name, url in endpoints.items():

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
 
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, print_line, show_table
 
 if TYPE_CHECKING:
     from trtspec.core.installation import DoctorCheck
@@ -20,9 +22,6 @@ def doctor(json: Json = False) -> None:
 
     Example: trtspec doctor
     """
-    from dataclasses import asdict
-
-    from trtspec.cli.render import print_json
     from trtspec.planning.doctor import probe_machine
 
     findings = probe_machine()
@@ -36,8 +35,6 @@ def doctor(json: Json = False) -> None:
 
 def show(findings: list[DoctorCheck]) -> None:
     """Show the findings, and hints for missing requirements."""
-    from trtspec.cli.render import print_line, show_table
-
     rows = [(each.name, "ok" if each.ok else "MISSING", each.detail) for each in findings]
     show_table("", ("", "", "details"), rows)
     for finding in findings:

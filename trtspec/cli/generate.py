@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import trtspec
 from trtspec.cli.options import AllowCode, Artifact, Json
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json
+from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.bench.generate import GeneratedText
+    from trtspec.bench.artifact import GeneratedText
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except line feeds and tabs
 
@@ -23,7 +27,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Prompt text.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File of prompts, or a set listed by `trtspec prompts --list`."),
+        typer.Option(metavar="FILE", help="File of prompts, or a set listed by `trtspec datasets --list`."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
@@ -38,26 +42,16 @@ def generate(
 
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
-    from trtspec.bench.generate import generate_many, generate_one
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json
-    from trtspec.core.errors import TrtspecError
-    from trtspec.engine.generation.request import SamplingOptions
-
     if (prompt is None) == (prompts is None):
         raise TrtspecError("generate requires either --prompt TEXT or --prompts FILE")
-    how = {
-        "max_tokens": max_tokens,
-        "sampling": SamplingOptions(temperature, top_k, top_p, seed),
-        "stop": tuple(stop or ()),
-    }
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop or (), **sampling}
     if prompts is not None:
         with counter():  # shows activity
-            many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
+            many = trtspec.generate_all(artifact, prompts, **options)
         print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})
         return
-    stream = None if json else write
-    generated = generate_one(artifact, prompt or "", on_text=stream, **how)  # type: ignore[arg-type]
+    generated = trtspec.generate(artifact, prompt or "", on_text=None if json else write, **options)
     if json:
         print_json({"format_version": 1, **document(generated)})
     else:

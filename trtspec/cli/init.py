@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, print_line, show_diagnostics, show_table
 
 if TYPE_CHECKING:
     from trtspec.planning.init.write import InitResult
@@ -39,10 +41,9 @@ def init(
 
     Example: trtspec init recipes/models/quickstart-target recipes/models/quickstart-draft -o /tmp/mine.yaml --force
     """
-    from trtspec.cli.render import print_json
-    from trtspec.planning.init.write import InitRequest, make_recipe
+    from trtspec.planning.init.write import make_recipe
 
-    made = make_recipe(InitRequest(target, draft, name, gpu, method, backend), out, force=force)
+    made = make_recipe(target, draft, out=out, name=name, gpu=gpu, method=method, backend=backend, force=force)
     if json:
         print_json(describe(made))
     else:
@@ -52,8 +53,6 @@ def init(
 
 def describe(made: InitResult) -> dict[str, Any]:
     """Return the document of `init --json`."""
-    from dataclasses import asdict
-
     return {
         "format_version": 1,
         "ok": made.is_fit,
@@ -73,8 +72,6 @@ def _format_value(value: Any) -> str:
 
 def show(made: InitResult) -> None:
     """Show the choices and the diagnostics of the recipe."""
-    from trtspec.cli.render import print_line, show_diagnostics, show_table
-
     rows = [(each.path, _format_value(each.value), each.why) for each in made.choices if each.why]
     show_table("", ("key", "value", "why"), rows)
     show_diagnostics(made.problems, are_result=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, show_table
 
 
 class WeightFormat(Enum):
@@ -38,7 +39,6 @@ def inspect(
     """
     from trtspec.checkpoints.quant_scheme import Scheme
     from trtspec.checkpoints.sharding import ParallelMapping
-    from trtspec.cli.render import print_json, show_table
     from trtspec.planning.inspection import inspect_model
 
     document = {

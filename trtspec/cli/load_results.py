@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.cli.render import note, print_line, show_table
+from trtspec.cli.render import note, print_json, print_line, show_table
 from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
@@ -174,8 +174,6 @@ def show_gate(gate: Document | None) -> None:
 
 def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, json: bool) -> int:
     """Compare two saved documents, show the result and return the exit code."""
-    from trtspec.cli.render import print_json
-
     document = comparison_document(a, b, least, absolutely=absolutely)
     print_json(document) if json else show_comparison(document)
     return 0 if document["ok"] else GateNotMet.exit_code

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.cli.load_options import LoadOptions
-from trtspec.cli.options import parse_seconds
+from trtspec.cli.options import is_artifact, parse_seconds
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json, print_line
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.load.arrivals import ArrivalProcess
-    from trtspec.bench.load.sweep import LoadPlan, ServerAddress, StopRule
-    from trtspec.bench.load.workload import LoadWorkload
+    from trtspec.bench.load.discovery import ServerAddress
+    from trtspec.bench.load.rounds import LoadWorkload
+    from trtspec.bench.load.sweep import LoadPlan, StopRule
 
 RANDOM_PROMPTS = 64
 MOST = 4096  # concurrent requests
@@ -28,7 +31,6 @@ def bench_load(
     from trtspec.bench.documents import save_document
     from trtspec.bench.verdict import artifact_facts, derive_verdict, evidence, load_facts
     from trtspec.cli.load_results import load_gate, show_gate, show_load
-    from trtspec.cli.render import note, print_json, print_line
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
     verdict = derive_verdict(evidence(artifact_facts(root), load_facts(document["points"])))
@@ -54,9 +56,10 @@ def load_document(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
     """Measure, and return the document and the served artifact, if known; TrtspecError for incompatible options."""
+    from trtspec.bench.load.document import build_document
     from trtspec.bench.load.sample import parse_slo
+    from trtspec.bench.load.sweep import measure, samples_file
     from trtspec.bench.sources import overlap
-    from trtspec.cli.render import note
 
     served, deployed = resolve_server(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
@@ -65,22 +68,16 @@ def load_document(
     plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
     if plan.workload.source == "random":
         note("random prompts generate realistic load, but their acceptance is not representative", "yellow")
-    document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
+    with samples_file(asked.samples_out) as samples, counter() as on_progress:
+        swept = measure(plan, samples, on_progress)
+    document = build_document(swept, plan.workload, slo, plan.driver)
+    identity = {key: deployed.get(key, "") for key in ("name", "backend", "method", "manifest")}
+    document["deployment"] = identity if deployed else None  # none for a plain URL
     if root and plan.workload.source != "random" and (shared := overlap(root, (p.text for p in plan.workload.prompts))):
         document["warnings"].append(shared.warning)
     if "baseline" not in document["arms"]:
         note(NO_BASELINE, "yellow")
     return document, root
-
-
-def _measured(plan: LoadPlan, asked: LoadOptions, slo: Any) -> dict[str, Any]:
-    from trtspec.bench.load.document import build_document
-    from trtspec.bench.load.sweep import measure, samples_file
-    from trtspec.cli.progress import counter
-
-    with samples_file(asked.samples_out) as samples, counter() as on_progress:
-        swept = measure(plan, samples, on_progress)
-    return build_document(swept, plan.workload, slo, plan.driver)
 
 
 def _plan(
@@ -91,7 +88,8 @@ def _plan(
     runs: int,
     root: Path | None,
 ) -> LoadPlan:
-    from trtspec.bench.load.sweep import DRIVER, TIMEOUT_S, LoadPlan
+    from trtspec.bench.load.client import TIMEOUT_S
+    from trtspec.bench.load.sweep import DRIVER, LoadPlan
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
@@ -107,18 +105,12 @@ def _tokenizer(asked: LoadOptions, root: Path | None) -> Path | None:
     return asked.tokenizer or (root / TOKENIZER if root else None)
 
 
-def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the identity of the measured deployment, or None for a plain URL."""
-    return {key: status.get(key, "") for key in ("name", "backend", "method", "manifest")} if status else None
-
-
 def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
     """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
-    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
-    from trtspec.bench.load.sweep import ServerAddress
+    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON, ServerAddress
     from trtspec.deployment.base import resolve_server_address
 
-    if "://" not in what and (Path(what).exists() or "/" in what):
+    if is_artifact(what):
         raise TrtspecError(
             "a load benchmark requires a server, not an artifact", where=what, hint=f"trtspec deploy {what}"
         )
@@ -134,7 +126,7 @@ def resolve_server(what: str, api: str | None, model: str, key_env: str | None) 
 def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_tokens: int) -> LoadWorkload:
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.load.api import LoadSampling
-    from trtspec.bench.load.workload import LoadWorkload
+    from trtspec.bench.load.rounds import LoadWorkload
 
     seed = asked.seed or 0
     wanted = LoadSampling(asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens))
@@ -143,7 +135,7 @@ def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_t
         return LoadWorkload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
         raise TrtspecError("--input-tokens and --prompts are mutually exclusive", hint="omit one of them")
-    from trtspec.bench.load.workload import random_prompts
+    from trtspec.bench.load.rounds import random_prompts
 
     tokenizer = _tokenizer(asked, root)
     if tokenizer is None:

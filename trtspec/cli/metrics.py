@@ -4,23 +4,17 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import AnyName, Json
+from trtspec.cli.render import print_json
+from trtspec.core.errors import TrtspecError
 
+DASHBOARD, RULES, SCRAPE = "dashboard", "rules", "scrape"
 RUNNING = ("starting", "live")
-
-
-class MetricsDocument(str, Enum):
-    """Configuration document for a monitoring system."""
-
-    dashboard = "dashboard"
-    rules = "rules"
-    scrape = "scrape"
 
 
 def metrics(
@@ -43,36 +37,35 @@ def metrics(
 
     Example: trtspec metrics rules > trtspec-rules.yaml
     """
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import TrtspecError
+    from trtspec.report.monitoring.configuration import dashboard, rules, rules_text, scrape_config
 
-    if what not in [each.value for each in MetricsDocument]:
+    if what not in (DASHBOARD, RULES, SCRAPE):
         show_metrics(what, name, json)
         return
-    chosen = MetricsDocument(what)
-    if name is not None and chosen is not MetricsDocument.scrape:
-        raise TrtspecError(f"metrics {chosen.value} does not take a deployment name", hint="omit the name")
-    found = _document(chosen, name)
+    if name is not None and what != SCRAPE:
+        raise TrtspecError(f"metrics {what} does not take a deployment name", hint="omit the name")
+    found = dashboard() if what == DASHBOARD else rules() if what == RULES else scrape_config(_endpoints(name))
     if json:
-        print_json({"format_version": 1, chosen.value: found})
-    elif chosen is MetricsDocument.dashboard:
+        print_json({"format_version": 1, what: found})
+    elif what == DASHBOARD:
         print_json(found)
+    elif what == RULES:
+        sys.stdout.write(rules_text())
     else:
-        sys.stdout.write(_text(chosen, found))
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(found, sort_keys=False))
 
 
 def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     """Print the current metrics of a deployment and of its OpenAI gateway."""
-    from trtspec.cli.render import print_json
-    from trtspec.core.errors import TrtspecError
     from trtspec.core.prometheus_text import parse_metrics
     from trtspec.deployment.journal import DeploymentJournal, deployment_names
     from trtspec.report.monitoring.prometheus import fetch
 
-    known = [each.value for each in MetricsDocument]
     if deployment not in deployment_names():
         names = ", ".join(deployment_names()) or "none"
-        kinds = ", ".join(map(repr, known))
+        kinds = ", ".join(map(repr, (DASHBOARD, RULES, SCRAPE)))
         raise TrtspecError(f"{deployment!r} is neither one of {kinds} nor a deployment; deployments: {names}")
     if name is not None:
         raise TrtspecError("metrics takes only one deployment", hint=f"trtspec metrics {deployment}")
@@ -89,23 +82,8 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     print_json({"format_version": 1, "name": deployment, "metrics": values})
 
 
-def _document(what: MetricsDocument, name: str | None) -> dict[str, Any]:
-    if what is MetricsDocument.dashboard:
-        from trtspec.report.monitoring.configuration import dashboard
-
-        return dashboard()
-    if what is MetricsDocument.rules:
-        from trtspec.report.monitoring.configuration import rules
-
-        return rules()
-    from trtspec.report.monitoring.configuration import scrape_config
-
-    return scrape_config(_endpoints(name))
-
-
 def _endpoints(name: str | None) -> dict[str, str]:
     """Return the metrics addresses by deployment name, for one deployment or for all that are running."""
-    from trtspec.core.errors import TrtspecError
     from trtspec.deployment.base import deployments
     from trtspec.deployment.journal import DeploymentJournal
 
@@ -117,16 +95,6 @@ def _endpoints(name: str | None) -> dict[str, str]:
             "no deployment is running", hint="run trtspec deploy ARTIFACT --detach, or name a stopped one"
         )
     return running
-
-
-def _text(what: MetricsDocument, found: dict[str, Any]) -> str:
-    if what is MetricsDocument.rules:
-        from trtspec.report.monitoring.configuration import rules_text
-
-        return rules_text()
-    import yaml
-
-    return str(yaml.safe_dump(found, sort_keys=False))
 
 
 panel = "Serve"

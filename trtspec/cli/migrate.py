@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtspec.cli.options import Json, Recipe
+from trtspec.cli.render import FORMAT_VERSION, print_json, print_line, show_table, write_output
+from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import PACKAGE, is_below, recipes_dir
 
 if TYPE_CHECKING:
     from trtspec.backends.base import Migration
@@ -34,11 +37,6 @@ def migrate(
 
     Example: trtspec migrate recipes/quickstart.yaml --to 1.3 -o /tmp/quickstart-1.3.yaml
     """
-    from dataclasses import asdict
-
-    from trtspec.cli.render import FORMAT_VERSION, print_json, print_line, show_table
-    from trtspec.core.errors import TrtspecError
-    from trtspec.core.paths import PACKAGE, is_below
     from trtspec.planning.migration import migrate as migrated
     from trtspec.recipe.load import load_recipe
 
@@ -54,33 +52,22 @@ def migrate(
         raise TrtspecError(
             "the file already exists", where=str(out), hint="choose another with --output, or add --force"
         )
-    _write(out, render(found, recipe, out.parent, backend or "TensorRT-LLM"))
+    text = render(found, recipe, out.parent, backend or "TensorRT-LLM")
+    write_output(out, text, "the recipe", hint="choose another place with --output")
     changes = [asdict(change) for change in found.changes]
     if json:
-        print_json(
-            {
-                "format_version": FORMAT_VERSION,
-                "recipe": str(recipe),
-                "output": str(out),
-                "version": found.version,
-                "complete": found.is_complete,
-                "changes": changes,
-            }
-        )
+        files = {"recipe": str(recipe), "output": str(out)}
+        result = {"version": found.version, "complete": found.is_complete, "changes": changes}
+        print_json({"format_version": FORMAT_VERSION, **files, **result})
     else:
         show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
-        print_line(
-            f"{out}: written"
-            if found.is_complete
-            else f"{out}: written; fill in the open values, then run trtspec check"
-        )
+        rest = "" if found.is_complete else "; fill in the open values, then run trtspec check"
+        print_line(f"{out}: written{rest}")
     raise typer.Exit(0 if found.is_complete else 1)
 
 
 def default_output(loaded: LoadedRecipe, to: str) -> Path:
     """Return the default file: next to the old recipe, or in the current directory for a shipped recipe or stdin."""
-    from trtspec.core.paths import is_below, recipes_dir
-
     if loaded.path.is_file() and not is_below(loaded.path, recipes_dir()):
         return loaded.path.with_name(f"{loaded.path.stem}-{to}.yaml")
     return Path(f"{loaded.recipe.name}-{to}.yaml")
@@ -90,27 +77,13 @@ def render(found: Migration, recipe: Path, directory: Path, engine: str) -> str:
     """Return the text of the new recipe, with a header of changes and paths relative to its directory."""
     import yaml
 
+    from trtspec.planning.init.recipe_text import relative_model
     from trtspec.recipe.load import change_paths
 
     head = [f"# {recipe.name} for {engine} {found.version}, written by trtspec migrate."]
     head += [f"# {change.kind}: {change.path}: {change.why}" for change in found.changes]
-    change_paths(found.document, lambda path: _relative(path, directory))
+    change_paths(found.document, lambda path: relative_model(path, directory))
     return "\n".join(head) + "\n" + yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _relative(path: str, directory: Path) -> str:
-    relative = os.path.relpath(path, directory)
-    return relative if relative.startswith("..") else f"./{relative}"
-
-
-def _write(out: Path, text: str) -> None:
-    from trtspec.core.errors import TrtspecError
-
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        hint = "choose another place with --output"
-        raise TrtspecError(f"cannot write the recipe: {error.strerror}", where=str(out), hint=hint) from None
 
 
 panel = "Build"

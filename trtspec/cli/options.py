@@ -40,24 +40,11 @@ Recipes = Annotated[list[Path], _RECIPE_ARGUMENT]
 Artifact = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory written by `trtspec build`.", show_default=False)
 ]
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="Deployment name.",
-        show_default=False,
-        autocompletion=completing.deployments,
-    ),
-]
-AnyName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
-        help="Deployment name.",
-        show_default=False,
-        autocompletion=completing.deployments,
-    ),
-]
+_NAME_ARGUMENT = typer.Argument(
+    metavar="NAME", help="Deployment name.", show_default=False, autocompletion=completing.deployments
+)
+Name = Annotated[str, _NAME_ARGUMENT]
+AnyName = Annotated[str | None, _NAME_ARGUMENT]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,7 +76,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Prompt file, or a set listed by `trtspec prompts --list` (default: the artifact's).",
+        help="Prompt file, or a set listed by `trtspec datasets --list` (default: the artifact's).",
     ),
 ]
 SkipGate = Annotated[
@@ -115,6 +102,11 @@ Baseline = Annotated[
 ]
 
 
+def is_artifact(what: str) -> bool:
+    """Return whether an argument names a directory; otherwise it is a URL or the name of a deployment."""
+    return "://" not in what and (Path(what).exists() or "/" in what)
+
+
 def allow_code(digests: Sequence[str]) -> None:
     """Allow code with these digests in this process and its children; TrtspecError for an invalid digest."""
     from trtspec.backends.code_policy import ALLOW, allowed_digests
@@ -126,8 +118,7 @@ def allow_code(digests: Sequence[str]) -> None:
 
 def set_undecided(policy: str | None) -> None:
     """Set the policy for undecided gates in this process and its children; TrtspecError for an unknown policy."""
-    from trtspec.bench.verification_report import FAIL, PASS, POLICY
-    from trtspec.core.errors import TrtspecError
+    from trtspec.bench.gates import FAIL, PASS, POLICY
 
     if policy is None:
         return

@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import trtspec
 from trtspec.cli.options import Cell, Json, Recipe, Set
-from trtspec.cli.render import print_line, show_chart, show_table
+from trtspec.cli.progress import format_duration
+from trtspec.cli.render import (
+    combine_documents,
+    print_command,
+    print_json,
+    print_line,
+    show_chart,
+    show_diagnostics,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from trtspec.planning.pipeline import Build
@@ -122,14 +132,12 @@ def plan(
 
     Example: trtspec plan recipes/quickstart.yaml
     """
-    from trtspec.cli.render import combine_documents, print_json, show_diagnostics
-    from trtspec.planning.pipeline import open_store, plan_build
-    from trtspec.recipe.load import load_matrix
+    from trtspec.planning.pipeline import open_store
 
     store = open_store()
     documents = []
-    for loaded in load_matrix(recipe, set_ or (), cell or ()):
-        build = plan_build(loaded)
+    for loaded in trtspec.load_recipes(recipe, overrides=set_ or (), variants=cell or ()):
+        build = trtspec.plan(loaded)
         documents.append(describe(build, store, gpu_price))
         show_diagnostics(build.diagnostics)
         if not json:
@@ -189,7 +197,6 @@ def _speculative_config(document: dict[str, Any]) -> str:
 
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan."""
-    from trtspec.cli.render import print_command, print_line, show_table
     from trtspec.store.plan import format_bytes
 
     backend = document["backend"]
@@ -230,8 +237,6 @@ def show(document: dict[str, Any], build: Build) -> None:
 
 def _expected(steps: Sequence[dict[str, Any]]) -> str:
     """Return the expected duration of the steps with a known throughput, or ""."""
-    from trtspec.cli.progress import format_duration
-
     known = [step for step in steps if step["expected_seconds"] is not None]
     if not known:
         return ""

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import Enum
+from time import perf_counter
 from typing import Annotated, Any
 
 import typer
 
 from trtspec.cli.options import Json
+from trtspec.cli.progress import counter
+from trtspec.cli.render import print_json, print_line, show_table
 
 
 class Action(str, Enum):
@@ -38,9 +42,6 @@ def plugins(
 
     Example: trtspec plugins build --arch sm_90a
     """
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import print_json
-
     make, show = _ACTIONS[action]
     with counter():  # shows activity: compiling takes minutes
         document = make(tuple(arch or ()))
@@ -52,8 +53,6 @@ def plugins(
 
 
 def _build(architectures: tuple[str, ...]) -> dict[str, Any]:
-    from time import perf_counter
-
     from trtspec.kernels.build import build_library, plan_library
 
     started = perf_counter()
@@ -65,15 +64,11 @@ def _build(architectures: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show_built(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import print_line
-
     what = f"{', '.join(document['plugins'])} for {', '.join(('CPUs', *document['architectures']))}"
     print_line(f"{document['path']}: {document['status']} in {document['seconds']:.2f} s; {what}")
 
 
 def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from trtspec.checkpoints import arithmetic
     from trtspec.kernels import host_kernels
     from trtspec.kernels.bindings import load_library
@@ -88,8 +83,6 @@ def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show_tested(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import print_line
-
     checks = document["checks"]
     failed = [check for check in checks if not check["ok"]]
     for check in failed:
@@ -105,8 +98,6 @@ def _list(architectures: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show_list(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import print_line, show_table
-
     show_table("", ("plugin", "description"), [(each["name"], each["summary"]) for each in document["plugins"]])
     built = [
         (", ".join(each["plugins"]), ", ".join(each["architectures"]) or "CPUs", str(each["path"]))

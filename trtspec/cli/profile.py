@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,12 +14,13 @@ from trtspec.cli import completing
 from trtspec.cli import load_options as load
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Baseline, Json, Prompts, Recipe, Set
-from trtspec.cli.render import note, show_chart, show_table
+from trtspec.cli.progress import build_bars, counter
+from trtspec.cli.render import note, print_json, print_line, show_chart, show_table
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.profile.document import Profile, ServerProfile
-    from trtspec.bench.profile.options import ProfileRequest, ProgressUI, ServerSet
+    from trtspec.bench.profile.options import ServerSet
     from trtspec.bench.profile.recommend import Recommendation
 
 
@@ -32,7 +35,6 @@ Write = Annotated[bool, typer.Option("--write", help="Write the recommendation i
 def show_verdict(found: Recommendation) -> None:
     """Print the verdict on the recommended speculation."""
     from trtspec.bench.verdict import derive_verdict
-    from trtspec.cli.render import print_line
 
     verdict = derive_verdict(found.proposal)
     print_line(verdict.text, verdict.style)
@@ -40,11 +42,7 @@ def show_verdict(found: Recommendation) -> None:
 
 def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
     """Print the reason and the recipe section; `switches_off` is the recipe's current method or ""."""
-    import sys
-
     import yaml
-
-    from trtspec.cli.render import print_line
 
     print_line(found.why)
     if found.candidate is None and switches_off:
@@ -54,7 +52,6 @@ def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
 
 def write_recommendation(recipe: Path, found: Recommendation, was: str = "") -> None:
     """Write the recommended section into the recipe; `was` is the recipe's previous method or ""."""
-    from trtspec.cli.render import note
     from trtspec.recipe.yaml_edit import write_section
 
     written = write_section(recipe, "speculation", found.speculation)
@@ -103,8 +100,6 @@ def show(found: Profile) -> None:
 
 def _show_chart(found: Profile) -> None:
     """Plot the speed-up of each candidate by load, if there are several loads."""
-    from string import ascii_lowercase
-
     candidates = dict(zip(ascii_lowercase, found.measured, strict=False))
     batches = found.measured[0].batches if found.measured else ()
     if len(batches) > 1:
@@ -183,9 +178,8 @@ def profile(
     Example: trtspec profile recipes/quickstart.yaml --num-prompts 8 --methods draft_target,ngram
     """
     from trtspec.bench.profile.document import save_profile
+    from trtspec.bench.profile.engine_profiler import run as profile_in_process
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
-    from trtspec.cli.progress import build_bars, counter
-    from trtspec.cli.render import print_json
     from trtspec.recipe.yaml_edit import check_editable
 
     servers = _servers(server, baseline, api, model, key_env)
@@ -197,7 +191,13 @@ def profile(
         check_editable(recipe)  # fail before minutes of measuring
     limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
     asked = ProfileRequest(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
-    found = _run(asked, servers, ProgressUI(build_bars, counter))
+    screen = ProgressUI(build_bars, counter)
+    if servers:
+        from trtspec.bench.profile.server_profile import run as profile_servers  # needs aiohttp
+
+        found = profile_servers(asked, servers, screen)
+    else:
+        found = profile_in_process(asked, screen)
     document = found.as_dict()
     save_profile(document, "profile")
     if json:
@@ -222,16 +222,6 @@ def _servers(
     alone = resolve_server(baseline, api, "", key_env)[0] if baseline else None
     artifact = Path(deployed["artifact"]) if deployed else None
     return ServerSet(served, alone, artifact, [other for other, _ in others])
-
-
-def _run(asked: ProfileRequest, servers: ServerSet | None, screen: ProgressUI) -> Profile:
-    if servers:
-        from trtspec.bench.profile import server_profile as served
-
-        return served.run(asked, servers, screen)
-    from trtspec.bench.profile import engine_profiler as profile
-
-    return profile.run(asked, screen)
 
 
 def _names(written: str | None) -> list[str] | None:

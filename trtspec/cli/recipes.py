@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, show_table
+from trtspec.core.paths import recipes_dir
 
 
 def recipes(json: Json = False) -> None:
@@ -13,8 +15,6 @@ def recipes(json: Json = False) -> None:
 
     Example: trtspec recipes
     """
-    from trtspec.cli.render import print_json, show_table
-    from trtspec.core.paths import recipes_dir
     from trtspec.recipe.load import load_matrix
 
     found = [

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Former spellings of options: they work for one more release, with a note on standard error."""
+"""Former names of commands and options: they work for one more release, with a note on standard error."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+_COMMANDS = {"checklist": "readiness", "prompts": "datasets", "prune": "prune-layers", "swift": "search-skips"}
 _SEARCH = {"--samples": "--num-prompts", "--minutes": "--max-minutes"}
-_RENAMED: dict[str, dict[str, str]] = {
+_OPTIONS: dict[str, dict[str, str]] = {
     "bench": {
         "--absolute": "--ignore-baseline",
         "--interval": "--ci-width",
@@ -15,14 +16,14 @@ _RENAMED: dict[str, dict[str, str]] = {
     },
     "build": {"--cell": "--variant"},
     "check": {"--cell": "--variant"},
-    "checklist": {"--with": "--results"},
     "deploy": {"--option": "--target-option", "--wait-warm": "--wait-for-warmup"},
     "inspect": {"--tensor": "--tp", "--pipeline": "--pp"},
     "plan": {"--cell": "--variant"},
     "profile": {"--samples": "--num-prompts"},
-    "prune": _SEARCH,
+    "prune-layers": _SEARCH,
+    "readiness": {"--with": "--results"},
     "report": {"--with": "--results"},
-    "swift": _SEARCH,
+    "search-skips": _SEARCH,
     "train": {
         "--keep": "--regression-prompts",
         "--minutes": "--max-minutes",
@@ -34,17 +35,33 @@ _RENAMED: dict[str, dict[str, str]] = {
 
 
 def current_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments with current option names, and a note for each former name; everything after `--` stays."""
-    command = next((each for each in arguments if not each.startswith("-")), "")
-    renamed = _RENAMED.get(command, {})
-    found: list[str] = []
-    notes: list[str] = []
-    for place, argument in enumerate(arguments):
+    """Return the arguments with current names, and a note for each former name; everything after `--` stays."""
+    place = next((number for number, each in enumerate(arguments) if not each.startswith("-")), len(arguments))
+    before, rest = list(arguments[:place]), list(arguments[place:])
+    if not rest:
+        return before, []
+    former, *given = rest
+    command = _current_command(former, given)
+    notes = [_note(former, command)] if command != former else []
+    options = _OPTIONS.get(command, {})
+    found = [*before, command]
+    for number, argument in enumerate(given):
         if argument == "--":
-            return [*found, *arguments[place:]], notes
+            found += given[number:]
+            break
         name, equals, value = argument.partition("=")
-        new = renamed.get(name, name)
-        if new != name:
-            notes.append(f"{command} {name} is now {new}; {name} will be removed in the next release")
-        found.append(new + equals + value)
+        if name in options:
+            notes.append(_note(f"{command} {name}", options[name], name))
+        found.append(options.get(name, name) + equals + value)
     return found, list(dict.fromkeys(notes))
+
+
+def _current_command(name: str, given: Sequence[str]) -> str:
+    """Return a command's current name; `prune` had two jobs, of which --vocab chose one."""
+    if name == "prune" and any(each.partition("=")[0] == "--vocab" for each in given):
+        return "prune-vocab"
+    return _COMMANDS.get(name, name)
+
+
+def _note(former: str, current: str, removed: str = "") -> str:
+    return f"{former} is now {current}; {removed or former} will be removed in the next release"

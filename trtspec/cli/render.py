@@ -15,11 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from io import TextIOWrapper
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trtspec.cli.layout import Marks, chart, fitted_table, plain_table, pluralize, wrap_command, wrap_text
 from trtspec.core.diagnostics import Diagnostic, RecipeError, escape_unprintable, render_diagnostic
 from trtspec.core.errors import TrtspecError
+from trtspec.core.files import replace_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +46,14 @@ def print_json(document: Mapping[str, Any]) -> None:
     """Print the JSON document of a command on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()  # detect a closed pipe now
+
+
+def write_output(path: Path, text: str, what: str, hint: str | None = None) -> None:
+    """Write the file that a command makes, atomically; TrtspecError if that fails, with `what` it is."""
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise TrtspecError(f"cannot write {what}: {error.strerror}", where=str(path), hint=hint) from None
 
 
 def combine_documents(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +12,8 @@ from typing import Annotated
 import typer
 
 from trtspec.cli.options import Artifact, Json
+from trtspec.cli.render import note, print_json, write_output
+from trtspec.core.errors import TrtspecError
 
 
 class ReportFormat(str, Enum):
@@ -42,11 +46,6 @@ def report(
 
     Example: trtspec report build/quickstart -o report.html
     """
-    import sys
-    from dataclasses import asdict
-
-    from trtspec.cli.render import note, print_json
-    from trtspec.core.errors import TrtspecError
     from trtspec.report.ci_formats import render_annotations, render_junit, render_markdown
     from trtspec.report.documents import gather
     from trtspec.report.page import render_page
@@ -66,7 +65,7 @@ def report(
     if out is None:
         sys.stdout.write(text)
         return
-    _write(out, text)
+    write_output(out, text, "the report")
     if json:
         titles = [section.title for section in sections(facts)]
         print_json(
@@ -84,16 +83,6 @@ def report(
         if kept := [each.name for each in facts.sources if each.is_kept]:
             note(f"includes results saved on this machine: {', '.join(kept)}")
         note(f"{out}: {len(text.encode()):,} bytes, {verification_summary(facts)}")
-
-
-def _write(out: Path, text: str) -> None:
-    from trtspec.core.errors import TrtspecError
-    from trtspec.core.files import replace_file
-
-    try:
-        replace_file(out, text.encode())
-    except OSError as error:
-        raise TrtspecError(f"cannot write the report: {error.strerror}", where=str(out)) from None
 
 
 panel = "Decide"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json
 
 
 def schema(json: Json = False) -> None:
@@ -11,7 +12,6 @@ def schema(json: Json = False) -> None:
 
     Example: trtspec schema > trtspec-recipe.schema.json
     """
-    from trtspec.cli.render import print_json
     from trtspec.planning.completion import editor_schema
 
     schema = editor_schema()

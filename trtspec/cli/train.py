@@ -10,6 +10,9 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.progress import build_bars
+from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.core.errors import GateNotMet, TrtspecError
 from trtspec.training.settings import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ FILE = "FILE"
 def train(
     recipe: Recipe,
     prompts: Annotated[
-        Path, typer.Option(metavar=FILE, help="Training prompts: a file, or a set listed by `trtspec prompts --list`.")
+        Path, typer.Option(metavar=FILE, help="Training prompts: a file, or a set listed by `trtspec datasets --list`.")
     ],
     set_: Set = None,
     keep: Annotated[
@@ -79,12 +82,8 @@ def train(
     Example: trtspec train recipes/quickstart.yaml --prompts kinds --max-minutes 10
     """
     from trtspec.bench.documents import save_target_document
-    from trtspec.cli.progress import build_bars
-    from trtspec.cli.render import note, print_json
-    from trtspec.core.errors import GateNotMet, TrtspecError
     from trtspec.recipe.yaml_edit import check_editable, write_section
-    from trtspec.training.external.job import write_job
-    from trtspec.training.external.take import import_result
+    from trtspec.training.external.job import import_result, write_job
     from trtspec.training.plan import TrainRequest, section_with
     from trtspec.training.run import run
 
@@ -120,8 +119,6 @@ def train(
 
 def show_job(out: Path, record: JobRecord, json: bool) -> None:
     """Print the job written for an external trainer."""
-    from trtspec.cli.render import note, print_json, print_line
-
     if json:
         print_json({**record.model_dump(mode="json"), "out": str(out)})
         return
@@ -135,9 +132,7 @@ def show_job(out: Path, record: JobRecord, json: bool) -> None:
 
 def show(found: TrainResult) -> None:
     """Print the acceptance before and after on held-out prompts, in total and by kind, and the decision."""
-    from trtspec.cli.render import print_line, show_table
-
-    verdict = found.verdict
+    comparison = found.comparison
     rows = [
         (
             each.kind,
@@ -147,9 +142,9 @@ def show(found: TrainResult) -> None:
             str(each.before.token_weighted),
             str(each.after.token_weighted),
             f"{each.share:+.0%}",
-            each.word,
+            each.label,
         )
-        for each in (verdict.whole, *verdict.kinds)
+        for each in (comparison.whole, *comparison.kinds)
     ]
     columns = ("held-out prompts", "", "accepted", "after", "tokens per step", "after", "", "")
     by = f"{found.record['steps']} steps" if "steps" in found.record else f"trained by {found.record['trainer']}"
@@ -157,7 +152,7 @@ def show(found: TrainResult) -> None:
     show_table(f"{found.name}: {by}{how}", columns, rows, right=tuple(range(1, 7)))
     if found.left_out:
         print_line(f"{found.left_out} prompts skipped: too long for the engine with --max-tokens", "yellow")
-    for refusal in verdict.refusals:
+    for refusal in comparison.rejections:
         print_line(f"rejected: {refusal}", "red")
     if found.published:
         print_line(f"{found.out}: published", "green")

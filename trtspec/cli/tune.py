@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json, Prompts, Recipe, Set
 from trtspec.cli.profile import (
     Concurrency,
@@ -17,6 +18,8 @@ from trtspec.cli.profile import (
     show_verdict,
     write_recommendation,
 )
+from trtspec.cli.progress import build_bars, counter
+from trtspec.cli.render import note, print_json, show_table
 
 if TYPE_CHECKING:
     from trtspec.bench.profile.tune import Tuning
@@ -44,8 +47,6 @@ def tune(
     from trtspec.bench.profile.document import save_profile
     from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.bench.profile.tune import run
-    from trtspec.cli.progress import build_bars, counter
-    from trtspec.cli.render import print_json
     from trtspec.recipe.yaml_edit import check_editable
 
     if write:
@@ -64,9 +65,6 @@ def tune(
 
 def show(found: Tuning) -> None:
     """Print the rounds and the recommendation."""
-    from trtspec.cli.layout import pluralize
-    from trtspec.cli.render import note, show_table
-
     show_verdict(found.recommendation)
     for rung in found.rungs:
         rows = []

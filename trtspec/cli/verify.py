@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.bench.speedup import MAX_RUNS
+import trtspec
+from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate, Undecided
+from trtspec.cli.progress import counter
+from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.core.hashing import file_sha256
 
 if TYPE_CHECKING:
-    from trtspec.bench.verification_report import SkippedCheck, VerificationCheck, VerificationReport
+    from trtspec.bench.gates import SkippedCheck, VerificationCheck, VerificationReport
 
 
 def verify(
@@ -27,7 +31,7 @@ def verify(
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     undecided: Undecided = None,
-    reread: Annotated[bool, typer.Option("--rehash", help="Hash every file again, including unchanged ones.")] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="Hash every file again, including unchanged ones.")] = False,
     report: Annotated[Path | None, typer.Option(help="Report file (default: in the artifact).")] = None,
     manifest: ManifestDigest = None,
     json: Json = False,
@@ -36,25 +40,19 @@ def verify(
 
     Example: trtspec verify build/quickstart
     """
-    from trtspec.bench.gates import check_gate_names
     from trtspec.bench.verification_report import REPORT
-    from trtspec.bench.verify import verify_artifact
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import note, print_json, print_line
-    from trtspec.core.hashing import file_sha256
-    from trtspec.store.artifact import parse_expected
 
     with counter() as on_progress:
-        verification = verify_artifact(
+        verification = trtspec.verify(
             artifact,
             source=source,
-            prompts_file=prompts,
+            prompts=prompts,
             max_tokens=max_tokens,
             max_runs=runs,
-            skip=check_gate_names(skip_gate or ()),
+            skip_gates=skip_gate or (),
+            rehash=rehash,
             report=report,
-            reread=reread,
-            expected=parse_expected(manifest) if manifest else "",
+            manifest=manifest or "",
             on_progress=on_progress,
             on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
         )
@@ -75,8 +73,6 @@ def verify(
 
 def show_checks(found: VerificationReport) -> None:
     """Show each check with its details, then the skipped checks with their reasons."""
-    from trtspec.cli.render import print_line, show_table
-
     rows = [(check.name, display_state(check), check.detail) for check in found.checks]
     show_table("", ("check", "", "details"), rows)
     for line in skipped_check_lines(found.left_out):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 
 from trtspec.cli.options import Json
+from trtspec.cli.render import print_json, print_line
 from trtspec.core.installation import __version__
 
 
@@ -14,8 +15,6 @@ def version(json: Json = False) -> None:
 
     Example: trtspec version --json
     """
-    from trtspec.cli.render import print_json, print_line
-
     python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
     if json:
         print_json({"format_version": 1, "trtspec": __version__, "python": python, "platform": system})

@@ -10,10 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.bench.gates import skipped_on_request
-from trtspec.bench.run_gates import deploy_estimate_s, deploy_load, ensure_served_gates
-from trtspec.bench.verification_report import SkippedCheck
-from trtspec.bench.verify import OnMeasure, OnProgress, ensure_gates
+from trtspec.bench.bench import OnProgress
+from trtspec.bench.gates import SkippedCheck, skipped_on_request
+from trtspec.bench.run_gates import OnMeasure, deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
 from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
 from trtspec.core.registry import find_extension

@@ -36,9 +36,9 @@ def gateway_process(journal: DeploymentJournal, record: DeploymentRecord) -> Pro
     API keys from the environment are written to a file that only this user can read, so that the other processes of the
     deployment do not see them.
     """
-    if importlib.util.find_spec("uvicorn") is None:
+    if missing := [name for name in ("uvicorn", "httptools") if importlib.util.find_spec(name) is None]:
         hint = "pip install 'trtspec[triton]', or build with serving.openai: false"
-        raise DeployError("the OpenAI gateway requires uvicorn, which is not installed", hint=hint)
+        raise DeployError(f"the OpenAI gateway requires {missing[0]}, which is not installed", hint=hint)
     keys_file = journal.root / KEYS_FILE
     keys_file.unlink(missing_ok=True)
     if keys := os.environ.get(KEYS):

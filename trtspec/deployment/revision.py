@@ -35,7 +35,7 @@ from trtspec.serving.front import PROXY_SOCKET, proxy_command
 from trtspec.serving.triton.hardening import hardening_options
 from trtspec.serving.triton.names import DISCONNECTS
 from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
-from trtspec.serving.triton.python_models.interruptions import VARIABLE as DEPARTED_VARIABLE
+from trtspec.serving.triton.python_models.interruptions import DISCONNECTS_VARIABLE
 from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server
 from trtspec.store.artifact import Artifact, manifest_sha256, verify_files
 from trtspec.store.artifact_paths import BYTE_CODE, MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
@@ -191,7 +191,7 @@ def stage_revision(
     bound = ServerPorts(ports["http"], ports["grpc"], ports["metrics"], host, SOCKETS)
     command = launch.command(server, repository, bound, shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
-    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DISCONNECTS)}
+    environment = {**server.environment, **launch.environment, DISCONNECTS_VARIABLE: str(place / DISCONNECTS)}
     url = server_url(journal, revision)
     child = ProcessSpec(SERVER, command, url, environment, start_s, {"grpc": bound.grpc}, host)
     url, listens = f"{UNIX}{place / PROXY_SOCKET}", {"http": bound.http, "metrics": bound.metrics}

@@ -41,42 +41,9 @@ from trtspec.engine.model.layer_pass import (
 from trtspec.engine.model.positions import sliding_window_config
 from trtspec.engine.resume_state import load_resume_state, save_resume_state
 
-# SPDX-License-Identifier: Apache-2.0
-
-
 SAVE_EVERY_S = 60.0  # the states of many prompts are gigabytes
 
 Tables = dict[str, dict[str, float]]
-
-
-class CalibrationCheckpoint:
-    """The latest checkpoint in one file; without a path nothing is saved.
-
-    `stamp` identifies the measurement and its inputs; checkpoints with another stamp are ignored.
-    """
-
-    def __init__(self, path: Path | None, stamp: str, device: torch.device) -> None:
-        self._path, self._device, self._saved_at = path, device, time.monotonic()
-        machine = (
-            torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-        )
-        self._stamp = f"{stamp} {torch.__version__} {device.type} {machine}"
-
-    def load(self) -> tuple[int, list[Tensor], Tables] | None:
-        """Return the number of finished layers, their output states and the peaks, or None without a checkpoint."""
-        noted = load_resume_state(self._path, self._device) if self._path else None
-        if noted is None or noted.get("stamp") != self._stamp:
-            return None
-        return noted["done"], noted["states"], noted["tables"]
-
-    def save(self, done: int, states: list[Tensor], tables: Tables) -> None:
-        """Save the state after `done` layers, unless the last save was less than SAVE_EVERY_S ago."""
-        if self._path is None or time.monotonic() - self._saved_at < SAVE_EVERY_S:
-            return
-        save_resume_state(self._path, {"stamp": self._stamp, "done": done, "states": states, "tables": tables})
-        self._saved_at = time.monotonic()
-
-
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
@@ -90,7 +57,7 @@ def measure(
     on_bytes: Callable[[int], None] = lambda count: None,
     notes: Path | None = None,
     stamp: str = "",
-) -> dict[str, dict[str, float]]:
+) -> Tables:
     """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by module name.
 
     "inputs" has the inputs of every linear layer and the head, "keys" (rotated) and "values" those that each attention
@@ -101,14 +68,13 @@ def measure(
     """
     where = choose_device(device)
     with _one_thread_an_operation() as threads, ThreadPoolExecutor(threads if where.type == "cpu" else 1) as pool:
-        calibration = _Calibration(config, matched, plus, where, on_bytes)
-        noted = CalibrationCheckpoint(notes, stamp, where)
-        done, states = calibration.resume(noted) or (0, calibration.embed(prompts))
+        calibration = _Calibration(config, matched, plus, where, on_bytes, notes, stamp)
+        done, states = calibration.resume() or (0, calibration.embed(prompts))
         length = max(map(len, prompts))
         turns = [rotation(each, length, where, calibration.dtype) for each in (config, sliding_window_config(config))]
         for number in range(done, config.num_layers):
             calibration.pass_layer(number, states, turns[config.has_window(number)], pool)
-            noted.save(number + 1, states, calibration.tables)
+            calibration.save(number + 1, states)
         calibration.finish(states)
     return calibration.tables
 
@@ -128,7 +94,11 @@ def _one_thread_an_operation() -> Iterator[int]:
 
 
 class _Calibration:
-    """Reads the source's weights layer by layer, and collects the peaks in `tables`: by kind, then by module."""
+    """Reads the source's weights layer by layer, and collects the peaks in `tables`: by kind, then by module.
+
+    `notes` is the file of the saved state, or None to save nothing. `stamp` identifies the measurement and its inputs;
+    a state with another stamp is ignored.
+    """
 
     def __init__(
         self,
@@ -137,21 +107,35 @@ class _Calibration:
         plus: Mapping[str, float],
         device: torch.device,
         on_bytes: Callable[[int], None],
+        notes: Path | None,
+        stamp: str,
     ) -> None:
         self.config, self.sources, self.plus = config, matched.sources, plus
         self.device, self.on_bytes = device, on_bytes
         self.dtype = TORCH_DTYPES[self.sources[EMBEDDING][0].dtype]
-        self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}
+        self.tables: Tables = {INPUTS: {}, KEYS: {}, VALUES: {}}
+        on_cuda = device.type == "cuda"
+        machine = torch.cuda.get_device_name(device) if on_cuda else torch.backends.cpu.get_cpu_capability()
+        self._stamp = f"{stamp} {torch.__version__} {device.type} {machine}"
+        self._notes, self._saved_at = notes, time.monotonic()
 
-    def resume(self, notes: CalibrationCheckpoint) -> tuple[int, list[Tensor]] | None:
+    def resume(self) -> tuple[int, list[Tensor]] | None:
         """Restore `tables` and return the number of finished layers with their output states, or None without notes."""
-        noted = notes.load()
-        if noted is None:
+        noted = load_resume_state(self._notes, self.device) if self._notes else None
+        if noted is None or noted.get("stamp") != self._stamp:
             return None
-        done, states, self.tables = noted
+        self.tables, done = noted["tables"], noted["done"]
         layers = chain(*(self._layer(number).values() for number in range(done)))
         self.on_bytes(sum(source.nbytes for source in chain(self.sources[EMBEDDING], *layers)))
-        return done, states
+        return done, noted["states"]
+
+    def save(self, done: int, states: list[Tensor]) -> None:
+        """Save the state after `done` layers, unless the last save was less than SAVE_EVERY_S ago."""
+        if self._notes is None or time.monotonic() - self._saved_at < SAVE_EVERY_S:
+            return
+        state = {"stamp": self._stamp, "done": done, "states": states, "tables": self.tables}
+        save_resume_state(self._notes, state)
+        self._saved_at = time.monotonic()
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the input of the first layer [1, tokens, hidden_size] per prompt; reads only the embeddings in use."""

@@ -28,10 +28,15 @@ import torch
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, Overloaded, TrtspecError
-from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions, Update
+from trtspec.engine.generation.request import (
+    EngineRequest,
+    EngineResult,
+    SamplingOptions,
+    Scores,
+    Update,
+    check_request,
+)
 from trtspec.engine.generation.request_state import RequestHandle, RunningRequest
-from trtspec.engine.generation.scores import Scores
-from trtspec.engine.generation.validation import check_request
 from trtspec.engine.prefill import group_by_length
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
@@ -39,6 +44,9 @@ from trtspec.engine.speculator import Speculator
 CLOSE_TIMEOUT_S = 300.0  # time for the current step to finish
 
 log = logging.getLogger(__name__)
+WARMUP_PROMPT_LEN = 16
+WARMUP_PERIOD = 4  # the prompt repeats itself, so that n-gram drafters find matches
+WARMUP_STEPS = 2  # decode steps with a draft, regardless of acceptance
 
 
 class Engine:
@@ -60,16 +68,10 @@ class Engine:
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None) -> Engine:
-        """Load converted checkpoints.
+        """Load converted TensorRT-LLM checkpoints; `draft` is None for methods without a draft model.
 
-        Args:
-            target: a TensorRT-LLM checkpoint directory.
-            draft: the draft model's checkpoint, or None for methods without a draft model.
-            settings: see EngineSettings.
-            tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
-
-        Raises:
-            TrtspecError: if the method is unknown, the device is missing, or the checkpoints do not match.
+        `tokenizer` is a directory with tokenizer.json, which stop texts and updates of whole characters need. Raise
+        TrtspecError if the method is unknown, the device is missing, or the checkpoints do not match.
         """
         return cls(
             lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
@@ -77,7 +79,6 @@ class Engine:
 
     @property
     def vocab_size(self) -> int:
-        """Return the size of the target's vocabulary."""
         return self.speculator.target.config.vocab_size
 
     def submit(self, request: EngineRequest, on_update: Callable[[Update], None]) -> RequestHandle:
@@ -88,13 +89,15 @@ class Engine:
         self._check(request)
         running = RunningRequest(request, on_update, self.tokenizer)
         with self._changed:
-            self._refuse_if_full()
+            if sum(self.occupancy) >= self.settings.max_batch_size + self.settings.max_queue_size:
+                raise Overloaded(self.settings.max_queue_size)
             self._enqueue(running)
         return running.handle
 
     def tell_draft_failures(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
         """Set the callbacks for the reason of each fallback to no drafts and for changes of the circuit breaker."""
-        self.speculator.guard.tell(on_fallback, on_open)
+        guard = self.speculator.guard
+        guard.on_fallback, guard.breaker.on_change = on_fallback, on_open
 
     @property
     def occupancy(self) -> tuple[int, int]:
@@ -126,10 +129,6 @@ class Engine:
         check_request(request, self.settings.limits, self.vocab_size, self.tokenizer is not None)
         self.speculator.request_options(request)
 
-    def _refuse_if_full(self) -> None:
-        if sum(self.occupancy) >= self.settings.max_batch_size + self.settings.max_queue_size:
-            raise Overloaded(self.settings.max_queue_size)
-
     def _enqueue(self, running: RunningRequest) -> None:
         if self._closed:
             raise EngineFailed(self._closed)
@@ -150,7 +149,8 @@ class Engine:
                 self._drop_cancelled()
                 self._admit()
                 if self._running:
-                    self._decode()
+                    progress = self.speculator.step(self._running)
+                    self._finish_step([row.advance(one) for row, one in zip(self._running, progress, strict=True)])
         except Exception as failure:
             log.exception("the engine failed")
             reason, error = "error", f"the engine failed: {failure}"
@@ -202,11 +202,6 @@ class Engine:
         reasons = [running.begin(one) for running, one in zip(new, progress, strict=True)]
         self._finish_step([*[None] * first_row, *reasons])
 
-    def _decode(self) -> None:
-        """Run one step of all running requests."""
-        progress = self.speculator.step(self._running)
-        self._finish_step([running.advance(one) for running, one in zip(self._running, progress, strict=True)])
-
     def _finish_step(self, reasons: Sequence[str | None]) -> None:
         """Send every running request its update, and free the rows of finished requests."""
         for running, reason in zip(self._running, reasons, strict=True):
@@ -253,13 +248,6 @@ class _ResultCollector:
         return EngineResult(tuple(self._ids), last.finish_reason, last.stats, scores)
 
 
-WARMUP_PROMPT_LEN = 16
-WARMUP_PERIOD = 4  # the prompt repeats itself, so that n-gram drafters find matches
-WARMUP_STEPS = 2  # decode steps with a draft, regardless of acceptance
-
-log = logging.getLogger(__name__)
-
-
 def warm_up(engine: Engine) -> None:
     """Run the warm-up batches; raise TrtspecError if the engine fails, for example because memory is exhausted."""
     for batch in warmup_batches(engine.settings, engine.vocab_size):
@@ -271,10 +259,9 @@ def warm_up(engine: Engine) -> None:
 def warmup_batches(settings: EngineSettings, vocab_size: int) -> list[list[EngineRequest]]:
     """Return the requests of each batch: a single request, and a full batch in which every second request samples."""
     longest = min(settings.max_input_len or settings.max_seq_len, settings.max_seq_len - 1)
-    prompt = tuple(
-        1 % vocab_size + at % WARMUP_PERIOD % (vocab_size - 1) for at in range(min(WARMUP_PROMPT_LEN, longest))
-    )
-    new_tokens = min(WARMUP_STEPS * (settings.draft_len + 1), settings.max_seq_len - len(prompt))
+    prompt_len = min(WARMUP_PROMPT_LEN, longest)
+    prompt = tuple(1 % vocab_size + at % WARMUP_PERIOD % (vocab_size - 1) for at in range(prompt_len))
+    new_tokens = min(WARMUP_STEPS * (settings.draft_len + 1), settings.max_seq_len - prompt_len)
     sampling = [SamplingOptions(), SamplingOptions(temperature=1.0)]
     sizes = [1, settings.max_batch_size] if settings.max_batch_size > 1 else [1]
     return [[EngineRequest(prompt, new_tokens, sampling[row % 2]) for row in range(size)] for size in sizes]

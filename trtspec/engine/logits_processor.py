@@ -10,9 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trtspec.engine.generation.request import NO_EDITS, EngineRequest, LogitEdits
+from trtspec.engine.generation.request import NO_EDITS, EngineRequest, LogitEdits, Scores
 from trtspec.engine.generation.request_state import RunningRequest
-from trtspec.engine.generation.scores import Scores
 from trtspec.kernels.tree import Tree
 
 FORBIDDEN_LOGIT = -1e30  # the logit of a forbidden token; a row of only -inf would not be a valid distribution

@@ -26,6 +26,7 @@ from trtspec.engine.speculator import Speculator
 from trtspec.kernels.chain import VerifyResult
 
 Tokens = Sequence[int]
+Case = tuple[int, int]  # requests, draft_len
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,9 @@ def _prefill(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max
 def _rejected(following: Sequence[Tokens], features: Tensor | None, ends: Sequence[int]) -> VerifyOutcome:
     """Return the outcome of a step that accepts no drafts; each text continues with its actual next token."""
     results = [VerifyResult([], rest[0]) for rest in following]
-    if features is None:
-        return VerifyOutcome(results, torch.empty(0), None)
-    at_ends = torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
-    return VerifyOutcome(results, torch.empty(0), at_ends)
+    if features is not None:
+        features = torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
+    return VerifyOutcome(results, torch.empty(0), features)
 
 
 def _compare(draft: DraftTokens, following: Sequence[Tokens]) -> list[ReplayedDraft]:
@@ -100,7 +100,6 @@ def _compare(draft: DraftTokens, following: Sequence[Tokens]) -> list[ReplayedDr
 
 
 def _common_prefix(drafted: Tokens, rest: Tokens) -> int:
-    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafted, rest, strict=False)))
 
 
@@ -113,9 +112,6 @@ def _path(children: list[list[int]], tokens: Tokens, rest: Tokens) -> int:
             return depth
         node = found
     return len(rest)
-
-
-Case = tuple[int, int]  # requests, draft_len
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ from trtspec.engine.model.decoder import Decoder
 
 Ids = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]
+PASS_TOKENS = 64  # a separate pass costs about as much as this many padding tokens
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,6 @@ def _common(one: Ids, other: Ids) -> int:
     differs = one[:length] != other[:length]
     first = int(differs.argmax())
     return first if differs[first] else length
-
-
-PASS_TOKENS = 64  # a separate pass costs about as much as this many padding tokens
 
 
 def group_by_length(lens: Sequence[int]) -> list[tuple[int, int]]:

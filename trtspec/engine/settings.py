@@ -54,7 +54,6 @@ class EngineSettings:
 
     @classmethod
     def from_recipe(cls, recipe: ResolvedRecipe) -> EngineSettings:
-        """Return the settings of a resolved recipe."""
         engine, speculation = recipe.engine, recipe.speculation
         return cls(
             method=speculation.method,
@@ -104,5 +103,4 @@ class EngineSettings:
 
     @property
     def limits(self) -> TokenLimits:
-        """Return the length limits of a request."""
         return TokenLimits(self.max_seq_len, self.max_input_len)

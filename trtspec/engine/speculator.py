@@ -8,7 +8,6 @@ A step drafts, runs one pass of the target, verifies and compacts the cache. Que
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,21 +34,14 @@ from trtspec.kernels.verifier import DraftVerifier, choose_verifier
 from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find_method
 
 
-@dataclass(frozen=True)
 class ExternalDrafts:
-    """The external drafts of some rows: `tokens` [rows, width]; the first `lens[row]` of each row are valid."""
+    """The external drafts of a batch: `tokens` [rows, width], of which the first `lens[row]` of a row are valid."""
 
-    batch: Sequence[RunningRequest]
-    tokens: Tensor
-    lens: list[int]
-
-    @classmethod
-    def of(cls, batch: Sequence[RunningRequest], device: torch.device) -> ExternalDrafts:
-        """Create the tensors from the requests of a batch."""
-        lens = [len(running.external_draft) for running in batch]
-        width = max(lens)
+    def __init__(self, batch: Sequence[RunningRequest], device: torch.device) -> None:
+        self._batch, self.lens = batch, [len(running.external_draft) for running in batch]
+        width = max(self.lens)
         rows = [[*running.external_draft, *[0] * (width - len(running.external_draft))] for running in batch]
-        return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
+        self.tokens = torch.tensor(rows, dtype=torch.int64, device=device)
 
     def probs(self) -> Tensor | None:
         """Return the draft's distributions [rows, width, vocab], or None if no request has draft_logits.
@@ -58,7 +50,7 @@ class ExternalDrafts:
         (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). Rows without
         draft_logits are one-hot, which means deterministic tokens.
         """
-        drawn_by = [running.request.draft_logits for running in self.batch]
+        drawn_by = [running.request.draft_logits for running in self._batch]
         vocab = next((logits.shape[1] for logits in drawn_by if logits is not None), None)
         if vocab is None:
             return None
@@ -75,8 +67,8 @@ class ExternalDrafts:
 
         Each request reads numbers only for its own tokens, so they do not depend on the other rows.
         """
-        padded = np.zeros((len(self.batch), self.tokens.shape[1] + 1))
-        for row, (running, length) in enumerate(zip(self.batch, self.lens, strict=True)):
+        padded = np.zeros((len(self._batch), self.tokens.shape[1] + 1))
+        for row, (running, length) in enumerate(zip(self._batch, self.lens, strict=True)):
             drawn = running.uniforms(length + 1)
             padded[row, :length], padded[row, -1] = drawn[:-1], drawn[-1]
         return torch.from_numpy(padded).to(self.tokens.device)
@@ -114,7 +106,7 @@ class Speculator:
         checkpoint = load_checkpoint(target)
         dtype = compute_dtype(settings.dtype, device, checkpoint)
         model = Decoder(checkpoint, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
-        if wrong := method.check_options(options, model.config):
+        if wrong := list(method.check_options(options, model.config)):
             raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
         room = BatchShape(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len, settings.reuse_tokens)
         drafter = drafter_class(DrafterConfig(model, draft, room, options, draft_shape, settings.confidence))
@@ -144,7 +136,7 @@ class Speculator:
         External drafts are accepted by the exact rule of chains, even if the method uses another rule. A request with
         an external draft ends here, without a step.
         """
-        external = ExternalDrafts.of(batch, self.target.device)
+        external = ExternalDrafts(batch, self.target.device)
         texts = [[*running.text, *running.external_draft] for running in batch]
         known = [self._prefixes.restore(row, running.text) for row, running in enumerate(batch, first_row)]
         found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, external.lens, known)
@@ -170,7 +162,10 @@ class Speculator:
         texts = [running.text for running in batch]
         starts = [len(text) - 1 for text in texts]
         params, nodes = self._sampling_params(batch), self.draft_shape.max_tokens
-        uniforms = self._uniforms(batch, 2 * nodes + 1) if params else None
+        uniforms = None
+        if params:
+            drawn = np.stack([running.uniforms(2 * nodes + 1) for running in batch])
+            uniforms = torch.from_numpy(drawn).to(self.target.device)
         last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
         sampling = partial(self._draft_sampling, batch, params, uniforms)
         draft = (self.guard.propose(texts, max(limits), sampling) if any(limits) else None) or DraftTokens(last[:, :0])
@@ -190,7 +185,6 @@ class Speculator:
         return _progress(batch, tokens.tolist(), drafted, results, logits)
 
     def keep(self, row: int, text: Sequence[int]) -> None:
-        """Add a finished text to the prefix cache."""
         if self.guard.keep(row, text):  # without it, the drafter would lack the tokens that the cache skips
             self._prefixes.keep(row, text, len(text) - 1)  # the last token was not processed yet
 
@@ -252,11 +246,6 @@ class Speculator:
             return DraftSampling(params, uniforms[:, :nodes])
         row_params = self._sampling_params([batch[row] for row in rows])
         return DraftSampling(row_params, uniforms[rows, :nodes]) if row_params else None
-
-    def _uniforms(self, batch: Sequence[RunningRequest], count: int) -> Tensor:
-        """Return uniforms [rows, count] in [0, 1), each row from its request's stream."""
-        drawn = np.stack([running.uniforms(count) for running in batch])
-        return torch.from_numpy(drawn).to(self.target.device)
 
 
 def _progress(

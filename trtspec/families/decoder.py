@@ -196,7 +196,6 @@ def experts(config: ModelConfig, layer: int) -> list[Rule]:
 
 
 def decoder_skips(config: ModelConfig) -> list[Skip]:
-    """Return the source tensors that are not converted."""
     found = [
         Skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
         Skip(r"v_head\..*", "a value head used only in training"),

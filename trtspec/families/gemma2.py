@@ -24,7 +24,6 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Gemma 2 config.json."""
     reader = reader.with_defaults(DEFAULTS)
     caps = {"attention_cap": cap(reader, "attn_logit_softcapping", 50.0), "logit_cap": cap(reader, LOGIT_CAP, 30.0)}
     return read_gemma(reader, dtype, pattern=2, **caps)

@@ -15,7 +15,6 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Llama config.json."""
     reader = reader.with_defaults(DEFAULTS)
     bias = reader.get("attention_bias", bool, False)
     return read_decoder(reader, dtype, attn_bias=bias, dense_bias=bias, mlp_bias=reader.get("mlp_bias", bool, False))

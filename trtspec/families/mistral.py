@@ -16,7 +16,6 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Mistral config.json."""
     reader = reader.with_defaults(DEFAULTS)
     return read_decoder(reader, dtype, sliding_window=sliding_window(reader))
 

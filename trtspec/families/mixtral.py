@@ -19,7 +19,6 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Mixtral config.json."""
     reader = reader.with_defaults(DEFAULTS)
     layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
     experts = reader.positive("num_local_experts", most=MOST_EXPERTS // layers)

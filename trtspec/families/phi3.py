@@ -24,7 +24,6 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Phi-3 config.json."""
     reader = reader.with_defaults(DEFAULTS)
     rotary = read_rotary(
         reader, reader.positive("max_position_embeddings"), kinds=("default", "longrope"), aliases=ALIASES

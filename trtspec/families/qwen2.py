@@ -19,7 +19,6 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Qwen2 config.json."""
     reader = reader.with_defaults(DEFAULTS)
     # TensorRT-LLM's QWenConfig distinguishes Qwen's generations by this key
     extra = (("qwen_type", "qwen2"),)

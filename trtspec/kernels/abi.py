@@ -17,8 +17,14 @@ import numpy as np
 from trtspec.core.errors import TrtspecError
 
 ABI_VERSION = 1
-NO_DEVICE_CODE = -7
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3}
+# a numpy array or a torch tensor
+Array = Any
+
+
+def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    """Return fields of the same C type, in order."""
+    return tuple((name, kind) for name in names)
 
 
 class RowsStruct(Structure):
@@ -26,17 +32,15 @@ class RowsStruct(Structure):
 
     _fields_ = (
         ("data", c_void_p),
-        ("request_stride", c_int64),
-        ("row_stride", c_int64),
-        ("dtype", c_int32),
-        ("entries", c_int32),
+        *fields(c_int64, "request_stride", "row_stride"),
+        *fields(c_int32, "dtype", "entries"),
     )
 
 
 class SamplingStruct(Structure):
     """`trtspec_sampling`."""
 
-    _fields_ = (("temperature", c_void_p), ("top_p", c_void_p), ("top_k", c_void_p), ("uniforms", c_void_p))
+    _fields_ = fields(c_void_p, "temperature", "top_p", "top_k", "uniforms")
 
 
 class ChainArgs(Structure):
@@ -44,20 +48,11 @@ class ChainArgs(Structure):
 
     _fields_ = (
         ("struct_size", c_uint32),
-        ("batch", c_int32),
-        ("draft_len", c_int32),
-        ("draft_kind", c_int32),
-        ("target", RowsStruct),
-        ("draft", RowsStruct),
-        ("draft_column", c_void_p),
-        ("tokens", c_void_p),
-        ("lengths", c_void_p),
+        *fields(c_int32, "batch", "draft_len", "draft_kind"),
+        *fields(RowsStruct, "target", "draft"),
+        *fields(c_void_p, "draft_column", "tokens", "lengths"),
         ("sampling", SamplingStruct),
-        ("accepted", c_void_p),
-        ("output", c_void_p),
-        ("next", c_void_p),
-        ("status", c_void_p),
-        ("workspace", c_void_p),
+        *fields(c_void_p, "accepted", "output", "next", "status", "workspace"),
         ("workspace_bytes", c_uint64),
     )
 
@@ -67,25 +62,13 @@ class TreeArgs(Structure):
 
     _fields_ = (
         ("struct_size", c_uint32),
-        ("batch", c_int32),
-        ("nodes", c_int32),
-        ("mode", c_int32),
-        ("draft_kind", c_int32),
-        ("threshold", c_float),
-        ("alpha", c_float),
+        *fields(c_int32, "batch", "nodes", "mode", "draft_kind"),
+        *fields(c_float, "threshold", "alpha"),
         ("reserved", c_int32),
-        ("target", RowsStruct),
-        ("draft", RowsStruct),
-        ("draft_column", c_void_p),
-        ("tokens", c_void_p),
-        ("parents", c_void_p),
-        ("limits", c_void_p),
+        *fields(RowsStruct, "target", "draft"),
+        *fields(c_void_p, "draft_column", "tokens", "parents", "limits"),
         ("sampling", SamplingStruct),
-        ("path", c_void_p),
-        ("path_len", c_void_p),
-        ("next", c_void_p),
-        ("status", c_void_p),
-        ("workspace", c_void_p),
+        *fields(c_void_p, "path", "path_len", "next", "status", "workspace"),
         ("workspace_bytes", c_uint64),
     )
 
@@ -100,21 +83,12 @@ class CompactArgs(Structure):
         ("planes", c_int32 * 3),
         ("vector_bytes", c_int32),
         ("plane_strides", c_int64 * 3),
-        ("row_stride", c_int64),
-        ("token_stride", c_int64),
+        *fields(c_int64, "row_stride", "token_stride"),
         ("block_table", c_void_p),
-        ("table_stride", c_int64),
-        ("block_stride", c_int64),
-        ("block_tokens", c_int32),
-        ("path_stride", c_int32),
-        ("path", c_void_p),
-        ("path_len", c_void_p),
-        ("start", c_void_p),
+        *fields(c_int64, "table_stride", "block_stride"),
+        *fields(c_int32, "block_tokens", "path_stride"),
+        *fields(c_void_p, "path", "path_len", "start"),
     )
-
-
-# a numpy array or a torch tensor
-Array = Any
 
 
 class View(NamedTuple):

@@ -12,40 +12,10 @@ from collections.abc import Callable, Sequence
 from ctypes import Structure, byref, c_int, c_int32, c_int64, c_uint64, c_void_p, sizeof
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.kernels.abi import (
-    ABI_VERSION,
-    NO_DEVICE_CODE,
-    Array,
-    ChainArgs,
-    CompactArgs,
-    KernelCall,
-    TreeArgs,
-    data_address,
-)
-
-
-class ChainResult(NamedTuple):
-    """Arrays [batch]; `output` [batch, draft_len + 1] has the accepted tokens, the next token, then -1."""
-
-    accepted: Array
-    output: Array
-    next: Array
-    status: Array
-
-
-class TreeResult(NamedTuple):
-    """Arrays [batch]; `path` [batch, nodes] has the accepted nodes from the root down, then -1."""
-
-    path: Array
-    path_len: Array
-    next: Array
-    status: Array
-
+from trtspec.kernels.abi import ABI_VERSION, Array, ChainArgs, CompactArgs, KernelCall, TreeArgs, data_address
+from trtspec.kernels.bit_exact import ChainResult, TreeResult
 
 _KERNELS = ("verify_chain", "verify_block", "verify_tree", "compact_kv")
 
@@ -61,11 +31,6 @@ class KernelLibrary:
     def kernels(self) -> list[str]:
         """The names of the library's kernels, which are the names of their folders."""
         return [name for name in _KERNELS if hasattr(self.handle, f"trtspec_{name}_cpu")]
-
-    @property
-    def has_cuda(self) -> bool:
-        """Whether its kernels also run on GPUs."""
-        return any(self._function(f"trtspec_{name}_cuda")(None, None) != NO_DEVICE_CODE for name in self.kernels)
 
     def verify_chain(
         self,
@@ -83,19 +48,10 @@ class KernelLibrary:
         threads: int = 0,
         kernel: str = "verify_chain",
     ) -> ChainResult:
-        """Verify a batch of chains; raise TrtspecError for arrays that do not match.
+        """Verify a batch of chains with the arguments of `bit_exact.ChainBatch`; the logits may also be bfloat16.
 
-        Args:
-            target: [batch, draft_len + 1, vocab] logits, float32, float16 or bfloat16; the last axis dense.
-            tokens: [batch, draft_len] int32.
-            draft: [batch, draft_len, draft_vocab]: logits of the target's dtype, or float32 probabilities.
-            draft_kind: 1 for logits, 2 for probabilities.
-            draft_column: [vocab] int32, as returned by `draft_column_map`.
-            lengths: [batch] int32.
-            temperature, top_k, top_p: [batch], float32, int32, float32.
-            uniforms: [batch, draft_len + 1] uint32, or None for greedy requests.
-            threads: number of CPU threads; 0 for all.
-            kernel: "verify_block" to accept chains as a whole.
+        `threads` is the number of CPU threads, 0 for all. The kernel "verify_block" accepts chains as a whole. Raise
+        TrtspecError for arrays that do not match.
         """
         call = KernelCall(target)
         batch, rows, vocab = call.shape
@@ -132,19 +88,7 @@ class KernelLibrary:
         alpha: float = 0.3,
         threads: int = 0,
     ) -> TreeResult:
-        """Verify a batch of trees; raise TrtspecError for arrays that do not match.
-
-        Args:
-            target: [batch, nodes, vocab] logits, float32, float16 or bfloat16; only the last axis must be dense.
-            tokens, parents: [batch, nodes] int32.
-            mode: 0 for deterministic children, 1 for children sampled without replacement from `draft`, 2 for typical
-                acceptance.
-            draft: [batch, nodes, draft_vocab], in mode 1 the distribution of each node's children.
-            limits: [batch] int32, the maximum number of accepted tokens.
-            uniforms: [batch, nodes] uint32, or None for greedy requests.
-            threshold, alpha: of mode 2.
-            draft_kind, draft_column, temperature, top_k, top_p, threads: as for chains.
-        """
+        """Verify a batch of trees with the arguments of `bit_exact.TreeBatch`, like `verify_chain`."""
         call = KernelCall(target)
         batch, nodes, vocab = call.shape
         args = TreeArgs(sizeof(TreeArgs), batch, nodes, mode)
@@ -256,15 +200,6 @@ def load_library(path: Path) -> KernelLibrary:
         if hasattr(handle, f"trtspec_{kernel}_workspace"):
             handle[f"trtspec_{kernel}_workspace"].restype = c_uint64
     return KernelLibrary(path, handle)
-
-
-def draft_column_map(d2t: np.ndarray[Any, Any] | Sequence[int], vocab: int) -> np.ndarray[Any, Any]:
-    """Return each target id's draft column, -1 for none, [vocab] int32, given all columns' ids [draft_vocab]."""
-    ids = np.asarray(d2t)
-    known = (ids >= 0) & (ids < vocab)
-    columns = np.full(vocab, -1, dtype=np.int32)
-    columns[ids[known]] = np.flatnonzero(known)
-    return columns
 
 
 def _padded(numbers: Sequence[int], filling: int) -> list[int]:

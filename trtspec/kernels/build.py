@@ -34,6 +34,21 @@ from trtspec.store.digest import compute_digest, dump_checksummed, load_checksum
 
 log = logging.getLogger(__name__)
 
+LIBRARY = "libtrtspec.so"
+DESCRIPTION = "library.json"
+SCHEMA = "trtspec.kernels/1"
+MANIFEST = "plugin.yaml"
+HOST_PLUGINS = ("quantize", "sha256")  # the plugins that builds use, in one library
+COMMON_SOURCES = ("common/abi.cpp",)
+WITHOUT_CUDA = ("common/no_cuda.cpp",)
+HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")
+TIMEOUT_S = 1800
+SHOWN_LINES = 20
+
+_ERROR = re.compile(
+    r"^(?P<file>[^\s:(][^:(\n]*)[:(](?P<line>\d+)(?::\d+)?\)?:? (?:fatal )?error ?:? (?P<text>.*)$", re.M
+)
+
 CXX = ("g++", "clang++")
 NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 PROBE_TIMEOUT_S = 60
@@ -80,21 +95,10 @@ class Toolchain:
 
     def link_command(self, objects: tuple[str, ...], output: str) -> tuple[str, ...]:
         """Return the argv that links objects to a shared library; with nvcc, the CUDA runtime is linked statically."""
-        if self.nvcc:
-            return (
-                self.nvcc,
-                "-shared",
-                "-cudart=static",
-                "-Xcompiler=-fopenmp",
-                f"-ccbin={self.cxx}",
-                *objects,
-                "-o",
-                output,
-            )
-        return (self.cxx, "-shared", "-fopenmp", *objects, "-o", output)
+        with_nvcc = (self.nvcc, "-shared", "-cudart=static", "-Xcompiler=-fopenmp", f"-ccbin={self.cxx}")
+        return (*(with_nvcc if self.nvcc else (self.cxx, "-shared", "-fopenmp")), *objects, "-o", output)
 
     def for_cpus(self) -> Toolchain:
-        """Return the same compilers without nvcc."""
         return replace(self, nvcc="", nvcc_version="")
 
     def check_architectures(self, architectures: tuple[str, ...]) -> None:
@@ -151,24 +155,6 @@ def _output(*command: str) -> str:
     return done.stdout
 
 
-log = logging.getLogger(__name__)
-
-LIBRARY = "libtrtspec.so"
-DESCRIPTION = "library.json"
-SCHEMA = "trtspec.kernels/1"
-MANIFEST = "plugin.yaml"
-HOST_PLUGINS = ("quantize", "sha256")  # the plugins that builds use, in one library
-COMMON_SOURCES = ("common/abi.cpp",)
-WITHOUT_CUDA = ("common/no_cuda.cpp",)
-HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")
-TIMEOUT_S = 1800
-SHOWN_LINES = 20
-
-_ERROR = re.compile(
-    r"^(?P<file>[^\s:(][^:(\n]*)[:(](?P<line>\d+)(?::\d+)?\)?:? (?:fatal )?error ?:? (?P<text>.*)$", re.M
-)
-
-
 class PluginSources(BaseModel):
     """Source files in a plugin's folder."""
 
@@ -215,7 +201,6 @@ class LibrarySpec:
         return _libraries() / self.key / LIBRARY
 
     def describe(self) -> dict[str, Any]:
-        """Return the library's description."""
         toolchain = self.toolchain
         compilers = [version for version in (toolchain.cxx_version, toolchain.nvcc_version) if version]
         found = {"plugins": self.plugins, "architectures": self.architectures, "sources": self.sources}
@@ -234,7 +219,6 @@ class BuiltLibrary:
     compilers: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the library as a JSON document."""
         return {**vars(self), "path": str(self.path)}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafted chains, token by token or as a block, batched in torch on any device.
 
-The rules are `reference.verify_chain` and `reference.verify_block`. A row's result depends only on that row, so a
-request gets the same result in any batch.
+The rules are those of tests/kernels/reference.py. A row's result depends only on that row, so a request gets the same
+result in any batch.
 """
 
 from __future__ import annotations

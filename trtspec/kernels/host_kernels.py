@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.hashing import HashBackend, HashlibBackend
+from trtspec.kernels.abi import fields
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.build import HOST_PLUGINS, build_library, find_libraries, loads, plan_library
 from trtspec.kernels.selftest import SelfTestCheck
@@ -31,6 +32,19 @@ log = logging.getLogger(__name__)
 WORTH_BYTES = 512 << 20  # numpy converts as many in about a second
 COMPILE_BYTES = 4 << 30  # for fewer, the three seconds of compiling (once per user) do not pay off
 COMPILE_S = 60
+
+FORMATS = {"F32": 1, "F16": 2, "BF16": 3, "F8_E4M3": 4}
+ITEMS = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16, "F8_E4M3": np.uint8}
+COUNT, CAST, QUANTIZE_ROWS = range(3)
+
+BLOCK_BYTES = 64
+MOST_STREAMS = 3  # TRTSPEC_SHA256_MOST_STREAMS
+
+# The first 32 bits of the fractional parts of the square roots of the first eight primes (FIPS 180-4, 5.3.3).
+INITIAL = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
+
+Bits = npt.NDArray[Any]
+Block = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def host_library(nbytes: int) -> KernelLibrary | None:
@@ -51,13 +65,6 @@ def host_library(nbytes: int) -> KernelLibrary | None:
         return None
 
 
-FORMATS = {"F32": 1, "F16": 2, "BF16": 3, "F8_E4M3": 4}
-ITEMS = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16, "F8_E4M3": np.uint8}
-COUNT, CAST, QUANTIZE_ROWS = range(3)
-
-Bits = npt.NDArray[Any]
-
-
 class Instructions(IntEnum):
     """`trtspec_instructions`: the instruction set of a call; the results do not depend on it."""
 
@@ -69,7 +76,7 @@ class Instructions(IntEnum):
 class CensusStruct(Structure):
     """`trtspec_census`."""
 
-    _fields_ = (("nans", c_int64), ("infinities", c_int64), ("largest", c_uint32), ("reserved", c_uint32))
+    _fields_ = (*fields(c_int64, "nans", "infinities"), *fields(c_uint32, "largest", "reserved"))
 
 
 class QuantizeArgs(Structure):
@@ -77,13 +84,8 @@ class QuantizeArgs(Structure):
 
     _fields_ = (
         ("struct_size", c_uint32),
-        ("operation", c_int32),
-        ("instructions", c_int32),
-        ("source_dtype", c_int32),
-        ("target_dtype", c_int32),
-        ("reserved", c_int32),
-        ("rows", c_int64),
-        ("columns", c_int64),
+        *fields(c_int32, "operation", "instructions", "source_dtype", "target_dtype", "reserved"),
+        *fields(c_int64, "rows", "columns"),
         ("source", c_void_p),
         ("source_stride", c_int64),
         ("target", c_void_p),
@@ -149,17 +151,6 @@ def fastest_instructions(library: KernelLibrary) -> Instructions:
     if code < 0:
         raise TrtspecError(library.message(code), where=str(library.path))
     return Instructions(code)
-
-
-log = logging.getLogger(__name__)
-
-BLOCK_BYTES = 64
-MOST_STREAMS = 3  # TRTSPEC_SHA256_MOST_STREAMS
-
-# The first 32 bits of the fractional parts of the square roots of the first eight primes (FIPS 180-4, 5.3.3).
-INITIAL = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
-
-Block = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class StreamDigest:

@@ -17,7 +17,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.kernels import bit_exact
 from trtspec.kernels.abi import Array
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch
+from trtspec.kernels.bit_exact import ChainBatch, ChainResult, DraftKind, Mode, TreeBatch, TreeResult
 
 REQUESTS, ROWS = 4, 6
 VOCABS = (7, 1000, 32000)
@@ -46,7 +46,8 @@ def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[SelfT
             for kind in (None, *DraftKind) if kernel in library.kernels else ():
                 chains = _chains(vocab, dtype, kind)
                 got = library.verify_chain(**to_device(vars(chains)), kernel=kernel)
-                yield _compare(f"{kernel}, {_kind_name(kind)}, {batch}", got, rule(chains))
+                drafted = "deterministic" if kind is None else kind.name.lower()
+                yield _compare(f"{kernel}, {drafted}, {batch}", got, rule(chains))
         for mode in Mode if "verify_tree" in library.kernels else ():
             trees = _trees(vocab, dtype, mode)
             tree = library.verify_tree(**to_device(vars(trees)))
@@ -67,10 +68,10 @@ def _compact(library: KernelLibrary, to_device: Callable[[Arrays], Arrays]) -> S
     return SelfTestCheck("compact_kv", same, "" if same else "the cache differs")
 
 
-def _compare(name: str, got: Any, expected: Any) -> SelfTestCheck:
+def _compare(name: str, got: ChainResult | TreeResult, expected: ChainResult | TreeResult) -> SelfTestCheck:
     differing = [
         f"{field}: {ours.tolist()} instead of {theirs.tolist()}"
-        for field, theirs in vars(expected).items()
+        for field, theirs in expected._asdict().items()
         if not np.array_equal(ours := _to_numpy(getattr(got, field)), theirs)
     ]
     return SelfTestCheck(name, not differing, "; ".join(differing))
@@ -141,7 +142,3 @@ def _device_mover(device: str) -> Callable[[Arrays], Arrays]:
 
 def _to_numpy(array: Array) -> Any:
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
-
-
-def _kind_name(kind: DraftKind | None) -> str:
-    return "deterministic" if kind is None else kind.name.lower()

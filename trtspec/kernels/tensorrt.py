@@ -68,17 +68,16 @@ class VerifyLayer(ABC):
             "sampled": int(self.sampled),
         }
 
-    def _draft_inputs(self, rows: int) -> list[PlanTensor]:
-        if self.draft is None:
-            return []
-        dtype = self.logits if self.draft == DraftKind.LOGITS else "float32"
-        return [PlanTensor("draft", dtype, (rows, self.draft_columns or self.columns))]
-
-    def _sampling_inputs(self, uniforms: int) -> list[PlanTensor]:
-        if not self.sampled:
-            return []
-        floats = [PlanTensor(name, "float32") for name in ("temperature", "top_p")]
-        return [*floats, PlanTensor("top_k", "int32"), PlanTensor("uniforms", "int32", (uniforms,))]
+    def _inputs(self, rows: int, drafted: int, **shape: tuple[int, ...]) -> list[PlanTensor]:
+        """Return the inputs for `rows` of logits and `drafted` tokens; `shape` has further integers."""
+        found = [PlanTensor("target", self.logits, (rows, self.columns)), *_ints(tokens=(drafted,), **shape)]
+        if self.draft is not None:
+            dtype = self.logits if self.draft == DraftKind.LOGITS else "float32"
+            found.append(PlanTensor("draft", dtype, (drafted, self.draft_columns or self.columns)))
+        if self.sampled:
+            found += [PlanTensor("temperature", "float32"), PlanTensor("top_p", "float32")]
+            found += _ints(top_k=(), uniforms=(rows,))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +89,10 @@ class ChainLayer(VerifyLayer):
     draft_len: int
 
     def inputs(self) -> list[PlanTensor]:
-        rows = self.draft_len + 1
-        return [
-            PlanTensor("target", self.logits, (rows, self.columns)),
-            PlanTensor("tokens", "int32", (self.draft_len,)),
-            PlanTensor("lengths", "int32"),
-            *self._draft_inputs(self.draft_len),
-            *self._sampling_inputs(rows),
-        ]
+        return self._inputs(self.draft_len + 1, self.draft_len, lengths=())
 
     def outputs(self) -> list[PlanTensor]:
-        output = PlanTensor("output", "int32", (self.draft_len + 1,))
-        return [PlanTensor("accepted", "int32"), output, PlanTensor("next", "int32"), PlanTensor("status", "int32")]
+        return _ints(accepted=(), output=(self.draft_len + 1,), next=(), status=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,18 +110,14 @@ class TreeLayer(VerifyLayer):
         return super().fields() | {"mode": int(self.mode), "threshold": self.threshold, "alpha": self.alpha}
 
     def inputs(self) -> list[PlanTensor]:
-        return [
-            PlanTensor("target", self.logits, (self.nodes, self.columns)),
-            PlanTensor("tokens", "int32", (self.nodes,)),
-            PlanTensor("parents", "int32", (self.nodes,)),
-            PlanTensor("limits", "int32"),
-            *self._draft_inputs(self.nodes),
-            *self._sampling_inputs(self.nodes),
-        ]
+        return self._inputs(self.nodes, self.nodes, parents=(self.nodes,), limits=())
 
     def outputs(self) -> list[PlanTensor]:
-        path = PlanTensor("path", "int32", (self.nodes,))
-        return [path, PlanTensor("path_len", "int32"), PlanTensor("next", "int32"), PlanTensor("status", "int32")]
+        return _ints(path=(self.nodes,), path_len=(), next=(), status=())
+
+
+def _ints(**dims: tuple[int, ...]) -> list[PlanTensor]:
+    return [PlanTensor(name, "int32", shape) for name, shape in dims.items()]
 
 
 def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
@@ -194,7 +181,7 @@ def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
     """Add the plugin and its tensors to the network; return False if TensorRT rejects it, with errors in the log."""
     plugin = create_plugin(trt, layer)
     tensors = {
-        tensor.name: network.add_input(tensor.name, _data_type(trt, tensor.dtype), (-1, *tensor.dims))
+        tensor.name: network.add_input(tensor.name, getattr(trt.DataType, DATA_TYPES[tensor.dtype]), (-1, *tensor.dims))
         for tensor in layer.inputs()
     }
     ordered = list(tensors.values())
@@ -232,7 +219,3 @@ def _profile(builder: Any, layer: VerifyLayer, max_batch_size: int) -> Any:
         least, most = (1, *tensor.dims), (max_batch_size, *tensor.dims)
         profile.set_shape(tensor.name, least, most, most)
     return profile
-
-
-def _data_type(trt: Any, dtype: str) -> Any:
-    return getattr(trt.DataType, DATA_TYPES[dtype])

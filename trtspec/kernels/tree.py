@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of drafted trees: the rules of `reference`, batched in torch on any device.
+"""Verification of drafted trees: the rules of tests/kernels/reference.py, batched in torch on any device.
 
 A row's result depends only on that row. The decisions of all nodes are computed in one pass on the device; the walk
 from the root down is plain Python on the host.

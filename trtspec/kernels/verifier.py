@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,47 +31,8 @@ log = logging.getLogger(__name__)
 KERNELS = ("verify_chain", "verify_tree")
 
 
-class DraftVerifier(Protocol):
-    """Verification of chains and trees, with the arguments of `chain.verify_chain` and `tree.verify_tree`."""
-
-    def chain(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        lens: Sequence[int],
-        params: SamplingParams | None = None,
-        draft_probs: Tensor | None = None,
-        uniforms: Tensor | None = None,
-    ) -> list[VerifyResult]:
-        """Return the accepted part of each row's chain, and its next token."""
-
-    def block(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        lens: Sequence[int],
-        params: SamplingParams | None = None,
-        draft_probs: Tensor | None = None,
-        uniforms: Tensor | None = None,
-    ) -> list[VerifyResult]:
-        """Return the same for chains that are accepted as a whole."""
-
-    def tree(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        tree: Tree,
-        limits: Sequence[int],
-        params: SamplingParams | None = None,
-        draft_probs: Tensor | None = None,
-        uniforms: Tensor | None = None,
-        typical: TypicalAcceptance | None = None,
-    ) -> list[VerifyResult]:
-        """Return the accepted path of each row's tree, and its next token."""
-
-
-class TorchVerifier:
-    """Verification with torch's own operations."""
+class DraftVerifier:
+    """Verification of chains token by token, of chains as a whole, and of trees; here with torch's own operations."""
 
     chain = staticmethod(verify_chain)
     block = staticmethod(verify_block)
@@ -79,7 +40,7 @@ class TorchVerifier:
 
 
 @dataclass(frozen=True)
-class CompiledVerifier:
+class CompiledVerifier(DraftVerifier):
     """Verification by a compiled library, for logits of float32, float16 and bfloat16.
 
     Raises TrtspecError for target logits that are NaN or infinite, because no token can be sampled from them.
@@ -101,7 +62,7 @@ class CompiledVerifier:
         found = self.library.verify_chain(
             target=logits,
             tokens=tokens.to(torch.int32),
-            lengths=_ints(lens, logits.device),
+            lengths=torch.tensor(lens, dtype=torch.int32, device=logits.device),
             draft=draft_probs,
             draft_kind=DraftKind.PROBABILITIES,
             threads=1,
@@ -128,13 +89,16 @@ class CompiledVerifier:
         typical: TypicalAcceptance | None = None,
     ) -> list[VerifyResult]:
         """Verify trees with one call and one transfer to the host."""
-        mode, options = _mode(draft_probs, typical)
+        mode = Mode.DETERMINISTIC if draft_probs is None else Mode.SAMPLED
+        options = {}
+        if typical is not None:
+            mode, options = Mode.TYPICAL, {"threshold": typical.threshold, "alpha": typical.alpha}
         parents = torch.from_numpy(tree.parents.astype(np.int32)).to(tokens.device)
         found = self.library.verify_tree(
             target=logits,
             tokens=tokens.to(torch.int32),
             parents=parents.expand(tokens.shape).contiguous(),
-            limits=_ints(limits, logits.device),
+            limits=torch.tensor(limits, dtype=torch.int32, device=logits.device),
             mode=mode,
             draft=draft_probs if mode == Mode.SAMPLED else None,
             draft_kind=DraftKind.PROBABILITIES,
@@ -162,7 +126,7 @@ def choose_verifier(
     """
     if dtype == torch.float64:
         log.info("verifying drafts with torch: compiled libraries do not support float64")
-        return TorchVerifier()
+        return DraftVerifier()
     for path in candidates:
         try:
             verifier = CompiledVerifier(load_library(path))
@@ -173,7 +137,7 @@ def choose_verifier(
             log.info("verifying drafts with %s", path)
             return verifier
     log.info("verifying drafts with torch")
-    return TorchVerifier()
+    return DraftVerifier()
 
 
 def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype, block: bool) -> None:
@@ -194,17 +158,6 @@ def _sampling(params: SamplingParams | None, uniforms: Tensor | None) -> dict[st
     if params.truncates:
         how |= {"top_k": params.top_k.to(torch.int32), "top_p": params.top_p.contiguous()}
     return how
-
-
-def _mode(draft_probs: Tensor | None, typical: TypicalAcceptance | None) -> tuple[Mode, dict[str, Any]]:
-    """Return the mode of a tree's verification, and its arguments."""
-    if typical is not None:
-        return Mode.TYPICAL, {"threshold": typical.threshold, "alpha": typical.alpha}
-    return (Mode.DETERMINISTIC if draft_probs is None else Mode.SAMPLED), {}
-
-
-def _ints(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def _check_rows(statuses: Sequence[int]) -> None:

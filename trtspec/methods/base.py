@@ -105,21 +105,24 @@ class Suggestion:
     draft_len: int = 0
 
 
+@dataclass(frozen=True)
+class VocabularyNames:
+    """The tensor names of a head that may draft only some of the target's tokens.
+
+    The LM head is stored as `lm_head`, which is the embedding if the two are tied; a pruned one is `lm_head.weight`
+    with the prefix. d2t has the target's id of each drafted token minus the draft's id, and t2d marks the target's
+    tokens that are drafted. `rows` are further tensors with a row for each drafted token. All names except `rows` are
+    without the `prefix`.
+    """
+
+    prefix: str = ""
+    lm_head: str = "lm_head.weight"
+    rows: tuple[str, ...] = ()
+
+
 def chain(options: Any, draft_len: int) -> DraftShape:
     """Return the draft shape of a method that drafts a chain."""
     return DraftShape(draft_len, draft_len)
-
-
-def _no_diagnostics(options: Any, config: ModelConfig) -> list[Diagnostic]:
-    return []
-
-
-def _no_variants(options: Any) -> Iterable[dict[str, Any]]:
-    return ()
-
-
-def _nothing_wrong(source: Source) -> list[Diagnostic]:
-    return []
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class Method:
         suggest: returns why the method suits a draft (or the target, for methods without a draft), or None;
             raises CheckpointError for an invalid checkpoint.
         variants: yields alternatives worth measuring, as changes of the given options; the value None removes a key.
+        vocabulary_names: returns the tensor names of a head's own vocabulary; None if its heads have the target's.
     """
 
     summary: str
@@ -149,11 +153,12 @@ class Method:
     default_draft_len: int = 0
     options: type[Options] = Options
     draft_shape: Callable[[Any, int], DraftShape] = chain
-    check_options: Callable[[Any, ModelConfig], list[Diagnostic]] = _no_diagnostics
-    check_model: Callable[[Source], Iterable[Diagnostic]] = _nothing_wrong
+    check_options: Callable[[Any, ModelConfig], Iterable[Diagnostic]] = lambda options, config: ()
+    check_model: Callable[[Source], Iterable[Diagnostic]] = lambda source: ()
     read_head: Callable[[Source, HeadTarget, Any], DraftHead] | None = None
     suggest: Callable[[Source], Suggestion | None] | None = None
-    variants: Callable[[Any], Iterable[dict[str, Any]]] = _no_variants
+    variants: Callable[[Any], Iterable[dict[str, Any]]] = lambda options: ()
+    vocabulary_names: Callable[[Source], VocabularyNames] | None = None
 
     @property
     def follows_text(self) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.rules import Matched, Rule, Skip, find_parts, match
+from trtspec.checkpoints.rules import Matched, Rule, Skip, Stage, find_parts, match
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.sharding import ParallelMapping, row_split_problems
 from trtspec.checkpoints.source import Source, load_source
@@ -23,12 +23,22 @@ from trtspec.checkpoints.trtllm import LM_HEAD
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import open_regular
+from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import DraftHead, HeadTarget, find_method
 
 NOT_THIS_KIND = "name a draft of this kind, or let `trtspec init TARGET DRAFT` find the method of a draft"
 LAYERS = "layers"  # the code for a number of layers that contradicts the tensors
 # In the order they are read; vllm-project/vllm:vllm/v1/worker/gpu/spec_decode/utils.py@v0.32.0.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+FEWER = "set target.parallel.tensor to a divisor of it"
+
+
+def layer_rules(config: ModelConfig, number: int, target: str, source: str) -> Iterator[Rule]:
+    """Yield the rules of a head's layer, with the prefixes of its tensors in the checkpoint and in the source."""
+    for rule in attention(config, number) + mlp(config, number):
+        named = (tensor.name.replace(f"model.layers.{number}", source, 1) for tensor in rule.sources)
+        sources = tuple(replace(tensor, name=name) for tensor, name in zip(rule.sources, named, strict=True))
+        yield Rule(f"{target}.{rule.target}", sources, Stage.LAST, rule.split)
 
 
 def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Diagnostic]:
@@ -159,9 +169,6 @@ def _describe(config: ModelConfig) -> str:
         text += f" and {scaling.kind} scaling by {scaling.factor:g}"
         text += f" of {scaling.original_max_position} positions" if scaling.original_max_position else ""
     return text
-
-
-FEWER = "set target.parallel.tensor to a divisor of it"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from trtspec.core.errors import CheckpointError
 from trtspec.recipe.schema import StrictModel
 
 KINDS = ("attention", "mlp")
+OUTPUT_OF = {"attention": "attention.dense", "mlp": "mlp.proj"}
 
 
 class Skip(StrictModel):
@@ -44,9 +45,6 @@ class Skip(StrictModel):
     def of(self, kind: str) -> list[int]:
         """Return the layers whose sublayer of this kind is skipped."""
         return self.attention if kind == "attention" else self.mlp
-
-
-OUTPUT_OF = {"attention": "attention.dense", "mlp": "mlp.proj"}
 
 
 def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = ignore_progress) -> None:

@@ -16,6 +16,9 @@ from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.core.gpus import GPUS
 
 MOST_TEXTS = 4096
+CODE = "memory"
+CPU = "cpu"  # device id for this machine's memory
+BATCHES_WAIT = "requests beyond that wait"
 
 
 def largest_batch(context: PlanContext) -> int | None:
@@ -36,14 +39,8 @@ def largest_batch(context: PlanContext) -> int | None:
 
 
 def _holds(context: PlanContext, texts: int) -> bool:
-    engine = context.recipe.engine.model_copy(update={"max_batch_size": texts, "max_num_tokens": None})
-    larger = replace(context, recipe=context.recipe.model_copy(update={"engine": engine}))
+    larger = replace(context, recipe=context.recipe.with_engine(max_batch_size=texts, max_num_tokens=None))
     return all(gpu.total_bytes <= gpu.limit_bytes for gpu in find_backend(context.choice.name).memory(larger))
-
-
-CODE = "memory"
-CPU = "cpu"  # device id for this machine's memory
-BATCHES_WAIT = "requests beyond that wait"
 
 
 def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]:
@@ -58,7 +55,7 @@ def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]
         if not plans:
             yield from _check_weights(context)
         return
-    single = _fullest(backend.memory(_with_batch(context, 1)))
+    single = _fullest(backend.memory(replace(context, recipe=context.recipe.with_engine(max_batch_size=1))))
     if single is None:
         yield _batch_waits(context, full)
         return
@@ -92,11 +89,6 @@ def _batch_waits(context: PlanContext, full: MemoryPlan) -> Diagnostic:
     message = f"{_device(full)}: there is {room} max_batch_size {engine.max_batch_size} texts of {engine.max_seq_len}"
     message += f" tokens at the same time; {BATCHES_WAIT}"
     return Diagnostic("engine.max_batch_size", CODE, message, severity="warning")
-
-
-def _with_batch(context: PlanContext, texts: int) -> PlanContext:
-    engine = context.recipe.engine.model_copy(update={"max_batch_size": texts})
-    return replace(context, recipe=context.recipe.model_copy(update={"engine": engine}))
 
 
 def _fullest(plans: list[MemoryPlan]) -> MemoryPlan | None:

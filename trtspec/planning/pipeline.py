@@ -19,8 +19,8 @@ from threading import Lock
 from typing import Any, Literal
 
 from trtspec.backends.base import ArtifactPlan, Backend, engine_arguments, find_backend
-from trtspec.backends.common.memory import MemoryPlan, recipe_models
-from trtspec.backends.context import PlanContext
+from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.steps.cache_source import store_source
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.steps.files import CopyFiles
@@ -30,10 +30,10 @@ from trtspec.core.errors import CheckpointError, StepError, TrtspecError
 from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import set_hash_backend
 from trtspec.core.installation import __version__
-from trtspec.core.paths import cache_dir, hub_cache_dir, store_dir
-from trtspec.methods.speedup import expected_speedup
+from trtspec.core.paths import hub_cache_dir, store_dir
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.document import describe_prediction
+from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe
@@ -48,9 +48,8 @@ from trtspec.store.artifact import (
 )
 from trtspec.store.artifact_cache import record_source_locations, remember_published
 from trtspec.store.artifact_paths import checkpoint
-from trtspec.store.digest import DigestCache
 from trtspec.store.executor import Observer, StepResult, execute
-from trtspec.store.files import FileReader, Files, SourceDigests
+from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, plan_disk, plan_status
 from trtspec.store.store import Store
 
@@ -102,9 +101,10 @@ class Build:
         steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
         return [files for step in steps for files in step.sources]
 
-    def with_sources(self, sources: SourceDigests) -> Build:
-        """Return the build with the source digests found so far."""
-        steps = {directory: sources.of(step) for directory, step in self.artifact.steps.items()}
+    def finished(self, results: Sequence[StepResult]) -> Build:
+        """Return the build with the steps of its results, whose sources are all read."""
+        final = {step.key: result.step for step, result in zip(self.plan.steps, results, strict=True)}
+        steps = {directory: final[step.key] for directory, step in self.artifact.steps.items()}
         return replace(self, artifact=replace(self.artifact, steps=steps))
 
     @property
@@ -190,11 +190,6 @@ def open_store() -> Store:
     return Store(store_dir())
 
 
-def open_digest_cache() -> DigestCache:
-    """Return this user's cache of digests of files outside the store."""
-    return DigestCache(cache_dir() / "digests.json")
-
-
 def default_artifact_dir(recipe: Recipe | ResolvedRecipe) -> Path:
     """Return the default output directory of a recipe's artifact."""
     return Path("build") / recipe.name
@@ -225,9 +220,8 @@ def plan_build(
             on_read(done, total)
 
     log.info("%s: backend %s: %s", loaded.recipe.name, context.choice.name, context.choice.why)
-    digests = open_digest_cache()
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
-    reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
+    reader = FileReader(open_store().digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
@@ -241,10 +235,9 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     from trtspec.kernels.host_kernels import choose_hashing  # imports numpy, which plans do not need
 
     set_hash_backend(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
-    sources = SourceDigests(open_digest_cache())
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
-        results = execute(build.plan, store, observer, build.artifact.devices, sources)
-        build = build.with_sources(sources)
+        results = execute(build.plan, store, observer, build.artifact.devices)
+        build = build.finished(results)
         with store.holding([result.key for result in results], build.recipe.name):
             status = _publish(build, out, results)
             if status == "published":

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, field_validator
 
@@ -32,6 +32,7 @@ from trtspec.recipe.schema import (
     StrictModel,
 )
 
+Resolved = TypeVar("Resolved", bound=StrictModel)
 LEAST_MAX_NUM_TOKENS = 8192
 MOST_MAX_INPUT_LEN = 1024  # upper bound of the default
 
@@ -201,77 +202,62 @@ class Decisions:
 
 def resolve_recipe(recipe: Recipe, decisions: Decisions) -> ResolvedRecipe:
     """Return the recipe with every default applied."""
-    asked, draft = recipe.speculation, recipe.speculation.draft
-    speculation = {
-        "method": asked.method,
-        "draft_len": decisions.draft_len,
-        "acceptance": decisions.acceptance,
-        "drafts": (_model(draft, decisions.draft_dtype),) if draft else (),
-        "options": decisions.options,
-        "schedule": tuple(asked.schedule),
-        "confidence": asked.confidence,
-        "verify": asked.verify,
-        "acceptance_rate_threshold": asked.acceptance_rate_threshold or 0.0,
-        "acceptance_window": asked.acceptance_window or 0,
-    }
+    asked, draft, engine = recipe.speculation, recipe.speculation.draft, recipe.engine
     return ResolvedRecipe(
         name=recipe.name,
         target=_model(recipe.target, decisions.target_dtype),
-        speculation=ResolvedSpeculation.model_validate(speculation),
-        engine=_engine(recipe.engine, decisions),
-        serving=_serving(recipe, decisions.has_draft_model),
+        speculation=_completed(
+            ResolvedSpeculation,
+            asked,
+            draft_len=decisions.draft_len,
+            acceptance=decisions.acceptance,
+            drafts=(_model(draft, decisions.draft_dtype),) if draft else (),
+            options=decisions.options,
+            schedule=tuple(asked.schedule),
+        ),
+        engine=_completed(
+            ResolvedEngine,
+            engine,
+            backend=decisions.backend,
+            backend_why=decisions.backend_why,
+            version=decisions.version,
+            device=engine.device or "",
+            build=_completed(ResolvedEngineBuild, engine.build),
+            max_input_len=resolve_max_input_len(engine),
+            max_num_tokens=resolve_max_num_tokens(engine, decisions.max_draft_tokens),
+        ),
+        serving=_completed(ResolvedServing, recipe.serving, placement=_placement(recipe, decisions.has_draft_model)),
         plugins=recipe.plugins,
-        gates=_gates(recipe.gates),
+        gates=_completed(ResolvedGates, recipe.gates),
     )
 
 
-def _engine(engine: Engine, decisions: Decisions) -> ResolvedEngine:
-    build = ResolvedEngineBuild(
-        image=engine.build.image or "",
-        timeout_s=engine.build.timeout_s,
-        timing_cache=engine.build.timing_cache or "",
-    )
-    decided = {
-        "backend": decisions.backend,
-        "backend_why": decisions.backend_why,
-        "version": decisions.version,
-        "device": engine.device or "",
-        "gpu": engine.gpu or "",
-        "build": build,
-        "max_input_len": resolve_max_input_len(engine),
-        "max_num_tokens": resolve_max_num_tokens(engine, decisions.max_draft_tokens),
-    }
-    return ResolvedEngine.model_validate(dict(engine) | decided)
+def _completed(kind: type[Resolved], given: StrictModel, **decided: Any) -> Resolved:
+    """Return the given section as `kind`, with the decided values; an open text becomes "", an open number 0."""
+    values = {name: value for name, value in dict(given).items() if name in kind.model_fields} | decided
+    for name, field in kind.model_fields.items():
+        if values.get(name) is None and field.annotation in (str, int, float):
+            values[name] = field.annotation()
+    return kind.model_validate(values)
 
 
 def _model(source: ModelSource, stored_dtype: str | None) -> ResolvedModel:
-    dtype = stored_dtype if source.dtype == "auto" else source.dtype
-    filled = {"revision": source.revision or "", "dtype": dtype, "quantization": _quantization(source.quantization)}
-    return ResolvedModel.model_validate(dict(source) | filled)
+    quantization = source.quantization
+    calibration = _completed(ResolvedCalibration, quantization.calibration)
+    return _completed(
+        ResolvedModel,
+        source,
+        dtype=stored_dtype if source.dtype == "auto" else source.dtype,
+        quantization=_completed(ResolvedQuantization, quantization, calibration=calibration),
+    )
 
 
-def _quantization(quantization: Quantization) -> ResolvedQuantization:
-    prompts = quantization.calibration.prompts or ""
-    calibration = ResolvedCalibration.model_validate(dict(quantization.calibration) | {"prompts": prompts})
-    return ResolvedQuantization.model_validate(dict(quantization) | {"calibration": calibration})
-
-
-def _serving(recipe: Recipe, has_draft_model: bool) -> ResolvedServing:
+def _placement(recipe: Recipe, has_draft_model: bool) -> ResolvedPlacement:
     """Assign GPUs; without a placement in the recipe each model takes the first ones."""
     draft, placement = recipe.speculation.draft if has_draft_model else None, recipe.serving.placement
     target_ids = placement.target if placement else list(range(recipe.target.parallel.ranks))
     draft_ids = (placement and placement.draft) or list(range(draft.parallel.ranks if draft else 0))
-    placed = ResolvedPlacement(target=target_ids, draft=draft_ids)
-    return ResolvedServing.model_validate(dict(recipe.serving) | {"placement": placed})
-
-
-def _gates(gates: Gates) -> ResolvedGates:
-    filled = {
-        "min_acceptance": gates.min_acceptance or 0.0,
-        "min_speedup": gates.min_speedup or 0.0,
-        "prompts": gates.prompts or "",
-    }
-    return ResolvedGates.model_validate(dict(gates) | filled)
+    return ResolvedPlacement(target=target_ids, draft=draft_ids)
 
 
 Keys = dict[str, tuple[type[BaseModel], tuple[str, ...]]]

@@ -380,6 +380,10 @@ class Recipe(StrictModel):
     plugins: list[Identifier] = Field(default=[], description="Folders of plugins/ to compile")
     gates: Gates = Field(default=Gates(), description="Conditions for deploying the artifact")
 
+    def with_engine(self, **settings: Any) -> Recipe:
+        """Return the recipe with other engine settings, which are not validated."""
+        return self.model_copy(update={"engine": self.engine.model_copy(update=settings)})
+
 
 _EXTENDS = {
     "type": "string",

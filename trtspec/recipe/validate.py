@@ -104,12 +104,12 @@ def _diagnostic(root: RecipeNode, finding: Any) -> Diagnostic:
 def _explain(finding: Any, path: tuple[str, ...], node: RecipeNode) -> Explanation:
     kind, context = finding["type"], finding.get("ctx", {})
     if kind == "extra_forbidden":
-        return "unknown-key", f"unknown key {quote_node(path[-1])}", _key_hint(path)
+        return "unknown-key", f"unknown key {quote_value(path[-1])}", _key_hint(path)
     if kind == "missing":
         line = f"add the line schema: {FORMAT}" if path == ("schema",) else recipe_keys().get(".".join(path))
         return "missing-key", f"{path[-1]} is required", line
     if finding["loc"][-1] == "[key]":
-        return "unknown-key", f"{quote_node(path[-1])} is not {PATTERN_DESCRIPTIONS[context['pattern']]}", None
+        return "unknown-key", f"{quote_value(path[-1])} is not {PATTERN_DESCRIPTIONS[context['pattern']]}", None
     return explain_value(finding, path[-1], node.raw)
 
 
@@ -124,11 +124,11 @@ def explain_value(finding: Any, key: str, raw: str = "") -> Explanation:
         return "out-of-range", f"{key} must be {BOUNDS[kind].format(**context)}, got {value}", None
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", context["expected"])
-        return "bad-value", f"{quote_node(value)} is not one of {', '.join(known)}", did_you_mean(str(value), known)
+        return "bad-value", f"{quote_value(value)} is not one of {', '.join(known)}", did_you_mean(str(value), known)
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         near = _spelled(value) if pattern == IDENTIFIER else None
-        return "bad-value", f"{quote_node(value)} is not {PATTERN_DESCRIPTIONS[pattern]}", near
+        return "bad-value", f"{quote_value(value)} is not {PATTERN_DESCRIPTIONS[pattern]}", near
     return "bad-value", simplify_pydantic_message(finding["msg"]), None
 
 
@@ -138,11 +138,6 @@ def _spelled(text: str) -> str | None:
     return f"did you mean {near!r}?" if re.fullmatch(IDENTIFIER, near) else None
 
 
-def quote_node(value: Any) -> str:
-    """Return a value as quoted in messages, shortened if it is long."""
-    return quote_value(value)
-
-
 def _described(value: Any) -> str:
     if value is None:
         return "nothing"
@@ -150,7 +145,7 @@ def _described(value: Any) -> str:
         return "a mapping" if isinstance(value, dict) else "a list"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"the {'string' if isinstance(value, str) else 'number'} {quote_node(value)}"
+    return f"the {'string' if isinstance(value, str) else 'number'} {quote_value(value)}"
 
 
 def _retyped(kind: str, value: Any, raw: str) -> str | None:

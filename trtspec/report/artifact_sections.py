@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from trtspec.bench.speedup import FAILS
-from trtspec.bench.verification_report import VerificationCheck
+from trtspec.bench.gates import FAILS, VerificationCheck
 from trtspec.core.gpus import GPUS
 from trtspec.report.documents import ELSEWHERE, ReportInputs
 from trtspec.report.plots.bars import grouped, stacked

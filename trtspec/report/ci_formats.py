@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from trtspec.bench.speedup import UNDECIDED
+from trtspec.bench.gates import UNDECIDED, VerificationCheck
 from trtspec.bench.verdict import ALONE, PAYS, SHIP
-from trtspec.bench.verification_report import VerificationCheck
 from trtspec.report.documents import ELSEWHERE, ReportInputs
 from trtspec.report.section import Figure, Table
 from trtspec.report.sections import sections

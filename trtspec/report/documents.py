@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of a report: the artifact's manifest and verification, and saved documents of other commands (`schemas/`).
-
-Files are untrusted: their size and number of values are limited before parsing.
-"""
+"""Inputs of a report: the artifact's manifest and verification, and saved documents of other commands."""
 
 from __future__ import annotations
 
@@ -13,42 +10,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from trtspec.bench.documents import list_documents, mismatch_reason, target_sha256
-from trtspec.bench.verification_report import (
-    VerificationReport,
-    read_untrusted_report,
-    read_verification,
-    undecided_policy,
-)
-from trtspec.checkpoints.safe_json import parse_object, repr_short
-from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.bench.gates import VerificationReport, undecided_policy
+from trtspec.bench.verification_report import read_untrusted_report, read_verification
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import describe_read_error, read_bounded
-from trtspec.report.schemas import (
+from trtspec.planning.documents import (
     BaselineDocument,
-    BenchSchema,
+    BenchDocument,
     BuildDocument,
     LoadDocument,
-    PlanSchema,
+    PlanDocument,
     ProfileDocument,
     TrainDocument,
+    read_values,
+    validated,
 )
 from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
 
 ELSEWHERE = "measured elsewhere, not verified here"
-MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
 KNOWN = "supported: --json output of trtspec build, plan, baseline, profile, bench and train"
 
 # Kind of a document by the first of these keys that it has; the order matters, since a plan also has steps.
 DOCUMENT_KINDS: dict[str, tuple[str, type[BaseModel]]] = {
     "methods": ("profile", ProfileDocument),
-    "speculative": ("bench", BenchSchema),
+    "speculative": ("bench", BenchDocument),
     "points": ("load", LoadDocument),
     "median_tokens_per_s": ("baseline", BaselineDocument),
     "published": ("training", TrainDocument),
-    "predicted": ("plan", PlanSchema),
+    "predicted": ("plan", PlanDocument),
     "steps": ("build", BuildDocument),
 }
 
@@ -82,14 +73,14 @@ class ReportInputs:
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
     baseline: BaselineDocument | None = None
-    bench: BenchSchema | None = None
-    plan: PlanSchema | None = None
+    bench: BenchDocument | None = None
+    plan: PlanDocument | None = None
     load: LoadDocument | None = None
     training: TrainDocument | None = None
     sources: list[InputFile] = field(default_factory=list)
 
     @overload
-    def counted(self, what: Literal["bench"]) -> BenchSchema | None: ...
+    def counted(self, what: Literal["bench"]) -> BenchDocument | None: ...
     @overload
     def counted(self, what: Literal["load"]) -> LoadDocument | None: ...
     @overload
@@ -138,20 +129,9 @@ def gather(root: Path, others: Sequence[Path]) -> ReportInputs:
 
 def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
     """Return the kind of a document, its values, the validated model and its SHA-256."""
-    try:
-        data = read_bounded(path, MAX_BYTES)
-        values = parse_object(data, MAX_VALUES)
-    except OSError as error:
-        raise TrtspecError(describe_read_error(error), where=str(path), hint=KNOWN) from None
-    except ValueError as error:
-        raise TrtspecError(str(error), where=str(path), hint=KNOWN) from None
+    values, data = read_values(path, KNOWN)
     key = next((key for key in DOCUMENT_KINDS if key in values), None)
     if key is None:
         raise TrtspecError("unsupported document", where=str(path), hint=KNOWN)
-    what, form = DOCUMENT_KINDS[key]
-    try:
-        return what, values, form.model_validate(values), hashlib.sha256(data).hexdigest()
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = repr_short(".".join(map(str, first["loc"])))
-        raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=KNOWN) from None
+    what, schema = DOCUMENT_KINDS[key]
+    return what, values, validated(schema, values, path, KNOWN), hashlib.sha256(data).hexdigest()

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from trtspec.planning.documents import DraftAcceptance, KindStats, ProfiledCandidate
 from trtspec.report.documents import ReportInputs
 from trtspec.report.plots.bars import grouped
 from trtspec.report.plots.frame import COLOURS, Series
 from trtspec.report.plots.lines import ALONE, FASTER, RING, against_load, faster_ranges, lines
-from trtspec.report.schemas import DraftAcceptance, KindStats, ProfiledCandidate
 from trtspec.report.section import Section, Table
 
 PLACE, SHARE = "position in the draft", "accepted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.bench.speedup import HOLDS
+from trtspec.bench.gates import HOLDS
 from trtspec.report.artifact_sections import build, compared, files, gates, memory, recipe, summary
 from trtspec.report.documents import ReportInputs
 from trtspec.report.draft_sections import (

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from trtspec.planning.documents import LoadPoint, Percentiles, SavedRatio
 from trtspec.report.documents import ReportInputs
 from trtspec.report.plots.bars import PercentileSpan, grouped, spans
 from trtspec.report.plots.frame import Series, format_number
 from trtspec.report.plots.lines import RING, against_load, faster_ranges
-from trtspec.report.schemas import LoadPoint, Percentiles, SavedRatio
 from trtspec.report.section import Section, Table
 
 

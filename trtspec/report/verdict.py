@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.gates import MAX_RUNS, VerificationCheck
 from trtspec.bench.verdict import (
     DraftOption,
     Evidence,
@@ -21,9 +21,8 @@ from trtspec.bench.verdict import (
     manifest_facts,
     verification_facts,
 )
-from trtspec.bench.verification_report import VerificationCheck
+from trtspec.planning.documents import BatchSpeedup, ProfiledCandidate
 from trtspec.report.documents import ELSEWHERE, ReportInputs
-from trtspec.report.schemas import BatchSpeedup, ProfiledCandidate
 
 
 def verdict(facts: ReportInputs) -> SpeculationVerdict:
@@ -33,17 +32,14 @@ def verdict(facts: ReportInputs) -> SpeculationVerdict:
 
 def collect_evidence(facts: ReportInputs) -> Evidence:
     """Return the evidence on the artifact's speculation and on other drafts for its target."""
-    found = [
+    return evidence(
         manifest_facts(facts.manifest, facts.root),
         verification_facts(None if facts.elsewhere else facts.verification),
         _profile_evidence(facts),
-    ]
-    found += [
         _load_evidence(facts),
         _bench_evidence(facts),
         {"rivals": _rivals(facts), "foreign": mismatched_documents(facts)},
-    ]
-    return evidence(*found)
+    )
 
 
 def verification_summary(facts: ReportInputs) -> str:
@@ -103,9 +99,7 @@ def _load_evidence(facts: ReportInputs) -> dict[str, Any]:
     if not (found := facts.counted("load")):
         return {}
     points = [each.model_dump() for each in found.points]
-    return (load_facts(points) if any(each["speedup"] for each in points) else {}) | (
-        {"is_expected": False} if any(each["speedup"] for each in points) else {}
-    )
+    return load_facts(points) | {"is_expected": False} if any(each["speedup"] for each in points) else {}
 
 
 def _bench_evidence(facts: ReportInputs) -> dict[str, Any]:

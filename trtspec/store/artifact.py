@@ -48,6 +48,7 @@ from trtspec.store.digest import dump_checksummed_text, has_valid_checksum
 
 SCHEMA = "trtspec.manifest/2"
 MAX_BYTES = 16 << 20
+BUILD_AGAIN = "build the artifact again"
 
 
 def _not_itself(record: FileRecord) -> FileRecord:
@@ -78,7 +79,6 @@ class DeviceMemory(_Record):
 
     @property
     def total_bytes(self) -> int:
-        """Return the sum of all parts."""
         return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
 
 
@@ -152,11 +152,8 @@ def _parse_manifest(path: Path, data: bytes) -> Manifest:
     document = _parse(path, data)
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
-        raise TrtspecError(
-            f"its schema is {quote_value(schema)}; this trtspec reads {SCHEMA!r}",
-            where=str(path),
-            hint=_schema_hint(schema),
-        )
+        message = f"its schema is {quote_value(schema)}; this trtspec reads {SCHEMA!r}"
+        raise TrtspecError(message, where=str(path), hint=_schema_hint(schema))
     if not has_valid_checksum(data):
         raise DigestMismatch("the manifest was modified: its digest differs", where=str(path))
     del document["digest"]
@@ -164,7 +161,9 @@ def _parse_manifest(path: Path, data: bytes) -> Manifest:
         recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
         return Manifest.model_validate({**document, "recipe": recipe})
     except ValidationError as error:
-        raise TrtspecError(_first_error(error), where=str(path), hint="build the artifact again") from error
+        first = error.errors()[0]
+        message = f"{'.'.join(map(str, first['loc']))}: {simplify_pydantic_message(first['msg'])}"
+        raise TrtspecError(message, where=str(path), hint=BUILD_AGAIN) from error
 
 
 def manifest_sha256(artifact_dir: Path) -> str:
@@ -234,9 +233,8 @@ def _read(path: Path) -> bytes:
             raise TrtspecError(f"not an artifact: {MANIFEST} is missing", where=where, hint=hint)
         return read_bounded(path, MAX_BYTES, follow=False)
     except OSError as error:
-        raise TrtspecError(
-            describe_read_error(error), where=str(path), hint=os_error_remedy(error) or "build the artifact again"
-        ) from error
+        hint = os_error_remedy(error) or BUILD_AGAIN
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from error
 
 
 def _parse(path: Path, data: bytes) -> Any:
@@ -246,16 +244,9 @@ def _parse(path: Path, data: bytes) -> Any:
             json.dumps(document, ensure_ascii=False).encode()
         return document
     except UnicodeEncodeError:
-        raise TrtspecError(
-            "it contains an unpaired surrogate", where=str(path), hint="build the artifact again"
-        ) from None
+        raise TrtspecError("it contains an unpaired surrogate", where=str(path), hint=BUILD_AGAIN) from None
     except (ValueError, RecursionError) as error:
-        raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {simplify_pydantic_message(first['msg'])}"
+        raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint=BUILD_AGAIN) from error
 
 
 MOST_REPORTS = 256
@@ -266,12 +257,11 @@ def check_artifact_path(out: Path) -> None:
     """Raise TrtspecError if it is already known that no artifact can be published at `out`."""
     out = _resolved(out)
     nearest = next(path for path in out.parents if os.path.lexists(path))
+    hint = "choose another directory with --out"
     if not nearest.is_dir():
-        raise TrtspecError(
-            f"{nearest} is a file, not a directory", where=str(out), hint="choose another directory with --out"
-        )
+        raise TrtspecError(f"{nearest} is a file, not a directory", where=str(out), hint=hint)
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise TrtspecError(f"{nearest} is not writable", where=str(out), hint="choose another directory with --out")
+        raise TrtspecError(f"{nearest} is not writable", where=str(out), hint=hint)
     if old := _manifest_at(out):
         _check_only_listed(out, old)
 
@@ -349,11 +339,8 @@ def _is_same_file(path: Path, source: Path) -> bool:
 
 def _check_only_listed(out: Path, manifest: Manifest) -> None:
     if foreign := unlisted(out, [record.path for record in manifest.files]):
-        raise TrtspecError(
-            f"the artifact to replace contains files that are not its own: {', '.join(foreign[:3])}",
-            where=str(out),
-            hint="move them away; publishing would delete them",
-        )
+        message = f"the artifact to replace contains files that are not its own: {', '.join(foreign[:3])}"
+        raise TrtspecError(message, where=str(out), hint="move them away; publishing would delete them")
 
 
 def _carry_reports(out: Path, temporary: Path) -> None:
@@ -387,9 +374,6 @@ def _explain_os_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StepError(
-            f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
-            where=str(out),
-            hint=os_error_remedy(error)
-            or "the old contents are unchanged; free disk space or fix permissions, then build again",
-        ) from error
+        message = f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}"
+        hint = "the old contents are unchanged; free disk space or fix permissions, then build again"
+        raise StepError(message, where=str(out), hint=os_error_remedy(error) or hint) from error

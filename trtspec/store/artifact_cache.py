@@ -25,36 +25,24 @@ from trtspec.store.artifact import Manifest, verify_files
 from trtspec.store.digest import DigestCache, compute_digest, dump_checksummed, load_checksummed
 
 
-class VerifiedCache:
-    """Returns file digests from the cache or from the bytes. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._digests = DigestCache(cache_dir() / "artifacts.json")
-        self._read: dict[Path, tuple[str, str]] = {}
-        self.known: set[Path] = set()
-
-    def sha256(self, path: Path) -> str:
-        """Return a file's digest."""
-        if _is_ours(path) and (known := self._digests.lookup(path)):
-            self.known.add(path)
-            return known
-        identity, digest = file_identity(path), file_sha256(path)
-        if _is_ours(path):
-            self._read[path] = identity, digest
-        return digest
-
-    def remember(self) -> None:
-        """Save the digests of the files that were read."""
-        with suppress(TrtspecError, OSError):  # a file that changed is read again next time
-            self._digests.learn(self._read)
-
-
 def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
     """Verify files as `verify_files` but skip cached ones; return the problems and the number of cached files."""
-    before = VerifiedCache()
-    problems = verify_files(root, manifest, before.sha256)
-    before.remember()
-    return problems, len(before.known)
+    cache = DigestCache(cache_dir() / "artifacts.json")
+    read, known = dict[Path, tuple[str, str]](), set[Path]()
+
+    def sha256(path: Path) -> str:
+        if _is_ours(path) and (cached := cache.lookup(path)):
+            known.add(path)
+            return cached
+        identity, digest = file_identity(path), file_sha256(path)
+        if _is_ours(path):
+            read[path] = identity, digest
+        return digest
+
+    problems = verify_files(root, manifest, sha256)
+    with suppress(TrtspecError, OSError):  # a file that changed is read again next time
+        cache.learn(read)
+    return problems, len(known)
 
 
 def remember_published(root: Path, manifest: Manifest) -> None:

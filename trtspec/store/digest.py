@@ -107,7 +107,6 @@ def compute_digest(tag: str, value: object) -> str:
 
 
 def key_fields(value: Any) -> dict[str, Any]:
-    """Return the dataclass fields that are part of the key."""
     return {field.name: getattr(value, field.name) for field in fields(value) if field.metadata.get("key", True)}
 
 

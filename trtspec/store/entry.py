@@ -33,6 +33,7 @@ ENTRY_SCHEMA = "trtspec.entry/1"
 TICK_NS = 20_000_000
 
 Stamp = list[int]  # inode, size, mtime_ns, ctime_ns
+SealedFiles = tuple[tuple[FileRecord, ...], dict[str, Stamp]]  # their records, and stamps by path
 
 
 class UnsoundError(Exception):
@@ -54,12 +55,10 @@ class StoreEntry(BaseModel):
 
     @property
     def files_dir(self) -> Path:
-        """The directory that contains the step's files."""
         return self.directory / "files"
 
     @property
     def total_bytes(self) -> int:
-        """Total size of all files."""
         return sum(record.size for record in self.files)
 
 
@@ -77,10 +76,9 @@ def load_entry(directory: Path, key: str) -> StoreEntry:
     return entry
 
 
-def write_entry(entry: StoreEntry) -> None:
-    """Write the document of an entry whose files are already sealed."""
-    data = dump_checksummed(ENTRY_SCHEMA, entry.model_dump(mode="json"))
-    replace_file(entry.directory / "entry.json", data)
+def write_entry(entry: StoreEntry, workspace: Path) -> None:
+    """Write the document of an entry whose files are already sealed in `workspace`."""
+    replace_file(workspace / "entry.json", dump_checksummed(ENTRY_SCHEMA, entry.model_dump(mode="json")))
 
 
 def check_files(entry: StoreEntry, known: dict[str, Stamp]) -> dict[str, Stamp]:
@@ -106,7 +104,7 @@ def check_files(entry: StoreEntry, known: dict[str, Stamp]) -> dict[str, Stamp]:
     return found
 
 
-def seal_files(files_dir: Path, known: Mapping[str, str]) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
+def seal_files(files_dir: Path, known: Mapping[str, str]) -> SealedFiles:
     """Make a step's output read-only and durable; return the records and stamps of its files.
 
     `known` maps paths to SHA-256 digests that were computed while the files were written.
@@ -164,7 +162,6 @@ class Lookup:
 
     @property
     def status(self) -> Literal["hit", "miss"]:
-        """Return `hit` if there is an entry, else `miss`."""
         return "hit" if self.entry else "miss"
 
 
@@ -195,7 +192,6 @@ def refresh_mtimes(layout: Layout, key: str) -> bool:
 
 
 def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
-    """Save the stamps of verified files."""
     path = layout.stamps(key)
     with suppress(OSError):  # on a full disk the next reader hashes the files again
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,9 @@ from typing import Literal, Protocol
 
 from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.store.entry import StoreEntry
-from trtspec.store.files import SourceDigests, step_files, unverified_files
+from trtspec.store.files import SourceDigests
 from trtspec.store.plan import StepPlan
-from trtspec.store.step import Inputs, RunStopped, Step
+from trtspec.store.step import Inputs, RunStopped, Step, StepProgress
 from trtspec.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -48,54 +48,54 @@ class Observer(Protocol):
 class Unobserved:
     """An observer that ignores every event."""
 
-    def step_started(self, step: Step, total_bytes: int) -> None:
-        """Ignore it."""
-
-    def step_advanced(self, step: Step, n: int) -> None:
-        """Ignore it."""
-
-    def step_said(self, step: Step, text: str) -> None:
-        """Ignore it."""
-
-    def step_finished(self, step: Step, status: Status, seconds: float) -> None:
-        """Ignore it."""
+    def step_started(self, step: Step, total_bytes: int) -> None: ...
+    def step_advanced(self, step: Step, n: int) -> None: ...
+    def step_said(self, step: Step, text: str) -> None: ...
+    def step_finished(self, step: Step, status: Status, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step: built or found, seconds spent in this run, and the verified output."""
+    """Result of a step, whose sources are all read: built or found, seconds spent in this run, the verified output."""
 
-    name: str
-    key: str
+    step: Step
     status: Status
     seconds: float
     entry: StoreEntry
 
+    @property
+    def name(self) -> str:
+        return self.step.name
 
-def execute(
-    plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str] = (), sources: SourceDigests | None = None
-) -> list[StepResult]:
+    @property
+    def key(self) -> str:
+        return self.entry.key
+
+
+def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
     """Bring every step of a plan into the store; any exception of a step ends the run and is re-raised.
 
     Finished steps stay in the store, so the next run resumes there. `devices` are allocated to steps that require
-    some; without any, such steps run like the others. A plan with unread files requires `sources`, which contains
-    their digests afterwards; `sources.of` then gives the steps' final keys.
+    some; without any, such steps run like the others.
     """
-    run = _Run(store, observer, sources)
+    run = _Run(store, observer)
     with sigterm_as_interrupt():
         if devices and any(step.num_devices for step in plan.steps):
             _run_concurrently(plan.steps, run, list(devices))
         else:
             for step in plan.steps:
                 run.bring(step)
-    return [run.results[run.with_digests(step).key] for step in plan.steps]
+    return [run.results[step.key] for step in plan.steps]
 
 
 class _Run:
-    """One run: its results and its first failure, if any; several threads may process steps."""
+    """One run: its results, by the steps' keys in the plan, and its first failure, if any.
 
-    def __init__(self, store: Store, observer: Observer, sources: SourceDigests | None) -> None:
-        self._sources = sources
+    Several threads may process steps.
+    """
+
+    def __init__(self, store: Store, observer: Observer) -> None:
+        self._sources = SourceDigests(store.digests)
         self.results: dict[str, StepResult] = {}
         self.failure: BaseException | None = None
         self._store = store
@@ -104,51 +104,20 @@ class _Run:
         self._idle = Condition(self._lock)
         self._working = 0
 
-    def with_digests(self, step: Step) -> Step:
-        """Return a step with the source digests found so far."""
-        return self._sources.of(step) if self._sources else step
-
     def is_ready(self, step: Step) -> bool:
-        """Return whether all dependencies of the step are done."""
-        return all(each.key in self.results for each in self.with_digests(step).dependencies)
+        return all(each.key in self.results for each in step.dependencies)
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
-        """Take a step's output from the store, or build it."""
-        started, step = time.perf_counter(), self._looked_at(self.with_digests(step))
-        self._store.uses.hold_too(step.key)  # the key depends on sources that were read after the build began
-        lookup = self._store.get(step.key)
-        entry, built = lookup.entry, False
-        if entry is None:
-            log.info("%s: %s; building it as %s", step.name, lookup.why, step.key)
-            with self.observing() as observer:
-                observer.step_started(step, step.total_bytes)
-            inputs = {each.key: self.results[each.key].entry.files_dir for each in step.dependencies}
-            entry, built = self._build(step, Inputs(inputs, devices))
-        status: Status = "built" if built else "hit"
-        log.info("%s: %s in %.2f s, %s", step.name, status, time.perf_counter() - started, entry.directory)
-        result = StepResult(step.name, entry.key, status, time.perf_counter() - started, entry)
+        started = time.perf_counter()
+        before = [self.results[each.key].entry for each in step.dependencies]
+        inputs = Inputs({entry.key: entry.files_dir for entry in before}, devices)
+        found = self._store.obtain(step, inputs, lambda: _Meter(step, self), self._sources)
+        status: Status = "built" if found.built else "hit"
+        seconds = time.perf_counter() - started
+        log.info("%s: %s in %.2f s, %s", step.name, status, seconds, found.entry.directory)
         with self.observing() as observer:
-            observer.step_finished(step, status, result.seconds)
-        self.results[entry.key] = result
-        if next(step_files(step), None):
-            self._store.record_shape(step)
-
-    def _looked_at(self, step: Step) -> Step:
-        """Return a step with its sources read if the store may contain its output under the final key."""
-        if self._sources and not all(files.is_read for files in step_files(step)) and self._store.has_same_shape(step):
-            return self._sources.read(step)
-        return step
-
-    def _build(self, step: Step, inputs: Inputs) -> tuple[StoreEntry, bool]:
-        meter, started = _Meter(step, self), time.perf_counter()
-        is_resumed = bool(self._store.resumable_bytes(step.key))
-        if self._sources and unverified_files(step):
-            entry, built = self._store.build_unread(step, inputs, meter, self._sources)
-        else:
-            entry, built = self._store.build(step, inputs, meter)
-        if built and not is_resumed:
-            self._store.rates.note(step, time.perf_counter() - started)
-        return entry, built
+            observer.step_finished(step, status, seconds)
+        self.results[step.key] = StepResult(found.step, status, seconds, found.entry)
 
     def fail(self, error: BaseException) -> BaseException:
         """Return the first error of the run: an earlier one, else this one."""
@@ -158,7 +127,7 @@ class _Run:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count a thread as working; raises Stopped if the run has already failed."""
+        """Count a thread as working; raises RunStopped if the run has already failed."""
         with self._idle:
             if self.failure:
                 raise RunStopped
@@ -171,7 +140,6 @@ class _Run:
                 self._idle.notify_all()
 
     def wait_until_idle(self) -> None:
-        """Return when no thread is working."""
         with self._idle:
             self._idle.wait_for(lambda: not self._working)
 
@@ -182,10 +150,14 @@ class _Run:
             yield self._observer
 
 
-class _Meter:
+class _Meter(StepProgress):
+    """Reports the start and the progress of a step to the observer; stops the step when the run has failed."""
+
     def __init__(self, step: Step, run: _Run) -> None:
         self._step = step
         self._run = run
+        with run.observing() as observer:
+            observer.step_started(step, step.total_bytes)
 
     def advance(self, n_bytes: int) -> None:
         if self._run.failure:
@@ -193,9 +165,6 @@ class _Meter:
         if n_bytes:
             with self._run.observing() as observer:
                 observer.step_advanced(self._step, n_bytes)
-
-    def resume(self, n_bytes: int) -> None:
-        self.advance(n_bytes)
 
     def say(self, text: str) -> None:
         with self._run.observing() as observer:

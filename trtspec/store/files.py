@@ -46,12 +46,10 @@ class Files:
 
     @property
     def is_read(self) -> bool:
-        """Return whether all digests are known."""
         return not any(digest.startswith(UNREAD) for _, digest in self.digests)
 
     @property
     def paths(self) -> list[Path]:
-        """Return the paths of the files."""
         return [self.root / name for name, _ in self.digests]
 
     @contextmanager
@@ -89,34 +87,33 @@ class FileReader:
         """Return the files below `root`; StepError if one cannot be read."""
         paths = sorted(paths)
         try:
-            identities = tuple(
-                self._identity(path) for path in paths
-            )  # before hashing, so that later changes are detected
-            stats = tuple(self._stat(path) for path in paths)
-            known = [self._lookup(path) for path in paths]
-            new = sum(size for (size, _), digest in zip(stats, known, strict=True) if digest is None)
+            # before hashing, so that later changes are detected
+            identities = tuple("" if path in self._absent else file_identity(path) for path in paths)
+            stats = tuple(map(self._stat, paths))
+            known = {path: self._known(path) for path in paths}
+            unknown = [path for path, digest in known.items() if digest is None]
             unproven: tuple[str, ...] = ()
-            if self._unread_above is not None and new > self._unread_above:
-                found = [digest or hub_digest(path) or _unread(path) for path, digest in zip(paths, known, strict=True)]
-                unproven = tuple(path.name for path, digest in zip(paths, known, strict=True) if digest is None)
+            if self._unread_above is not None and sum(self._stat(path)[0] for path in unknown) > self._unread_above:
+                found = [digest or hub_digest(path) or _unread(path) for path, digest in known.items()]
+                unproven = tuple(path.name for path in unknown)
             else:
-                found = map_in_threads(self._digest, paths)
+                digests = map_in_threads(lambda path: self._digests.digest(path, self._on_bytes), unknown)
+                read = dict(zip(unknown, digests, strict=True))
+                found = [digest or read[path] for path, digest in known.items()]
         except OSError as error:
             raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
         named = tuple(zip((path.name for path in paths), found, strict=True))
         return Files(root, named, stats, unproven, identities)
 
-    def _identity(self, path: Path) -> str:
-        return "" if path in self._absent else file_identity(path)
-
     def _stat(self, path: Path) -> tuple[int, int]:
-        return self._absent[path][1:] if path in self._absent else _stat(path)
+        """Return the size and the modification time of a file."""
+        if path in self._absent:
+            return self._absent[path][1:]
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
 
-    def _lookup(self, path: Path) -> str | None:
+    def _known(self, path: Path) -> str | None:
         return self._absent[path][0] if path in self._absent else self._digests.lookup(path)
-
-    def _digest(self, path: Path) -> str:
-        return self._absent[path][0] if path in self._absent else self._digests.digest(path, self._on_bytes)
 
 
 def hub_digest(path: Path) -> str | None:
@@ -132,11 +129,6 @@ def hub_digest(path: Path) -> str | None:
 
 def _unread(path: Path) -> str:
     return f"{UNREAD} {file_identity(path)}"
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 TICK_S = 0.02  # file times advance in ticks of at most 10 ms
@@ -159,16 +151,9 @@ def unverified_files(step: Step) -> dict[Path, str]:
     }
 
 
-def with_digests(step: Step, found: Mapping[Path, str]) -> Step:
-    """Return a step with its digests replaced by those in `found`; the step itself if nothing changes."""
-
-    def change(files: Files) -> Files:
-        here = {name: found[files.root / name] for name in files.unproven if files.root / name in found}
-        digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
-        left = tuple(name for name in files.unproven if name not in here)
-        return replace(files, digests=digests, unproven=left) if here else files
-
-    return cast(Step, _with_files(step, change))
+def is_read(step: Step) -> bool:
+    """Return whether the digests of all files that a step reads itself are known."""
+    return all(files.is_read for files in step_files(step))
 
 
 def shape_key(step: Step) -> str:
@@ -195,7 +180,7 @@ def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
     return replace(value, **changed) if changed else value
 
 
-class ConcurrentHasher:
+class ConcurrentHasher(StepProgress):
     """Hashes a step's unproven files in threads while the step runs, and acts as the step's progress.
 
     Hashing stays within `LEAD_BYTES` of the step. The step, which may report much in one call, stays within a share of
@@ -245,7 +230,6 @@ class ConcurrentHasher:
         self._progress.resume(n_bytes)
 
     def say(self, text: str) -> None:
-        """Report the current activity."""
         self._progress.say(text)
 
     def digests(self) -> dict[Path, str]:
@@ -289,28 +273,36 @@ class ConcurrentHasher:
 
 
 class SourceDigests:
-    """The source digests found while a plan's steps run."""
+    """The source digests found while a plan's steps run; `cache` has those of earlier runs."""
 
-    def __init__(self, digests: DigestCache) -> None:
-        self.digests = digests
+    def __init__(self, cache: DigestCache) -> None:
+        self.cache = cache
         self.found: dict[Path, str] = {}
 
-    def of(self, step: Step) -> Step:
-        """Return a step with the digests found so far."""
-        return with_digests(step, self.found)
+    def complete(self, step: Step) -> Step:
+        """Return a step with the digests found so far; the step itself if that changes nothing."""
+        return cast(Step, _with_files(step, self._complete_files))
 
     def read(self, step: Step) -> Step:
         """Return a step with all its sources read."""
         paths = list(unverified_files(step))
-        self.found |= dict(zip(paths, map_in_threads(self.digests.digest, paths), strict=True))
-        return self.of(step)
+        self.found |= dict(zip(paths, map_in_threads(self.cache.digest, paths), strict=True))
+        return self.complete(step)
 
-    def looked_up(self, step: Step) -> Step:
-        """Return a step with the digests that other processes have cached since."""
-        self.digests.reload()
-        known = {path: self.digests.lookup(path) for path in unverified_files(step)}
+    def look_up(self, step: Step) -> Step:
+        """Return a step with the digests that other processes have cached since, if they suffice."""
+        if not (paths := unverified_files(step)):
+            return step
+        self.cache.reload()
+        known = {path: self.cache.lookup(path) for path in paths}
         self.found |= {path: digest for path, digest in known.items() if digest}
-        return self.of(step)
+        return self.complete(step) if all(known.values()) else step
+
+    def _complete_files(self, files: Files) -> Files:
+        here = {name: self.found[files.root / name] for name in files.unproven if files.root / name in self.found}
+        digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
+        left = tuple(name for name in files.unproven if name not in here)
+        return replace(files, digests=digests, unproven=left) if here else files
 
 
 def _files_in(value: object) -> Iterator[Files]:

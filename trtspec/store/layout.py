@@ -60,15 +60,12 @@ class Layout:
         return self.root / "entries" / key[:2] / key
 
     def entry_keys(self) -> list[str]:
-        """Return the keys of all entries, including damaged ones."""
         return [path.name for shelf in self.listed("entries") for path in listdir(shelf)]
 
     def partial(self, key: str) -> Path:
-        """Return the workspace of a resumable step."""
         return self.root / "partial" / key
 
     def stamps(self, key: str) -> Path:
-        """Return the file with the stamps of a key's files."""
         return self.root / "stamps" / f"{key}.json"
 
     def shape_marker(self, key: str) -> Path:
@@ -82,7 +79,6 @@ class Layout:
         return path
 
     def listed(self, folder: str) -> list[Path]:
-        """Return the sorted contents of a folder below the root."""
         return listdir(self.root / folder)
 
     def lock(self, key: str, timeout_s: float = -1) -> BaseFileLock:

@@ -70,13 +70,11 @@ class DiskNeed:
 
     @property
     def message(self) -> str:
-        """Return a message with the needed and the free amount."""
         space = f"{format_bytes(self.needed_bytes)} needed, {format_bytes(self.free_bytes)} free"
         return f"not enough disk space for the {self.what} at {self.path}: {space}"
 
     @property
     def is_met(self) -> bool:
-        """Return whether the free space suffices."""
         return self.needed_bytes <= self.free_bytes
 
 

@@ -89,6 +89,5 @@ def by_recipe(uses: Sequence[EntryUsage]) -> list[tuple[str, int, int]]:
 
 
 def _unshared_bytes(entry: StoreEntry) -> int:
-    """Return the bytes of files without other hard links."""
     stats = (path.lstat() for record in entry.files if (path := entry.files_dir / record.path).exists())
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)

@@ -53,7 +53,6 @@ class Leases:
                 )
 
     def forget(self, key: str) -> None:
-        """Delete the use records of an entry."""
         self._notes(key).unlink(missing_ok=True)
 
     @contextmanager

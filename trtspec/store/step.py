@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from trtspec.store.digest import compute_digest, key_fields
 
@@ -17,14 +18,15 @@ class RunStopped(Exception):
     """The run has failed elsewhere, so the step's output is not needed. Internal; users never see it."""
 
 
-class StepProgress(Protocol):
-    """Receives the progress of a running step and stops it when the run has failed."""
+class StepProgress:
+    """Receives the progress of a running step. This class ignores it; others stop the step when the run has failed."""
 
     def advance(self, n_bytes: int) -> None:
-        """Count `n_bytes` more of the step's `total_bytes` as done; raises Stopped if the step must end."""
+        """Count `n_bytes` more of the step's `total_bytes` as done; raises RunStopped if the step must end."""
 
     def resume(self, n_bytes: int) -> None:
         """Count bytes that an earlier run completed and that are not read again; raises as `advance` does."""
+        self.advance(n_bytes)
 
     def say(self, text: str) -> None:
         """Report the current activity."""
@@ -73,9 +75,9 @@ class Step(ABC):
     RESUMABLE: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def name(self) -> str:
-        """The step's name for users, such as `convert-target`."""
+        """The step's name for users, such as `split-prompts`: by default that of its class."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
 
     @abstractmethod
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str] | None:

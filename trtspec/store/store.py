@@ -8,21 +8,23 @@ were verified (entry.py). layout.py defines the paths.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 
 from trtspec.core.errors import SourceChanged, StepError
-from trtspec.core.file_records import FileRecord
 from trtspec.core.files import failpoint, fsync_path
+from trtspec.store.digest import DigestCache
 from trtspec.store.entry import (
     Lookup,
-    Stamp,
+    SealedFiles,
     StoreEntry,
     UnsoundError,
     check_files,
@@ -34,99 +36,30 @@ from trtspec.store.entry import (
     seal_files,
     write_entry,
 )
-from trtspec.store.files import ConcurrentHasher, SourceDigests, shape_key, unverified_files
+from trtspec.store.files import ConcurrentHasher, SourceDigests, is_read, shape_key, step_files
 from trtspec.store.layout import Layout, collect, listdir, remove_entry
 from trtspec.store.records import Leases, StepRates
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
+log = logging.getLogger(__name__)
+
+NO_INPUTS = Inputs({})
+
 
 @dataclass(frozen=True)
-class StepOutput:
-    """A step's sealed output in its workspace, not yet in the store, and the seconds it took."""
+class Obtained:
+    """A step's output: the step with the digests of its sources, its verified entry, and whether it ran here."""
 
-    workspace: Path
-    records: tuple[FileRecord, ...]
-    stamps: dict[str, Stamp]
-    seconds: float
-
-
-@contextmanager
-def step_workspace(layout: Layout, step: Step) -> Iterator[Path]:
-    """Provide the directory for a step's files and notes; after a failure a resumable step's workspace is kept.
-
-    After SourceChanged the notes are deleted, because the files may come from a different source.
-    """
-    workspace = layout.partial(step.key) if step.RESUMABLE else layout.temporary(step.key)
-    try:
-        _make_workspace(workspace, step)
-        yield workspace
-    except BaseException as error:  # after an interrupt, too, only resumable output may remain
-        if not step.RESUMABLE:
-            shutil.rmtree(workspace, ignore_errors=True)
-        elif isinstance(error, SourceChanged):
-            shutil.rmtree(notes_dir(workspace / "files"))
-        raise
-
-
-def write_output(workspace: Path, step: Step, inputs: Inputs, progress: StepProgress) -> StepOutput:
-    """Run a step and seal its output."""
-    started, files = time.perf_counter(), workspace / "files"
-    known = step.run(files, inputs, progress) or {}
-    records, stamps = _seal_output(step, files, known)
-    return StepOutput(workspace, records, stamps, time.perf_counter() - started)
-
-
-def publish_output(layout: Layout, step: Step, output: StepOutput, clock: Callable[[], float]) -> StoreEntry:
-    """Make an output the entry of a step's key; `clock` returns the time in seconds since the epoch."""
-    failpoint("store.before-entry")
-    entry = StoreEntry(
-        directory=output.workspace,
-        key=step.key,
-        name=step.name,
-        step_class=type(step).__qualname__,
-        files=output.records,
-        seconds=output.seconds,
-        created=datetime.fromtimestamp(clock(), timezone.utc).isoformat(timespec="seconds"),
-    )
-    write_entry(entry)
-    shutil.rmtree(notes_dir(output.workspace / "files"), ignore_errors=True)
-    failpoint("store.before-rename")
-    entry = _install(entry, layout.entry(step.key))
-    remember_stamps(layout, step.key, output.stamps)
-    return entry
-
-
-def _make_workspace(workspace: Path, step: Step) -> None:
-    """Create the directories for a step's output and notes; make files of an earlier run writable again."""
-    files = workspace / "files"
-    if step.RESUMABLE and files.is_dir():
-        for path in scan(files):
-            (files / path).chmod(0o644)
-    files.mkdir(parents=True, exist_ok=step.RESUMABLE)
-    if step.RESUMABLE:
-        notes_dir(files).mkdir(exist_ok=True)
-
-
-def _seal_output(
-    step: Step, files_dir: Path, known: Mapping[str, str]
-) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
-    try:
-        return seal_files(files_dir, known)
-    except UnsoundError as problem:
-        raise StepError(f"invalid output of {step.name}: {problem}; nothing was published") from problem
-
-
-def _install(entry: StoreEntry, directory: Path) -> StoreEntry:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(entry.directory, directory)
-    failpoint("store.after-rename")
-    for parent in (directory.parent, directory.parent.parent):
-        fsync_path(parent)
-    return entry.model_copy(update={"directory": directory})
+    step: Step
+    entry: StoreEntry
+    built: bool
 
 
 class Store:
-    """Entries by step key below one directory; any number of processes may share it."""
+    """Entries by step key below one directory; any number of processes may share it.
+
+    `digests` caches the digests of files outside the store, next to its root.
+    """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.root = root
@@ -134,6 +67,10 @@ class Store:
         self.rates = StepRates(root / "rates.json")
         self._layout = Layout(root)
         self._clock = clock
+
+    @cached_property
+    def digests(self) -> DigestCache:
+        return DigestCache(self.root.with_name("digests.json"))
 
     def peek(self, key: str) -> Lookup:
         """Return the result of `get` without changing anything on disk."""
@@ -149,54 +86,125 @@ class Store:
             with self._layout.lock(key):
                 return self._get_locked(key)
 
-    def build(self, step: Step, inputs: Inputs, progress: StepProgress) -> tuple[StoreEntry, bool]:
-        """Return the step's entry and whether the step ran here; another process may have built it in the meantime."""
+    def obtain(
+        self,
+        step: Step,
+        inputs: Inputs = NO_INPUTS,
+        start: Callable[[], StepProgress] = StepProgress,
+        sources: SourceDigests | None = None,
+    ) -> Obtained:
+        """Return the output of a step, which runs if the store lacks it; `start` is called before it runs.
+
+        A plan may leave large sources unread. They are hashed while the step runs, or before, if that may find the
+        output of a copy of the sources. `sources` has the digests found by the steps of a run, and gets the new ones.
+        """
+        sources = sources or SourceDigests(self.digests)
+        step = sources.complete(step)
+        if not is_read(step) and self._shape_marker(step).exists():
+            step = sources.read(step)
+        self.uses.hold_too(step.key)  # the key depends on sources that were read after the build began
+        lookup = self.get(step.key)
+        entry, built = lookup.entry, False
+        if entry is None:
+            log.info("%s: %s; building it as %s", step.name, lookup.why, step.key)
+            entry, built = self._build(step, inputs, start(), sources)
+        if next(step_files(step), None):
+            self._record_shape(step)
+        return Obtained(sources.complete(step), entry, built)
+
+    def _build(
+        self, step: Step, inputs: Inputs, progress: StepProgress, sources: SourceDigests
+    ) -> tuple[StoreEntry, bool]:
+        """Return the step's entry and whether the step ran here; another process may have built it in the meantime.
+
+        The output of a step with unread files stays under a key that names the files by identity and times, until it
+        is published under the key of their bytes.
+        """
         self._layout.make()
         with self._layout.explain_os_errors(f"building {step.name}; nothing was published"):
             collect(self._layout, "tmp")
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
                     return entry, False
-                with step_workspace(self._layout, step) as workspace:
-                    output = write_output(workspace, step, inputs, progress)
-                    return publish_output(self._layout, step, output, self._clock), True
+                locked_key, step = step.key, sources.look_up(step)
+                if step.key != locked_key:  # the previous holder of the lock has read the files
+                    return self._build(step, inputs, progress, sources)
+                started, is_resumed = time.perf_counter(), bool(self.resumable_bytes(step.key))
+                with self._workspace(step) as workspace:
+                    with ConcurrentHasher(step, sources.cache, progress) as hasher:
+                        output = _write_output(workspace / "files", step, inputs, hasher)
+                        sources.found |= hasher.digests()
+                    seconds = time.perf_counter() - started
+                    entry, built = self._publish(sources.complete(step), step.key, workspace, output, seconds)
+                hasher.remember()
+        if built and not is_resumed:
+            self.rates.note(step, seconds)
+        return entry, built
 
-    def build_unread(
-        self, step: Step, inputs: Inputs, progress: StepProgress, sources: SourceDigests
-    ) -> tuple[StoreEntry, bool]:
-        """Build a step with unread files: they are hashed while it runs, which determines its final key.
+    @contextmanager
+    def _workspace(self, step: Step) -> Iterator[Path]:
+        """Provide the directory for a step's files and notes; after a failure a resumable step's workspace is kept.
 
-        The output stays under the key of the unread step, which names files by identity and times, until it is
-        published under the final key. The digests are added to `sources`. Returns the same as `build`.
+        After SourceChanged the notes are deleted, because the files may come from a different source.
         """
-        self._layout.make()
-        with self._layout.explain_os_errors(f"building {step.name}; nothing was published"):
-            collect(self._layout, "tmp")
-            with self._layout.lock(step.key):
-                if entry := self._get_locked(step.key).entry:  # the digests came from the hub and were right
-                    return entry, False
-                if not unverified_files(
-                    known := sources.looked_up(step)
-                ):  # the previous holder of the lock has read them
-                    return self.build(known, inputs, progress)
-                with step_workspace(self._layout, step) as workspace:
-                    with ConcurrentHasher(step, sources.digests, progress) as alongside:
-                        output = write_output(workspace, step, inputs, alongside)
-                        sources.found |= alongside.digests()
-                    published = self._publish_as(sources.of(step), step, output)
-                alongside.remember()
-                return published
+        workspace = self._layout.partial(step.key) if step.RESUMABLE else self._layout.temporary(step.key)
+        files = workspace / "files"
+        try:
+            if step.RESUMABLE and files.is_dir():
+                for path in scan(files):
+                    (files / path).chmod(0o644)
+            files.mkdir(parents=True, exist_ok=step.RESUMABLE)
+            if step.RESUMABLE:
+                notes_dir(files).mkdir(exist_ok=True)
+            yield workspace
+        except BaseException as error:  # after an interrupt, too, only resumable output may remain
+            if not step.RESUMABLE:
+                shutil.rmtree(workspace, ignore_errors=True)
+            elif isinstance(error, SourceChanged):
+                shutil.rmtree(notes_dir(files))
+            raise
 
-    def has_same_shape(self, step: Step) -> bool:
-        """Return whether a step that differs at most in its sources' bytes was built; then read the sources first."""
-        return self._layout.shape_marker(shape_key(step)).exists()
+    def _publish(
+        self, step: Step, locked_key: str, workspace: Path, output: SealedFiles, seconds: float
+    ) -> tuple[StoreEntry, bool]:
+        """Make a workspace the entry of a step, unless it exists; the caller holds the lock of `locked_key`."""
+        self.uses.hold_too(step.key)
+        with nullcontext() if step.key == locked_key else self._layout.lock(step.key):
+            if entry := self._get_locked(step.key).entry:
+                shutil.rmtree(workspace)
+                return entry, False
+            failpoint("store.before-entry")
+            directory, (records, stamps) = self._layout.entry(step.key), output
+            created = datetime.fromtimestamp(self._clock(), timezone.utc).isoformat(timespec="seconds")
+            entry = StoreEntry(
+                directory=directory,
+                key=step.key,
+                name=step.name,
+                step_class=type(step).__qualname__,
+                files=records,
+                seconds=seconds,
+                created=created,
+            )
+            write_entry(entry, workspace)
+            shutil.rmtree(notes_dir(workspace / "files"), ignore_errors=True)
+            failpoint("store.before-rename")
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(workspace, directory)
+            failpoint("store.after-rename")
+            for parent in (directory.parent, directory.parent.parent):
+                fsync_path(parent)
+            remember_stamps(self._layout, step.key, stamps)
+            return entry, True
 
-    def record_shape(self, step: Step) -> None:
-        """Record that a step's output is in the store, for `has_alike`."""
+    def _shape_marker(self, step: Step) -> Path:
+        """Return the marker of a step that was built from sources with at most other bytes."""
+        return self._layout.shape_marker(shape_key(step))
+
+    def _record_shape(self, step: Step) -> None:
         with suppress(OSError):  # on a full disk a later run may repeat a conversion
-            note = self._layout.shape_marker(shape_key(step))
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.touch()
+            marker = self._shape_marker(step)
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
 
     def restamp(self, key: str) -> bool:
         """Accept the change times of an entry's files after hard-linking them; False if anything else changed.
@@ -214,10 +222,6 @@ class Store:
                 with suppress(UnsoundError):
                     found.append(load_entry(self._layout.entry(key), key))
         return found
-
-    def size(self) -> int:
-        """Return the total bytes of all entries' files."""
-        return sum(entry.total_bytes for entry in self.entries())
 
     @contextmanager
     def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
@@ -266,17 +270,17 @@ class Store:
             collect(self._layout, "tmp", "partial", "alike")
             return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]
 
-    def _publish_as(self, step: Step, unread: Step, output: StepOutput) -> tuple[StoreEntry, bool]:
-        """Publish the output of an unread step under its final key, unless that entry already exists."""
-        self.uses.hold_too(step.key)
-        with nullcontext() if step.key == unread.key else self._layout.lock(step.key):
-            if not (entry := self._get_locked(step.key).entry):
-                return publish_output(self._layout, step, output, self._clock), True
-        shutil.rmtree(output.workspace)
-        return entry, False
-
     def _get_locked(self, key: str) -> Lookup:
         lookup = find_entry(self._layout, key, remember=True)
         if not lookup.entry and remove_entry(self._layout, key):
             return Lookup(None, f"{lookup.why}, evicted")
         return lookup
+
+
+def _write_output(files: Path, step: Step, inputs: Inputs, progress: StepProgress) -> SealedFiles:
+    """Run a step and seal its output."""
+    known = step.run(files, inputs, progress) or {}
+    try:
+        return seal_files(files, known)
+    except UnsoundError as problem:
+        raise StepError(f"invalid output of {step.name}: {problem}; nothing was published") from problem

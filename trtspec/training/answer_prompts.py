@@ -47,11 +47,6 @@ class AnswerPrompts(Step):
     max_tokens: int
     sampled: int
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "answer-prompts"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Generate responses; TrtspecError for off-policy responses in the file, and if the target generates none."""
         texts = read_texts(inputs[self.prompts] / TEXTS)

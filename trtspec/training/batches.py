@@ -21,7 +21,7 @@ STEP_ROWS = 8  # rows per optimizer step: more steps help more than larger ones
 class TrainingBatch:
     """Texts [rows, width], padded on the right, and the positions of the target's predictions for drafted tokens.
 
-    `rows` and `places` [n] locate every token after which a draft is evaluated: the next token belongs to a response
+    `rows` and `positions` [n] locate every token after which a draft is evaluated: the next token belongs to a response
     and is not its first, which comes from the prefill. `depths` number them from 0 in each response.
     """
 
@@ -50,9 +50,9 @@ class TrainingBatch:
         return self._tensor([row for row, span in enumerate(self._spans) for _ in span])
 
     @cached_property
-    def places(self) -> Tensor:
+    def positions(self) -> Tensor:
         """Return the position of each place in its row."""
-        return self._tensor([place for span in self._spans for place in span])
+        return self._tensor([position for span in self._spans for position in span])
 
     @cached_property
     def depths(self) -> Tensor:
@@ -62,28 +62,28 @@ class TrainingBatch:
     @cached_property
     def following(self) -> Tensor:
         """Return the token after each place."""
-        return self.tokens[self.rows, self.places + 1]
+        return self.tokens[self.rows, self.positions + 1]
 
     @cached_property
     def grid(self) -> Tensor:
-        """Return the places as [rows, maximum per row]; shorter rows are padded, see `is_place`."""
+        """Return the places as [rows, maximum per row]; shorter rows are padded, see `is_valid`."""
         first = self._tensor([span.start for span in self._spans])
         numbers = torch.arange(max(self.counts), device=self.tokens.device)
         return (first.unsqueeze(1) + numbers).clamp(max=self.tokens.shape[1] - 1)
 
     @cached_property
-    def is_place(self) -> Tensor:
-        """Return a mask of `grid` that selects the places, in the order of `places`."""
+    def is_valid(self) -> Tensor:
+        """Return a mask of `grid` that selects the places, in the order of `positions`."""
         numbers = torch.arange(max(self.counts), device=self.tokens.device)
         return numbers < self._tensor(self.counts).unsqueeze(1)
 
     def tokens_after(self, step: int) -> Tensor:
         """Return the tokens [n] that are `step` after the places; undefined beyond the text."""
-        return self.tokens[self.rows, (self.places + step).clamp(max=self.tokens.shape[1] - 1)]
+        return self.tokens[self.rows, (self.positions + step).clamp(max=self.tokens.shape[1] - 1)]
 
     def flat(self, back: int = 0) -> Tensor:
         """Return indices into rows * width of the places, shifted left by `back`."""
-        return self.rows * self.tokens.shape[1] + self.places - back
+        return self.rows * self.tokens.shape[1] + self.positions - back
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, device=self.tokens.device)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.bench.profile.acceptance import StepCounts
 from trtspec.bench.profile.engine_profiler import replayed
-from trtspec.bench.profile.options import SampleTexts
+from trtspec.bench.profile.options import SampleText
 from trtspec.bench.sources import RECORD
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors
@@ -28,6 +28,8 @@ from trtspec.training.settings import Sizes, TrainSettings
 from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, VALIDATION, TrainingText, read_texts
 
 STORED = {"bfloat16": "BF16", "float16": "F16"}
+COUNTS = "counts.json"
+VALIDATION_TEXTS = 48
 
 
 @dataclass(frozen=True)
@@ -46,32 +48,21 @@ class MakeDraft(Step):
     sizes: Sizes
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "make-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Create the draft; TrtspecError for sizes that do not fit the target."""
         from trtspec.training.tensors import make_part
-        from trtspec.training.trainable import (  # imports torch, which planning does not need
-            DraftInitializer,
-            find_initializer,
-        )
+        from trtspec.training.trainable import DraftInitializer, find_trainable  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
         with self.target.unchanged():
             model = load_model(self.target.root, "auto")
             origin = DraftInitializer(model, texts, self.draft_len, self.sizes, self.seed)
-            blank = find_initializer(self.method, self.sizes).make(origin)
+            blank = find_trainable(self.method).make(origin)
         write_config(out, blank.config)
         dtype = STORED[model.config.dtype]
         write_tensors(out / blank.file, [make_part(name, each, dtype) for name, each in blank.tensors.items()])
         for path in model.source.tokenizer_files if blank.has_tokenizer else ():
             shutil.copyfile(path, out / path.name)
-
-
-COUNTS = "counts.json"
 
 
 @dataclass(frozen=True)
@@ -103,11 +94,7 @@ class MeasureDraft(Step):
             raise TrtspecError("the target answers no held-out prompt with two tokens", hint="use different prompts")
         draft = inputs[self.draft[0]] if self.draft else None
         speculator = Speculator.load(inputs[self.target], draft, EngineSettings.from_json(self.settings))
-        held_out = SampleTexts(
-            tuple(text.prompt for text in texts),
-            tuple(text.answer for text in texts),
-            tuple(text.label for text in texts),
-        )
+        held_out = [SampleText(text.prompt, text.answer, text.label) for text in texts]
         depth = speculator.draft_shape.max_depth
         found = replayed(
             "held-out", speculator, held_out, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
@@ -133,9 +120,6 @@ def read_counts(path: Path) -> list[StepCounts]:
     ]
 
 
-VALIDATION_TEXTS = 48
-
-
 @dataclass(frozen=True)
 class TrainDraft(Step):
     """Train the draft in `source` for its target, and write a Hugging Face directory of the same layout."""
@@ -150,19 +134,11 @@ class TrainDraft(Step):
     draft_len: int
     settings: TrainSettings
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "train-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Train; TrtspecError for a draft that cannot be trained, and for unsuitable responses."""
         from trtspec.training.teacher import TargetOutputs, Teacher
         from trtspec.training.tensors import write_checkpoint
-        from trtspec.training.trainable import (  # imports torch, which planning does not need
-            DraftSource,
-            find_trainable,
-        )
+        from trtspec.training.trainable import DraftSource, find_trainable  # imports torch
         from trtspec.training.trainer import Trainer
 
         answered = read_texts(inputs[self.texts] / TEXTS)

@@ -28,6 +28,7 @@ from trtspec.core.files import (
 )
 from trtspec.training.texts import TrainingText
 
+FORMAT_VERSION, KIND = 1, "train"
 MIN_EVAL_PROMPTS = 6  # texts; with fewer, all gain by chance with a probability above 2 ** -6
 MOST_LOSS = 0.02  # of the mean accepted length of a kind to keep, regardless of its interval
 
@@ -60,7 +61,7 @@ class AcceptanceComparison:
     @property
     def is_better(self) -> bool:
         """Return whether the interval is above 0 and based on enough texts."""
-        return self.change.low > 0 and self._has_judges
+        return self.change.low > 0 and self._has_enough_texts
 
     @property
     def is_worse(self) -> bool:
@@ -69,15 +70,15 @@ class AcceptanceComparison:
         With few texts the interval may be a single point, which counts only if the loss is large.
         """
         loses_much = self.share < -MOST_LOSS
-        return (self.change.high < 0 and (self._has_judges or loses_much)) or (self.kept and loses_much)
+        return (self.change.high < 0 and (self._has_enough_texts or loses_much)) or (self.kept and loses_much)
 
     @property
-    def _has_judges(self) -> bool:
+    def _has_enough_texts(self) -> bool:
         return len(self.before.texts) >= MIN_EVAL_PROMPTS
 
     @property
-    def word(self) -> str:
-        """Return the verdict as a word."""
+    def label(self) -> str:
+        """Return "better", "worse" or "as before"."""
         return "worse" if self.is_worse else "better" if self.is_better else "as before"
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,14 +87,17 @@ class AcceptanceComparison:
             "kind": self.kind,
             "kept": self.kept,
             "prompts": len(self.before.texts),
-            "before": describe_acceptance(self.before),
-            "after": describe_acceptance(self.after),
-            "change": self.change.as_list(),
-            "verdict": self.word,
+            **self.sides(),
+            "verdict": self.label,
         }
 
+    def sides(self) -> dict[str, Any]:
+        """Return the document's keys on both drafts and the change."""
+        before, after = map(_describe_acceptance, (self.before, self.after))
+        return {"before": before, "after": after, "change": self.change.as_list()}
 
-def describe_acceptance(found: AcceptanceStats) -> dict[str, Any]:
+
+def _describe_acceptance(found: AcceptanceStats) -> dict[str, Any]:
     """Return the document's section on one draft's acceptance."""
     value, low, high = found.token_weighted.as_list()
     return {
@@ -105,7 +109,7 @@ def describe_acceptance(found: AcceptanceStats) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class TrainingVerdict:
+class DraftComparison:
     """The comparison on all prompts of the new traffic, and on each kind of them and of those to keep.
 
     `step_cost` is the minimum cost of a step that drafts, in steps of the target alone; 0 to ignore it.
@@ -122,19 +126,19 @@ class TrainingVerdict:
         before: Sequence[StepCounts],
         after: Sequence[StepCounts],
         step_cost: float = 0.0,
-    ) -> TrainingVerdict:
-        """Return the verdict on held-out texts by their steps."""
+    ) -> DraftComparison:
+        """Return the comparison on held-out texts by their steps."""
         pairs = list(zip(texts, zip(before, after, strict=True), strict=True))
         kinds = sorted({(text.kept, text.label) for text in texts})
-        return cls(
-            AcceptanceComparison.of("all", False, [pair for text, pair in pairs if not text.kept]),
-            tuple(AcceptanceComparison.of(label, kept, [pair for text, pair in pairs if text.label == label])
-                  for kept, label in kinds),
-            step_cost,
-        )  # fmt: skip
+        whole = AcceptanceComparison.of("all", False, [pair for text, pair in pairs if not text.kept])
+        by_kind = (
+            AcceptanceComparison.of(label, kept, [pair for text, pair in pairs if text.label == label])
+            for kept, label in kinds
+        )
+        return cls(whole, tuple(by_kind), step_cost)
 
     @property
-    def refusals(self) -> list[str]:
+    def rejections(self) -> list[str]:
         """Return the reasons against publishing the draft, if any."""
         found = [f"{each.kind}: {each.change} tokens per step" for each in self.kinds if each.is_worse]
         if not self.whole.is_better:
@@ -143,24 +147,25 @@ class TrainingVerdict:
             found.append(f"a step yields {gain} tokens but costs {self.step_cost:.2f} steps of the target alone")
         return found
 
-
-FORMAT_VERSION, KIND = 1, "train"
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document's keys on all prompts and on each kind."""
+        return {**self.whole.sides(), "kinds": [each.as_dict() for each in self.kinds]}
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The verdict on a trained draft at `trained`, which is published to `out`, and the training's record.
+    """The result of a training: the draft at `trained`, which is published to `out`, and its comparison.
 
-    A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `left_out` counts
-    prompts that were too long. `prompt_digests` covers the prompts used for training or validation. `target` is
-    the model and its digest.
+    A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `record` is the
+    training's, `left_out` counts prompts that were too long, and `prompt_digests` covers the prompts used for training
+    or validation. `target` is the model and its digest.
     """
 
     name: str
     method: str
     out: Path
     trained: Path
-    verdict: TrainingVerdict
+    comparison: DraftComparison
     record: Mapping[str, Any]
     left_out: int
     from_scratch: bool = False
@@ -170,11 +175,10 @@ class TrainResult:
     @property
     def published(self) -> bool:
         """Return whether the draft is better overall and not worse on any kind."""
-        return not self.verdict.refusals
+        return not self.comparison.rejections
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document."""
-        whole = self.verdict.whole
         return {
             "format_version": FORMAT_VERSION,
             "kind": KIND,
@@ -186,11 +190,8 @@ class TrainResult:
             "prompts_left_out": self.left_out,
             "prompts_trained_on": len(self.prompt_digests),
             "draft": str(self.out) if self.published else None,
-            "refusals": self.verdict.refusals,
-            "before": describe_acceptance(whole.before),
-            "after": describe_acceptance(whole.after),
-            "change": whole.change.as_list(),
-            "kinds": [each.as_dict() for each in self.verdict.kinds],
+            "refusals": self.comparison.rejections,
+            **self.comparison.as_dict(),
             "training": dict(self.record),
         }
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differentiable parts of drafts: decoder layers, attention of chains and blocks, weights shared with the target.
 
-Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The results equal those of
-the torch engine's fused and rearranged layers.
+Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The results
+are equal to those of the torch engine's fused and rearranged layers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,19 @@ from trtspec.engine.model.positions import sliding_window_config
 from trtspec.training.batches import TrainingBatch
 
 View: TypeAlias = Mapping[str, Tensor]  # tensors by their names in a converted checkpoint
+Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]  # queries, keys and values [rows, heads, positions, head_size]
+MOST_PASSES = 7  # as in the training of EAGLE-3's authors: SafeAILab/EAGLE, traineagle3
+
+
+def rms_norm(view: View, module: str, rows: Tensor, epsilon: float) -> Tensor:
+    """Normalize rows [..., n] with a module's weight."""
+    weight = view[f"{module}.weight"]
+    return F.rms_norm(rows, weight.shape, weight, epsilon)
+
+
+def linear(view: View, module: str, rows: Tensor) -> Tensor:
+    """Multiply rows with a module's matrix, and add its bias if there is one."""
+    return F.linear(rows, view[f"{module}.weight"], view.get(f"{module}.bias"))
 
 
 @dataclass(frozen=True)
@@ -49,8 +62,8 @@ class TrainableLayer:
         inner = self._mlp(self.norm(hidden, "pre_feedforward_layernorm"))
         return hidden + self.norm(inner, "post_feedforward_layernorm")
 
-    def heads(self, read: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [rows, heads, positions, head_size], rotated by their positions.
+    def heads(self, read: Tensor, at: Tensor | None = None) -> Heads:
+        """Return queries, keys and values, rotated by their positions.
 
         The positions are `at` [rows, positions], by default 0 and up.
         """
@@ -70,13 +83,11 @@ class TrainableLayer:
 
     def norm(self, rows: Tensor, module: str) -> Tensor:
         """Normalize rows [..., n] with a module's weight."""
-        weight = self.view[f"{self.prefix}.{module}.weight"]
-        return F.rms_norm(rows, weight.shape, weight, self.config.norm_epsilon)
+        return rms_norm(self.view, f"{self.prefix}.{module}", rows, self.config.norm_epsilon)
 
     def linear(self, rows: Tensor, module: str) -> Tensor:
         """Multiply rows with a module's matrix, and add its bias if there is one."""
-        name = f"{self.prefix}.{module}"
-        return F.linear(rows, self.view[f"{name}.weight"], self.view.get(f"{name}.bias"))
+        return linear(self.view, f"{self.prefix}.{module}", rows)
 
     @property
     def _has_window(self) -> bool:
@@ -130,9 +141,6 @@ class SharedWeights:
         return cap(F.linear(hidden, self.head), self.most)
 
 
-MOST_PASSES = 7  # as in the training of EAGLE-3's authors: SafeAILab/EAGLE, traineagle3
-
-
 class RolloutAttention:
     """Keys and values of chains so far; `count` is the maximum of places per row, as in `TrainingBatch.grid`."""
 
@@ -149,7 +157,7 @@ class RolloutAttention:
             return torch.roll(tokens, -1, 1)  # no chain sees the last entry, which wraps around
         return tokens.gather(1, (self._starts + 1 + len(self._keys)).clamp(max=tokens.shape[1] - 1))
 
-    def own(self, rows: Tensor) -> Tensor:
+    def at_starts(self, rows: Tensor) -> Tensor:
         """Return the entries [rows, count, n] of the next pass's input at the chains' starts."""
         return rows if self._keys else rows.gather(1, self._starts.unsqueeze(2).expand(-1, -1, rows.shape[2]))
 
@@ -178,9 +186,6 @@ class RolloutAttention:
         for number, own in enumerate(self._values[1:]):
             mixed = mixed + weights[..., width + number, None] * own
         return mixed
-
-
-Heads = tuple[Tensor, Tensor, Tensor]
 
 
 class BlockAttention:
@@ -218,7 +223,7 @@ class BlockAttention:
     def step(self, hidden: Tensor, number: int) -> Tensor:
         """Return the states [places, hidden] at one position of each block, from [rows, count * width, hidden]."""
         rows, entries, _ = hidden.shape
-        return hidden.view(rows, entries // self._width, self._width, -1)[self._batch.is_place, number]
+        return hidden.view(rows, entries // self._width, self._width, -1)[self._batch.is_valid, number]
 
     def _apart(self, heads: Tensor) -> Tensor:
         rows, count, entries, _ = heads.shape

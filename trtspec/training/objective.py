@@ -22,6 +22,8 @@ from trtspec.training.teacher import TargetOutputs
 from trtspec.training.texts import TrainingText
 from trtspec.training.trainable import STEP_WEIGHT, TrainableDraft
 
+Distance = Callable[[Tensor, Tensor], Tensor]
+
 
 def kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     """Return KL(target || draft) of logits [places, vocab]; the draft must cover all of the target's mass."""
@@ -50,23 +52,20 @@ def total_variation(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     return (torch.softmax(draft_logits, -1) - torch.softmax(target_logits, -1)).abs().sum(-1).mean() / 2
 
 
-def confidence_loss(sureness: Tensor | None, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+def confidence_loss(confidence: Tensor | None, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     """Return the cross entropy of a draft's confidence, as logits [places], and the acceptance probability; 0 for None.
 
     A token sampled from the draft is accepted with probability 1 - `total_variation`, which is detached here.
     """
-    if sureness is None:
+    if confidence is None:
         return draft_logits.new_zeros(())
     shared = torch.minimum(torch.softmax(draft_logits, -1), torch.softmax(target_logits, -1)).sum(-1)
-    return F.binary_cross_entropy_with_logits(sureness, shared.detach())
+    return F.binary_cross_entropy_with_logits(confidence, shared.detach())
 
 
-LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
+LOSSES: dict[Loss, Distance] = {
     "kl": kl, "greedy": greedy, "reverse_kl": reverse_kl, "tv": total_variation
 }  # fmt: skip
-
-
-Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 def batch_loss(
@@ -85,7 +84,7 @@ def batch_loss(
             logits = student.logits(view, hidden, number)
             common = min(logits.shape[-1], wanted.shape[-1])  # ignore padding of the vocabulary
             pair = logits[:, :common], wanted[at, :common]
-            losses.append(distance(*pair) + confidence_loss(student.sureness(view, hidden, number), *pair))
+            losses.append(distance(*pair) + confidence_loss(student.confidence(view, hidden, number), *pair))
             weights.append(STEP_WEIGHT**number)
     if not losses:
         return sum((p.sum() * 0.0 for p in student.tensors.parameters.values()), torch.zeros(()))
@@ -101,7 +100,7 @@ def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hidden(
-    student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor | None, able: Tensor | None = None
+    student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each pass the indices of the places [n] that it drafts for, and its hidden states [n, hidden]."""
     for number, hidden in enumerate(student.hidden(view, batch, features)):
@@ -118,13 +117,13 @@ def acceptance(
     view, counts = student.tensors.view(), []
     for some in in_order(texts, lessons.teacher.rows):
         batch = TrainingBatch.of(some, lessons.teacher.model.device)
-        features = lessons.of(batch)[1] if student.aux_layers else None
+        features = lessons.of(batch)[1] if student.aux_layers else torch.empty(0)  # no pass of the target
         counts += [count_steps(places, draft_len) for places in _proposals(student, view, batch, features, draft_len)]
     return AcceptanceStats(tuple(counts), tuple(text.label for text in texts))
 
 
 def _proposals(
-    student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor | None, draft_len: int
+    student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor, draft_len: int
 ) -> list[list[ReplayedDraft]]:
     """Return for each row how many drafted tokens match the text in the chain that starts at each place.
 

@@ -16,7 +16,6 @@ from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.core.errors import TrtspecError
-from trtspec.core.paths import cache_dir
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.engine.settings import EngineSettings
 from trtspec.planning.init.recipe_text import relative_model
@@ -24,7 +23,6 @@ from trtspec.planning.pipeline import Build, open_store, plan_build, prepare_sou
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 from trtspec.recipe.resolve import ResolvedEngine
 from trtspec.store.artifact_paths import checkpoint
-from trtspec.store.digest import DigestCache
 from trtspec.store.executor import Observer, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import StepPlan
@@ -33,6 +31,8 @@ from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.draft_steps import MeasureDraft, TrainDraft
 from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
 from trtspec.training.split_prompts import SplitPrompts
+
+ORIGIN_KEYS = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft that describe its origin
 
 
 class TrainingProgress(Observer, Protocol):
@@ -63,9 +63,6 @@ def run_steps(steps: list[Step], build: Build, watching: ProgressFactory) -> lis
     return [found[step.key].entry.files_dir for step in steps]
 
 
-ORIGIN_KEYS = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft that describe its origin
-
-
 @dataclass(frozen=True)
 class TrainRequest:
     """The options of the command; `out` is where an improved draft is written.
@@ -85,43 +82,45 @@ class TrainRequest:
     sizes: Sizes = NO_SIZES
 
 
-def load_requested_recipe(asked: TrainRequest, *overrides: str) -> LoadedRecipe:
+def load_requested_recipe(request: TrainRequest, *overrides: str) -> LoadedRecipe:
     """Return the recipe, with the engine of this process as backend."""
-    return load_recipe(asked.recipe, [*asked.overrides, f"engine.backend={in_process_backend()[0]}", *overrides])
+    return load_recipe(request.recipe, [*request.overrides, f"engine.backend={in_process_backend()[0]}", *overrides])
 
 
-def load_for_training(asked: TrainRequest, able: Collection[str]) -> LoadedRecipe:
+def load_for_training(request: TrainRequest, able: Collection[str]) -> LoadedRecipe:
     """Return the recipe as `load_requested_recipe` does; TrtspecError if its method is not one of `able`."""
-    loaded = load_requested_recipe(asked)
+    loaded = load_requested_recipe(request)
     speculation = loaded.recipe.speculation
     if speculation.method not in able:
         message = f"method {speculation.method} has no trainable draft; supported methods: {', '.join(able)}"
-        raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe, or --set speculation.method")
+        raise TrtspecError(
+            message, where=str(request.recipe), hint="choose another recipe, or --set speculation.method"
+        )
     return loaded
 
 
-def load_with_draft(asked: TrainRequest, able: Collection[str]) -> LoadedRecipe:
+def load_with_draft(request: TrainRequest, able: Collection[str]) -> LoadedRecipe:
     """Return the recipe as `load_for_training` does; TrtspecError also if it names no draft."""
-    loaded = load_for_training(asked, able)
+    loaded = load_for_training(request, able)
     if loaded.recipe.speculation.draft is None:
         message = "names no draft, but external trainers start from one"
-        raise TrtspecError(message, where=str(asked.recipe), hint="create one with trtspec train --write")
-    check_no_sizes(asked)
+        raise TrtspecError(message, where=str(request.recipe), hint="create one with trtspec train --write")
+    check_no_sizes(request)
     return loaded
 
 
-def check_no_sizes(asked: TrainRequest) -> None:
+def check_no_sizes(request: TrainRequest) -> None:
     """Raise TrtspecError if sizes are given for an existing draft."""
-    if any(vars(asked.sizes).values()):
+    if any(vars(request.sizes).values()):
         message, hint = "the sizes of the recipe's draft cannot be changed", "remove the size options, or the draft"
-        raise TrtspecError(message, where=str(asked.recipe), hint=hint)
+        raise TrtspecError(message, where=str(request.recipe), hint=hint)
 
 
-def section_with(asked: TrainRequest, draft: Path) -> dict[str, Any]:
+def section_with(request: TrainRequest, draft: Path) -> dict[str, Any]:
     """Return the recipe's `speculation` with the draft at `draft`, as a path relative to the recipe."""
-    speculation = load_recipe(asked.recipe, asked.overrides).recipe.speculation
+    speculation = load_recipe(request.recipe, request.overrides).recipe.speculation
     section = speculation.model_dump(exclude_defaults=True, mode="json")
-    model = relative_model(str(draft.absolute()), asked.recipe.absolute().parent)
+    model = relative_model(str(draft.absolute()), request.recipe.absolute().parent)
     return section | {"draft": _drafting(section.get("draft", {}), model)}
 
 
@@ -129,29 +128,29 @@ def _drafting(section: dict[str, Any], model: str) -> dict[str, Any]:
     return {"model": model} | {key: value for key, value in section.items() if key not in ("model", *ORIGIN_KEYS)}
 
 
-def build_with(asked: TrainRequest, draft: Path) -> Build:
+def build_with(request: TrainRequest, draft: Path) -> Build:
     """Return the recipe's build with the draft at `draft`, which is read and checked like any draft of a recipe."""
-    section = load_recipe(asked.recipe, asked.overrides).recipe.speculation.draft
+    section = load_recipe(request.recipe, request.overrides).recipe.speculation.draft
     own = section.model_dump(exclude_defaults=True, mode="json") if section else {}
     written = f"speculation.draft={json.dumps(_drafting(own, str(draft)))}"
-    return plan_build(load_requested_recipe(asked, written), read_all=True)
+    return plan_build(load_requested_recipe(request, written), read_all=True)
 
 
-def answer_step(asked: TrainRequest, build: Build) -> AnswerPrompts:
+def answer_step(request: TrainRequest, build: Build) -> AnswerPrompts:
     """Return the step that generates the target's responses to the prompts, with the step that splits them."""
     reader, home = file_reader(), build.context.sources["target"]
     tokenizer = reader.read(home.root, home.tokenizer_files)
     target, engine = _converted(build)[0], build.recipe.engine
     prompts = SplitPrompts(
         tokenizer,
-        _file(reader, asked.prompts),
-        tuple(_file(reader, path) for path in (asked.keep,) if path),
-        tuple(_file(reader, path) for path in (asked.held_out,) if path),
-        _longest_prompt(asked, engine),
-        asked.settings.seed,
+        _file(reader, request.prompts),
+        tuple(_file(reader, path) for path in (request.keep,) if path),
+        tuple(_file(reader, path) for path in (request.held_out,) if path),
+        _longest_prompt(request, engine),
+        request.settings.seed,
     )
     settings = _alone(engine).as_json()
-    return AnswerPrompts(target, target.bare_key, tokenizer, prompts, settings, asked.max_tokens, asked.sampled)
+    return AnswerPrompts(target, target.bare_key, tokenizer, prompts, settings, request.max_tokens, request.sampled)
 
 
 def _alone(engine: ResolvedEngine) -> EngineSettings:
@@ -162,10 +161,10 @@ def _alone(engine: ResolvedEngine) -> EngineSettings:
     )
 
 
-def _longest_prompt(asked: TrainRequest, engine: ResolvedEngine) -> int:
-    most = min(engine.max_input_len, engine.max_seq_len - asked.max_tokens)
+def _longest_prompt(request: TrainRequest, engine: ResolvedEngine) -> int:
+    most = min(engine.max_input_len, engine.max_seq_len - request.max_tokens)
     if most < 1:
-        message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {engine.max_seq_len} tokens"
+        message = f"--max-tokens {request.max_tokens} leaves no room for a prompt in {engine.max_seq_len} tokens"
         raise TrtspecError(message, hint="engine.max_seq_len limits the sum of prompt and response")
     return most
 
@@ -177,10 +176,10 @@ def measure_draft(when: str, build: Build, answers: AnswerPrompts) -> MeasureDra
     return MeasureDraft(when, target, tuple(draft), answers, settings.as_json())
 
 
-def train_here(asked: TrainRequest, build: Build, answers: AnswerPrompts) -> TrainDraft:
+def train_here(request: TrainRequest, build: Build, answers: AnswerPrompts) -> TrainDraft:
     """Return the step that trains a build's draft on this machine, on the target's responses."""
     files, method = source_files(build.context.sources["draft"]), build.recipe.speculation.method
-    return TrainDraft(answers.target, files, answers, method, build.context.draft_shape.max_depth, asked.settings)
+    return TrainDraft(answers.target, files, answers, method, build.context.draft_shape.max_depth, request.settings)
 
 
 def _converted(build: Build) -> list[ConvertCheckpoint]:
@@ -190,7 +189,7 @@ def _converted(build: Build) -> list[ConvertCheckpoint]:
 
 def file_reader() -> FileReader:
     """Return a reader that caches file digests."""
-    return FileReader(DigestCache(cache_dir() / "digests.json"))
+    return FileReader(open_store().digests)
 
 
 def source_files(source: Source) -> Files:

@@ -7,19 +7,22 @@ split -> generate responses -> measure before, prune -> convert the result -> me
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import new_directory, write_config, write_tensors
 from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.methods.base import VocabularyNames, methods
 from trtspec.planning.prediction.predict import step_cost
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.draft_steps import read_counts, read_held_out
-from trtspec.training.evaluation import TrainingVerdict, describe_acceptance
+from trtspec.training.evaluation import DraftComparison
 from trtspec.training.plan import (
     ProgressFactory,
     TrainRequest,
@@ -33,7 +36,7 @@ from trtspec.training.plan import (
 )
 from trtspec.training.texts import HELD_OUT, TEXTS, read_texts
 
-METHODS = ("dflash", "dspark", "eagle3", "p_eagle")
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -51,21 +54,14 @@ class ReduceDraft(Step):
     method: str
     count: int
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "reduce-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the net; CheckpointError if it does not draft more tokens than `count`."""
-        from trtspec.training.vocabulary import (
-            ReducedNet,  # imports torch, which planning does not need
-            most_frequent,
-        )
+        from trtspec.training.vocabulary import ReducedNet, most_frequent  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side != HELD_OUT]
         with self.source.unchanged(), self.target.unchanged():
-            net = ReducedNet(self.source.root, self.method, load_model(self.target.root, "auto"))
+            find_names = _able_methods()[self.method]
+            net = ReducedNet(self.source.root, load_model(self.target.root, "auto"), find_names)
             if self.count >= len(net.drafted):
                 message = f"drafts {len(net.drafted)} tokens, not more than the requested {self.count}"
                 raise CheckpointError(message, where=str(self.source.root), hint="request fewer")
@@ -74,7 +70,9 @@ class ReduceDraft(Step):
             write_tensors(out / "model.safetensors", net.parts(ids))
 
 
-FORMAT_VERSION = 1
+def _able_methods() -> dict[str, Callable[[Source], VocabularyNames]]:
+    """Return `vocabulary_names` of the methods whose heads may have their own vocabulary."""
+    return {name: method.vocabulary_names for name, method in methods().items() if method.vocabulary_names}
 
 
 @dataclass(frozen=True)
@@ -87,45 +85,41 @@ class PruningResult:
     name: str
     out: Path
     left: int
-    verdict: TrainingVerdict
+    comparison: DraftComparison
     costs: tuple[float, float]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `prune --vocab --json`."""
-        whole = self.verdict.whole
-        sides = zip(("before", "after"), (whole.before, whole.after), self.costs, strict=True)
+        found = self.comparison.as_dict()
+        for side, cost in zip(("before", "after"), self.costs, strict=True):
+            found[side]["step_cost"] = round(cost, 4)
         return {
             "format_version": FORMAT_VERSION,
             "name": self.name,
             "draft": str(self.out),
             "draft_vocab_size": self.left,
-            **{word: describe_acceptance(side) | {"step_cost": round(cost, 4)} for word, side, cost in sides},
-            "change": whole.change.as_list(),
-            "kinds": [each.as_dict() for each in self.verdict.kinds],
+            **found,
         }
 
 
-def prune_vocabulary(asked: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
+def prune_vocabulary(request: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
     """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
-    loaded = load_requested_recipe(asked)
+    loaded = load_requested_recipe(request)
     speculation = loaded.recipe.speculation
-    if speculation.draft is None or speculation.method not in METHODS:
-        message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(METHODS)}"
-        raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe")
+    if speculation.draft is None or speculation.method not in (able := _able_methods()):
+        message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(able)}"
+        raise TrtspecError(message, where=str(request.recipe), hint="choose another recipe")
     build = plan_recipe(loaded, watching)
-    answers = answer_step(asked, build)
+    answers = answer_step(request, build)
     target, source = (source_files(build.context.sources[role]) for role in ("target", "draft"))
     reduction = ReduceDraft(target, source, answers, speculation.method, left)
     steps = [answers, measure_draft("before", build, answers), reduction]
     answered, before, reduced = run_steps(steps, build, watching)
-    fewer = build_with(asked, reduced)
+    fewer = build_with(request, reduced)
     (after,) = run_steps([measure_draft("after", fewer, answers)], fewer, watching)
-    verdict = TrainingVerdict.of(read_held_out(answered), read_counts(before), read_counts(after))
-    _write(reduced, out)
-    return PruningResult(loaded.recipe.name, out, left, verdict, (step_cost(build.context), step_cost(fewer.context)))
-
-
-def _write(reduced: Path, out: Path) -> None:
+    comparison = DraftComparison.of(read_held_out(answered), read_counts(before), read_counts(after))
     with new_directory(out) as temporary:
         for path in reduced.iterdir():
             shutil.copyfile(path, temporary / path.name)
+    costs = step_cost(build.context), step_cost(fewer.context)
+    return PruningResult(loaded.recipe.name, out, left, comparison, costs)

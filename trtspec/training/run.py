@@ -2,7 +2,7 @@
 """Train and evaluate a recipe's draft on prompts; the only module here that defines the order of steps.
 
 split -> generate responses -> measure before, train (here, or import an external result) -> convert the result
--> measure after -> judge -> publish
+-> measure after -> compare -> publish
 
 If the recipe names no draft, one is created after the responses, and the baseline is the target alone.
 """
@@ -24,10 +24,10 @@ from trtspec.planning.pipeline import Build
 from trtspec.planning.prediction.predict import step_cost
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Speculation
+from trtspec.store.step import Step
 from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.draft_steps import MakeDraft, TrainDraft, read_counts, read_held_out
-from trtspec.training.evaluation import TrainingVerdict, TrainResult, check_draft_path, publish
-from trtspec.training.external.job import TakeDraft
+from trtspec.training.draft_steps import MakeDraft, read_counts, read_held_out
+from trtspec.training.evaluation import DraftComparison, TrainResult, check_draft_path, publish
 from trtspec.training.plan import (
     ProgressFactory,
     TrainRequest,
@@ -42,99 +42,106 @@ from trtspec.training.plan import (
     train_here,
 )
 from trtspec.training.split_prompts import read_num_skipped
-from trtspec.training.texts import HELD_OUT, TEXTS, TrainingText, read_texts
+from trtspec.training.texts import HELD_OUT, TEXTS, read_texts
 
-Training = Callable[[TrainRequest, Build, AnswerPrompts], TrainDraft | TakeDraft]
+TrainingStep = Callable[[TrainRequest, Build, AnswerPrompts], Step]
 
 
-def run(asked: TrainRequest, watching: ProgressFactory) -> TrainResult:
+def run(request: TrainRequest, watching: ProgressFactory) -> TrainResult:
     """Train the recipe's draft, and publish it if it is better; TrtspecError if that is not possible."""
-    loaded = load_for_training(asked, extension_names("trtspec.methods", "training"))
+    loaded = load_for_training(request, extension_names("trtspec.methods", "training"))
     if loaded.recipe.speculation.draft is None:
-        return _from_scratch(asked, loaded, watching)
-    check_no_sizes(asked)
-    return train_and_evaluate(asked, loaded, watching, train_here)
+        return _from_scratch(request, loaded, watching)
+    check_no_sizes(request)
+    return train_and_evaluate(request, loaded, watching, train_here)
 
 
 def train_and_evaluate(
-    asked: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory, training: Training
+    request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory, training: TrainingStep
 ) -> TrainResult:
     """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better."""
-    out = _output_dir(asked, loaded)
+    out = _output_dir(request, loaded)
     build = plan_recipe(loaded, watching)
     if build.context.translates:
         message = "the draft's vocabulary differs from the target's, whose tokens it is trained on"
-        raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
-    answers = answer_step(asked, build)
-    before, made = measure_draft("before", build, answers), training(asked, build, answers)
-    answered, split, measured, trained = run_steps([answers, answers.prompts, before, made], build, watching)
-    better = build_with(asked, trained)
+        raise TrtspecError(message, where=str(request.recipe), hint="train a draft with the target's tokenizer")
+    answers = answer_step(request, build)
+    steps = [answers, answers.prompts, measure_draft("before", build, answers), training(request, build, answers)]
+    answered, split, measured, trained = run_steps(steps, build, watching)
+    better = build_with(request, trained)
     (again,) = run_steps([measure_draft("after", better, answers)], better, watching)
-    verdict = TrainingVerdict.of(read_held_out(answered), read_counts(measured), read_counts(again))
-    method = loaded.recipe.speculation.method
-    name, left_out = loaded.recipe.name, read_num_skipped(split)
-    return _published(
-        TrainResult(name, method, out, trained, verdict, _record(trained), left_out, prompt_digests=_prompts(answered),
-               target=_target(build))
-    )  # fmt: skip
+    comparison = DraftComparison.of(read_held_out(answered), read_counts(measured), read_counts(again))
+    return _result(loaded, build, out, (answered, split, trained), comparison)
 
 
-def _output_dir(asked: TrainRequest, loaded: LoadedRecipe) -> Path:
-    out = asked.out or Path("drafts") / loaded.recipe.name
+def _output_dir(request: TrainRequest, loaded: LoadedRecipe) -> Path:
+    out = request.out or Path("drafts") / loaded.recipe.name
     check_draft_path(out)
     return out
 
 
-def _published(found: TrainResult) -> TrainResult:
+def _result(
+    loaded: LoadedRecipe, build: Build, out: Path, outputs: tuple[Path, Path, Path], comparison: DraftComparison
+) -> TrainResult:
+    """Return the result of a training, and publish the draft if it is better.
+
+    `outputs` are the directories of the responses, of the split prompts and of the trained draft.
+    """
+    answered, split, trained = outputs
+    recipe = loaded.recipe
+    found = TrainResult(
+        recipe.name,
+        recipe.speculation.method,
+        out,
+        trained,
+        comparison,
+        json.loads((trained / RECORD).read_text()),
+        read_num_skipped(split),
+        from_scratch=recipe.speculation.draft is None,
+        prompt_digests=_prompts(answered),
+        target=_target(build),
+    )
     if found.published:
         publish(found)
     return found
 
 
-def _from_scratch(asked: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory) -> TrainResult:
+def _from_scratch(request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory) -> TrainResult:
     """Create a draft of the recipe's method, train it and evaluate it."""
-    _check_makes(asked, loaded)
-    out = _output_dir(asked, loaded)
+    _check_makes(request, loaded)
+    out = _output_dir(request, loaded)
     bare = plan_recipe(
         replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching
     )
-    answers = answer_step(asked, bare)
-    making = _make_step(asked, loaded.recipe.speculation, bare, answers)
+    answers = answer_step(request, bare)
+    making = _make_step(request, loaded.recipe.speculation, bare, answers)
     answered, split, made = run_steps([answers, answers.prompts, making], bare, watching)
-    build = build_with(asked, made)
-    train = train_here(replace(asked, settings=replace(asked.settings, from_scratch=True)), build, answers)
+    build = build_with(request, made)
+    train = train_here(replace(request, settings=replace(request.settings, from_scratch=True)), build, answers)
     (trained,) = run_steps([train], build, watching)
-    better, texts = build_with(asked, trained), read_held_out(answered)
+    better, texts = build_with(request, trained), read_held_out(answered)
     (measured,) = run_steps([measure_draft("after", better, answers)], better, watching)
-    alone = [steps_alone(text) for text in texts]
-    verdict = TrainingVerdict.of(texts, alone, read_counts(measured), step_cost(better.context))
-    name, left_out = loaded.recipe.name, read_num_skipped(split)
-    return _published(
-        TrainResult(name, train.method, out, trained, verdict, _record(trained), left_out, from_scratch=True,
-               prompt_digests=_prompts(answered), target=_target(bare))
-    )  # fmt: skip
+    alone = [StepCounts(len(text.answer) - 1, 0, 0) for text in texts]  # one for each token but the first
+    comparison = DraftComparison.of(texts, alone, read_counts(measured), step_cost(better.context))
+    return _result(loaded, bare, out, (answered, split, trained), comparison)
 
 
-def _check_makes(asked: TrainRequest, loaded: LoadedRecipe) -> None:
+def _check_makes(request: TrainRequest, loaded: LoadedRecipe) -> None:
     """Raise TrtspecError for sizes and training options that the method's draft does not support."""
-    if asked.settings.lora:
+    if request.settings.lora:
         message = "--lora does not change a draft's weights, which are random in a draft from scratch"
-        raise TrtspecError(message, where=str(asked.recipe), hint="remove it, or name a draft")
-    from trtspec.training.trainable import find_initializer  # imports torch, which checks do not need
+        raise TrtspecError(message, where=str(request.recipe), hint="remove it, or name a draft")
+    from trtspec.training.trainable import find_trainable  # imports torch, which checks do not need
 
-    find_initializer(loaded.recipe.speculation.method, asked.sizes)
+    method = loaded.recipe.speculation.method
+    find_trainable(method).check_sizes(method, request.sizes)
 
 
-def _make_step(asked: TrainRequest, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
+def _make_step(request: TrainRequest, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
     method = find_method(speculation.method)
     depth = method.shape_for(method.parse(speculation.options), speculation.draft_len).max_depth
     files = source_files(bare.context.sources["target"])
-    return MakeDraft(files, answers, speculation.method, depth, asked.sizes, asked.settings.seed)
-
-
-def steps_alone(text: TrainingText) -> StepCounts:
-    """Return the steps of the target alone: one for each token but the first."""
-    return StepCounts(len(text.answer) - 1, 0, 0)
+    return MakeDraft(files, answers, speculation.method, depth, request.sizes, request.settings.seed)
 
 
 def _prompts(answered: Path) -> list[str]:
@@ -148,8 +155,3 @@ def _target(build: Build) -> dict[str, str]:
     recipe = build.recipe.without_directories()
     steps = ((step.name, step.key) for step in build.plan.steps)
     return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
-
-
-def _record(trained: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((trained / RECORD).read_text())
-    return found

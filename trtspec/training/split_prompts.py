@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,6 +29,10 @@ BEGINNING = 32  # minimum length in characters of a prompt that others may exten
 HELD_OUT_SHARE, VALIDATION_SHARE = 0.2, 0.1
 LEAST_DOCUMENTS = 4  # per kind: two for training, one for validation, one for evaluation
 HINT = "add prompts of this kind, or remove the kind"
+# Marks of chat templates that are single tokens in the models that use them.
+MARKS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|assistant|>", "<|user|>")
+LEFT_OUT = "left_out.json"
+FOREIGN_SHARE = 0.1  # of prompts; some may be about templates
 
 
 def assign_documents(prompts: Sequence[Prompt]) -> list[int]:
@@ -56,10 +59,10 @@ def _user_text(prompt: Prompt) -> str:
 
 
 def _same_names(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
-    named = sorted((prompt.document, place) for place, prompt in enumerate(prompts) if prompt.document)
-    for _, group in groupby(named, lambda pair: pair[0]):
-        places = [place for _, place in group]
-        yield from ((places[0], place) for place in places[1:])
+    first: dict[str, int] = {}
+    for place, prompt in enumerate(prompts):
+        if prompt.document:
+            yield first.setdefault(prompt.document, place), place
 
 
 def _similar_pairs(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -115,8 +118,7 @@ def _draw(prompt: Prompt, seed: int) -> bytes:
     return hashlib.sha256(f"{seed} {prompt.text}".encode()).digest()
 
 
-def _too_few(prompts: Sequence[Prompt], documents: Iterable[int], kind: str, count: int) -> TrtspecError:
-    documents = list(documents)
+def _too_few(prompts: Sequence[Prompt], documents: Sequence[int], kind: str, count: int) -> TrtspecError:
     own = [place for place, document in enumerate(documents) if prompts[document].kind == kind]
     message = f"{_named(kind)}: {len(own)} prompts of {count} documents, expected {LEAST_DOCUMENTS} or more"
     if len(own) > count:
@@ -128,12 +130,6 @@ def _too_few(prompts: Sequence[Prompt], documents: Iterable[int], kind: str, cou
 
 def _named(kind: str) -> str:
     return f"prompts of kind {kind!r}" if kind else "prompts without a kind"
-
-
-# Marks of chat templates that are single tokens in the models that use them.
-MARKS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|assistant|>", "<|user|>")
-LEFT_OUT = "left_out.json"
-FOREIGN_SHARE = 0.1  # of prompts; some may be about templates
 
 
 @dataclass(frozen=True)
@@ -152,11 +148,6 @@ class SplitPrompts(Step):
     held_out: tuple[Files, ...]
     max_input_len: int
     seed: int
-
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "split-prompts"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Split; TrtspecError for prompts unsuitable for training or evaluation."""

@@ -9,7 +9,7 @@ source.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +26,11 @@ from trtspec.engine.device import TORCH_DTYPES, map_tensor
 
 TRAINABLE = ("BF16", "F16", "F32")
 DOWN, UP = "lora_down", "lora_up"
+_WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
 
 
 class SourceTensors:
-    """Source tensors of rules, in float32; those for which `trained` returns True become parameters.
+    """Source tensors of rules, in float32; tensors of rules that are not `frozen` become parameters.
 
     With a `lora` rank their matrices are frozen, and two thin matrices for each are trained instead
     (arXiv:2106.09685). CheckpointError for quantized tensors and experts.
@@ -39,13 +40,13 @@ class SourceTensors:
         self,
         source: Source,
         rules: Sequence[Rule],
-        trained: Callable[[Rule], bool],
-        lora: int,
-        seed: int,
         device: torch.device,
+        frozen: Collection[str] = (),
+        *,
+        lora: int = 0,
+        seed: int = 0,
     ) -> None:
         self.source, self.rules = source, {rule.name: rule for rule in rules}
-        self._lora = lora
         self._replaced: set[str] = set()
         self.device = device
         named = {tensor.name: rule for rule in rules for tensor in rule.sources if tensor.name}
@@ -58,10 +59,11 @@ class SourceTensors:
                     hint="train an unquantized draft without experts",
                 )
         self.fixed = {name: _load(source, name, device) for name in named}
-        wanted = [name for name, rule in named.items() if trained(rule) and self.fixed[name].is_floating_point()]
         generator = torch.Generator().manual_seed(seed)
         self.parameters: dict[str, Tensor] = {}
-        for name in wanted:
+        for name, rule in named.items():
+            if rule.name in frozen or not self.fixed[name].is_floating_point():
+                continue
             if lora and self.fixed[name].dim() == 2:
                 self.parameters |= _thin(name, self.fixed[name], lora, generator)
             elif not lora:
@@ -88,7 +90,7 @@ class SourceTensors:
             self._replaced.add(name)
 
     @torch.no_grad()
-    def trained(self) -> dict[str, Tensor]:
+    def changed(self) -> dict[str, Tensor]:
         """Return copies of the changed source tensors, with LoRA merged."""
         names = {name.removesuffix(f".{DOWN}").removesuffix(f".{UP}") for name in self.parameters} | self._replaced
         return {name: self.tensor(name).detach().clone() for name in sorted(names)}
@@ -124,17 +126,22 @@ class ConvertedView(Mapping[str, Tensor]):
         return len(self._tensors.rules)
 
     def _make(self, rule: Rule) -> Tensor:
-        parts = [self._rows(each) for each in rule.sources]
+        parts = [self._rows(part) for part in rule.sources]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole + rule.plus if rule.plus else whole
 
-    def _rows(self, asked: SourceTensor) -> Tensor:
-        if not asked.name:
-            return torch.zeros(asked.shape, device=self._tensors.device)
-        whole = self._tensors.tensor(asked.name)
-        rows = whole[asked.first_row : asked.first_row + asked.shape[0]] if asked.stored_rows else whole
-        missing = asked.target_rows - len(rows)
+    def _rows(self, part: SourceTensor) -> Tensor:
+        if not part.name:
+            return torch.zeros(part.shape, device=self._tensors.device)
+        whole = self._tensors.tensor(part.name)
+        rows = whole[part.first_row : part.first_row + part.shape[0]] if part.stored_rows else whole
+        missing = part.target_rows - len(rows)
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing > 0 else rows
+
+
+def converted_view(source: Source, rules: Sequence[Rule]) -> ConvertedView:
+    """Return the converted tensors of rules on the CPU, without parameters."""
+    return SourceTensors(source, rules, torch.device("cpu"), [rule.name for rule in rules]).view()
 
 
 def _load(source: Source, name: str, device: torch.device) -> Tensor:
@@ -150,9 +157,6 @@ def _thin(name: str, matrix: Tensor, rank: int, generator: torch.Generator) -> d
     up = torch.zeros(height, rank)
     made = {f"{name}.{DOWN}": down, f"{name}.{UP}": up}
     return {key: value.to(matrix.device).requires_grad_() for key, value in made.items()}
-
-
-_WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
 
 
 def write_checkpoint(source: Source, trained: Mapping[str, Tensor], out: Path) -> None:

@@ -7,7 +7,7 @@ Initial weights are copied from the target, or random.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -20,21 +20,24 @@ from torch import Tensor
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rope import ORIGINAL, PARAMETERS, SCALING, SHARE
 from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import find_extension
 from trtspec.engine.model.decoder import Decoder
-from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
 from trtspec.training.settings import Sizes, TrainSettings
-from trtspec.training.tensors import SourceTensors
+from trtspec.training.tensors import SourceTensors, converted_view
 from trtspec.training.texts import TrainingText
 from trtspec.training.vocabulary import most_frequent
 
-PACKAGE, ATTRIBUTE, PART = "trtspec.methods", "TRAINABLE", "training"
 STEP_WEIGHT = 0.8  # loss weight of a pass relative to the previous: it counts only if earlier tokens are right
+LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # for larger vocabularies, the draft vocabulary of published heads
+MOST_LAYERS = 5  # as in the published nets of DFlash and DSpark
+LEAST_READ = 3  # hidden states of the target, in published heads
+DEEP = 8  # targets with fewer layers cannot use the published choices of layers, which would coincide
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,16 @@ class DraftSource:
     draft_len: int
     settings: TrainSettings
     texts: Sequence[TrainingText] = ()
+
+    @cached_property
+    def origin(self) -> Source:
+        """Return the draft's checkpoint."""
+        return load_source(self.root)
+
+    def tensors(self, origin: Source, rules: Iterable[Rule], frozen: Collection[str] = ()) -> SourceTensors:
+        """Return the tensors of rules on the target's device; `frozen` rules are not trained."""
+        settings = self.settings
+        return SourceTensors(origin, list(rules), self.target.device, frozen, lora=settings.lora, seed=settings.seed)
 
 
 class TrainableDraft(ABC):
@@ -68,7 +81,7 @@ class TrainableDraft(ABC):
     vocab: Tensor | None = None
 
     @abstractmethod
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return for each pass the hidden states [places, hidden] of the chains that start at a batch's places.
 
         `features` are the target's, [rows, width, aux_layers * hidden]; the last that a chain sees belongs to the token
@@ -79,28 +92,9 @@ class TrainableDraft(ABC):
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
         """Return logits [n, draft vocab] of some of the hidden states [n, hidden] of pass `step`."""
 
-    def sureness(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
+    def confidence(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
         """Return the draft's confidence that its token is accepted, as logits [n], or None if not predicted."""
         return None
-
-
-@dataclass(frozen=True)
-class DraftTrainer:
-    """A method whose draft can be trained; `methods/NAME/training.py` defines it as `TRAINABLE`."""
-
-    load: Callable[[DraftSource], TrainableDraft]
-
-
-def find_trainable(method: str) -> DraftTrainer:
-    """Return the trainable of a method; the TrtspecError for an unsupported method lists the supported ones."""
-    found: DraftTrainer = find_extension(PACKAGE, ATTRIBUTE, method, "draft to train, of method", PART)
-    return found
-
-
-MAKER_PACKAGE, MAKER_ATTRIBUTE, MAKER_PART = "trtspec.methods", "MAKER", "initial"
-LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # for larger vocabularies, the draft vocabulary of published heads
-MOST_LAYERS, LEAST_READ = 5, 3  # as in the published nets of DFlash and DSpark; EAGLE-3 reads three
-DEEP = 8  # targets with fewer layers cannot use the published choices of layers, which would coincide
 
 
 @dataclass(frozen=True)
@@ -122,7 +116,7 @@ class DraftInitializer:
         self.config, self.texts, self.draft_len, self.sizes = model.config, texts, draft_len, sizes
         self.document = model.source.config
         own = [rule for rule in model.rules if rule.target in (EMBEDDING, FINAL_NORM, LM_HEAD)]
-        self._view = SourceTensors(model.source, own, lambda rule: False, 0, seed, torch.device("cpu")).view()
+        self._view = converted_view(model.source, own)
         self._draw = torch.Generator().manual_seed(seed)
 
     @property
@@ -175,12 +169,6 @@ class DraftInitializer:
         last = max(first, layers - (3 if layers >= DEEP else 2))
         return tuple(sorted({round(first + n * (last - first) / max(1, count - 1)) for n in range(count)}))
 
-    def eagle_layers(self) -> tuple[int, ...]:
-        """Return the layers whose outputs an EAGLE-3 head reads, numbered from 0: its default if the target is deep."""
-        if self.config.num_layers < DEEP:
-            return self.outputs_read(LEAST_READ)
-        return tuple(number - 1 for number in default_aux_layers(self.config.num_layers))
-
     def random(self, *shape: int) -> Tensor:
         """Return a random tensor; as a matrix it preserves the average norm of its input."""
         return torch.randn(shape, generator=self._draw) / sqrt(shape[-1])
@@ -188,7 +176,7 @@ class DraftInitializer:
     def fill(self, rules: Iterable[Rule], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the source tensors of rules: `given` tensors, zero biases, norms of ones, and random matrices.
 
-        Initially the layers' contributions to the residual are small.
+        Initially the layers' contributions to the residual are small. `given` may have further tensors without a rule.
         """
         found = {}
         for tensor in (each for rule in rules for each in rule.sources):
@@ -200,7 +188,7 @@ class DraftInitializer:
             else:
                 gain = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 found[name] = self.random(*shape) * gain
-        return found
+        return found | {name: tensor for name, tensor in given.items() if name not in found}
 
     def layer_config(self, config: ModelConfig, architecture: str, layers: int) -> dict[str, Any]:
         """Return config.json of a draft with this many layers of the shape in `config`."""
@@ -260,22 +248,28 @@ def plain_layer(config: ModelConfig) -> ModelConfig:
 
 
 @dataclass(frozen=True)
-class Initializer:
-    """A method whose draft can be created from scratch; `methods/NAME/initial.py` defines it as `MAKER`.
+class DraftTrainer:
+    """How a method's drafts are trained; `methods/NAME/training.py` defines it as `TRAINABLE`.
 
-    `takes` are the sizes that can be set.
+    `make` returns the initial weights of a new draft, and `sizes` are the fields of `Sizes` that it supports.
     """
 
+    load: Callable[[DraftSource], TrainableDraft]
     make: Callable[[DraftInitializer], InitialDraft]
-    takes: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+    def check_sizes(self, method: str, sizes: Sizes) -> None:
+        """Raise TrtspecError for requested sizes that new drafts do not support."""
+        for name, value in vars(sizes).items():
+            if value and name not in self.sizes:
+                able = ", ".join(f"--{each.replace('_', '-')}" for each in self.sizes) or "none"
+                message = f"drafts of {method} do not support --{name.replace('_', '-')}; supported sizes: {able}"
+                raise TrtspecError(message, hint="remove it")
 
 
-def find_initializer(method: str, sizes: Sizes) -> Initializer:
-    """Return the maker of a method's draft; TrtspecError for a method without one, and for unsupported sizes."""
-    found: Initializer = find_extension(MAKER_PACKAGE, MAKER_ATTRIBUTE, method, "draft to make, of method", MAKER_PART)
-    for name, value in vars(sizes).items():
-        if value and name not in found.takes:
-            able = ", ".join(f"--{each.replace('_', '-')}" for each in found.takes) or "none"
-            message = f"drafts of {method} do not support --{name.replace('_', '-')}; supported sizes: {able}"
-            raise TrtspecError(message, hint="remove it")
+def find_trainable(method: str) -> DraftTrainer:
+    """Return the trainable of a method; the TrtspecError for an unsupported method lists the supported ones."""
+    found: DraftTrainer = find_extension(
+        "trtspec.methods", "TRAINABLE", method, "draft to train, of method", "training"
+    )
     return found

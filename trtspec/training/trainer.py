@@ -99,7 +99,7 @@ class Trainer:
         if self.course.step % VALIDATE_EVERY:
             self._validate(say)
         self.student.tensors.load_state(self._best)
-        return self.student.tensors.trained()
+        return self.student.tensors.changed()
 
     @property
     def seconds(self) -> float:

@@ -9,7 +9,7 @@ the same. A pruned net has fewer rows, the mapping to the target's ids, and a sm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,19 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import LM_HEAD
 from trtspec.checkpoints.writer import Part
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.device import TORCH_DTYPES, map_tensor
+from trtspec.methods.base import VocabularyNames
 from trtspec.methods.draft_head import drafted_ids
-from trtspec.methods.eagle3 import find_names
-from trtspec.methods.eagle3.head import Eagle3Names
-from trtspec.training.tensors import SourceTensors, make_part
+from trtspec.training.tensors import converted_view, make_part
 from trtspec.training.texts import TrainingText
 
 MOST_MISSED = 0.005  # share of the responses' tokens below which the vocabulary is not changed
+VOCAB = "draft_vocab_size"
 
 
 def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
@@ -72,49 +72,41 @@ def stored_maps(weights: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in ("d2t", "t2d") if name in file.keys()}  # noqa: SIM118
 
 
-EAGLE = ("eagle3", "p_eagle")  # their sources may use other names
-VOCAB, INNER = "draft_vocab_size", "dflash_config"
-OF_TOKENS = "markov_w2.weight"  # name suffix of other tensors with a row for each drafted token
-
-
 class ReducedNet:
-    """The net in `root`, of a method, for a target."""
+    """The net in `root` for a target; `find_names` is its method's `vocabulary_names`."""
 
-    def __init__(self, root: Path, method: str, target: SourceModel) -> None:
+    def __init__(self, root: Path, target: SourceModel, find_names: Callable[[Source], VocabularyNames]) -> None:
         self._source, self._target = load_source(root), target
-        names = find_names(self._source) if method in EAGLE else Eagle3Names()
-        self._prefix, self._head = names.prefix, f"{names.prefix}{names.head}"
-        stored = self._source.tensors.get(f"{self._prefix}d2t")
+        self._names = find_names(self._source)
+        stored = self._source.tensors.get(f"{self._names.prefix}d2t")
         self.drafted: Sequence[int] = drafted_ids(stored) if stored else range(target.config.vocab_size)
 
     def config(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Return config.json with the draft vocabulary size in every place that its dialect uses."""
+        """Return config.json with the draft vocabulary size in every section that has it."""
         config, size = self._source.config, {VOCAB: len(ids)}
-        inner = config.get(INNER)
-        own = {INNER: inner | size} if isinstance(inner, dict) and VOCAB in inner else {}
-        return config | size | own
+        sections = {key: value | size for key, value in config.items() if isinstance(value, dict) and VOCAB in value}
+        return config | size | sections
 
     def parts(self, ids: Sequence[int]) -> list[Part]:
         """Return all tensors; `ids` are the remaining draft tokens, ascending."""
-        chosen = torch.tensor(ids)
+        chosen, prefix = torch.tensor(ids), self._names.prefix
         rows = torch.searchsorted(torch.tensor(self.drafted), chosen)
         marked = torch.zeros(self._target.config.vocab_size, dtype=torch.bool)
         made = {
-            f"{self._prefix}lm_head.weight": self._lm_head()[rows],
-            f"{self._prefix}d2t": chosen - torch.arange(len(ids)),
-            f"{self._prefix}t2d": marked.index_fill(0, chosen, True),
+            f"{prefix}lm_head.weight": self._lm_head()[rows],
+            f"{prefix}d2t": chosen - torch.arange(len(ids)),
+            f"{prefix}t2d": marked.index_fill(0, chosen, True),
+            **{name: self._read(name)[rows] for name in self._names.rows},
         }
-        made |= {name: self._read(name)[rows] for name in self._source.tensors if name.endswith(OF_TOKENS)}
         kept = [Part.copy(name, each) for name, each in self._source.tensors.items() if name not in made]
         return [*kept, *(make_part(name, each, self._source.main_dtype) for name, each in made.items())]
 
     def _lm_head(self) -> Tensor:
         """Return the net's LM head, or the target's if the net lacks one."""
-        if self._head in self._source.tensors:
-            return self._read(self._head)
+        if (stored := f"{self._names.prefix}{self._names.lm_head}") in self._source.tensors:
+            return self._read(stored)
         rules = [rule for rule in self._target.rules if rule.target == LM_HEAD]
-        view = SourceTensors(self._target.source, rules, lambda rule: False, 0, 0, torch.device("cpu")).view()
-        return view[LM_HEAD]
+        return converted_view(self._target.source, rules)[LM_HEAD]
 
     def _read(self, name: str) -> Tensor:
         tensor = self._source.tensors[name]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
-from trtspec.backends.edge_llm.repository import EmitEdgeRepository
+from trtspec.backends.edge_llm.repository import repository_step
 from trtspec.backends.edge_llm.runtime import load
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config
@@ -43,7 +43,7 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "checkpoints/target/answers.json").write_text(json.dumps(ANSWERS))
     document = {"engines": "../../engines/target", "llm": LLM}
-    EmitEdgeRepository((), json.dumps(document), 4, streaming=True).emit(tmp_path / "model_repository")
+    repository_step(document, 4, streaming=True).emit(tmp_path / "model_repository")
     monkeypatch.syspath_prepend(DOUBLE)
     yield tmp_path
     for name in [name for name in sys.modules if name.split(".")[0] == "experimental"]:

@@ -80,13 +80,12 @@ def tools(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.11.0", tensorrt: str | None = None) -> None:
-    found = {"edge_llm": version, "tensorrt": tensorrt}
-    monkeypatch.setattr(toolchain, "script_versions", lambda script, names: found)
+    monkeypatch.setattr(toolchain, "installed_versions", lambda script, package: (version, tensorrt))
 
 
 def show_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = DetectedGpu("NVIDIA GeForce RTX 5090", 120, "590.44.01", 32607)
-    for module in ("toolchain", "serve"):
+    for module in ("toolchain", "repository"):
         monkeypatch.setattr(f"trtspec.backends.edge_llm.{module}.detect_gpus", lambda: [gpu])
 
 

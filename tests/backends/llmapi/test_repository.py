@@ -13,12 +13,10 @@ import yaml
 from tests.backends.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
 from tests.serving.triton.fakes import load_model, make_pb_utils, model_args
 from tests.serving.triton.test_repository import MADE
-from trtspec.backends.llmapi.artifact import EmitLlmApiRepository
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.fields import OLDER_NAMES
 from trtspec.serving.triton.python_models.tensors import NEUTRAL_FIELDS, Settings
-from trtspec.serving.triton.repository_writer import ServingSettings
 
 
 def objects(repository: Path) -> dict[str, Any]:
@@ -66,16 +64,6 @@ def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
     assert told <= {tensor.name for tensor in model.output}
     assert {"output_ids", "continuation", "sequence_length"} <= {tensor.name for tensor in model.output}
     assert {*NEUTRAL_FIELDS, "len_penalty"} <= {*types}
-
-
-def test_a_schedule_has_numbers_for_keys(tmp_path: Path) -> None:
-    """The document is stored as JSON, which has only string keys."""
-    speculation = {"decoding_type": "NGram", "draft_len_schedule": {2: 4, 8: 2}}
-    document = {"model": "org/model", "speculative_config": speculation}
-    EmitLlmApiRepository(
-        (), ServingSettings(max_batch_size=8), json.dumps(document), max_input_len=8, max_seq_len=16
-    ).emit(tmp_path)
-    assert yaml.safe_load((tmp_path / "tensorrt_llm/1/model.yaml").read_text()) == document
 
 
 @pytest.fixture

@@ -6,11 +6,9 @@ Covers the specifics of this engine: arguments, sampling, rejected requests and 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +17,40 @@ import yaml
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
-from trtspec.backends.llmapi.artifact import MODEL_YAML, EmitLlmApiRepository
+from trtspec.backends.llmapi.artifact import MODEL_YAML, MODELS
+from trtspec.backends.steps.files import token_models
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.repository_writer import ServingSettings
 
 pytestmark = pytest.mark.triton
 
-SETTINGS = EmitLlmApiRepository(
-    (), ServingSettings(max_batch_size=4), "", max_input_len=32, max_seq_len=256, gpu_ids=(1,)
-)
+SERVING = ServingSettings(max_batch_size=4)
+LIMITS = {"max_input_len": 32, "max_seq_len": 256, "gpu_ids": (1,)}
 TRTLLM = "1.3.0rc27"
 
 
-def make_artifact(root: Path, settings: EmitLlmApiRepository, **arguments: Any) -> None:
+def make_artifact(root: Path, settings: ServingSettings, limits: dict[str, Any] = LIMITS, **arguments: Any) -> None:
     """Write an artifact with table-driven models."""
     make_checkpoints(root)
-    emission = replace(settings, model_yaml=json.dumps(document(settings, **arguments)))
-    emission.emit(root / "model_repository")
+    documents = {MODEL_YAML.name: yaml.safe_dump(document(settings, limits, **arguments), sort_keys=False)}
+    token_models(MODELS, settings, documents, **limits).emit(root / "model_repository")
     # the stub searches the model's directory before any other path that a test can set
     package = root / "model_repository" / MODEL_YAML.parent / "tensorrt_llm"
     shutil.copytree(DOUBLES / "tensorrt_llm_api" / "tensorrt_llm", package)
 
 
-def document(settings: EmitLlmApiRepository, **changes: Any) -> dict[str, Any]:
+def document(settings: ServingSettings, limits: dict[str, Any], **changes: Any) -> dict[str, Any]:
     speculation = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "../../checkpoints/draft"}
     return {
         "model": "../../checkpoints/target",
         "backend": "pytorch",
-        "max_batch_size": settings.serving.max_batch_size,
-        "max_input_len": settings.max_input_len,
-        "max_seq_len": settings.max_seq_len,
+        "max_batch_size": settings.max_batch_size,
+        "max_input_len": limits["max_input_len"],
+        "max_seq_len": limits["max_seq_len"],
         "kv_cache_config": {"free_gpu_memory_fraction": 0.9, "enable_block_reuse": True},
         "speculative_config": speculation,
-        "triton_config": {"max_batch_size": settings.serving.max_batch_size, "decoupled": settings.serving.streaming},
+        "triton_config": {"max_batch_size": settings.max_batch_size, "decoupled": settings.streaming},
         **changes,
     }
 
@@ -60,7 +58,7 @@ def document(settings: EmitLlmApiRepository, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("llmapi") / "artifact"
-    make_artifact(root, SETTINGS)
+    make_artifact(root, SERVING)
     return root
 
 
@@ -126,9 +124,9 @@ def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_pa
     """Version 1.0 accepts only its own spelling, and always decodes greedily."""
     root = tmp_path / "artifact"
     serving_settings = ServingSettings(max_batch_size=2, streaming=False)
-    settings = EmitLlmApiRepository((), serving_settings, "", max_input_len=32, max_seq_len=64, greedy_only=True)
+    limits = {"max_input_len": 32, "max_seq_len": 64, "greedy_only": True}
     speculation = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model_dir": "../../checkpoints/draft"}
-    make_artifact(root, settings, speculative_config=speculation)
+    make_artifact(root, serving_settings, limits, speculative_config=speculation)
     models, version = root / "model_repository", {"TRTLLM_DOUBLE": "1.0.0"}
     with serving(tmp_path, models, environment=version, ends_itself=True) as server:
         ask = [{"text_input": f"prompt {number}", "max_tokens": 64 - 8} for number in range(8)]
@@ -145,7 +143,7 @@ def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_pa
 
 def test_arguments_that_llm_does_not_take_keep_the_model_from_loading(tmp_path: Path) -> None:
     root = tmp_path / "artifact"
-    make_artifact(root, SETTINGS)
+    make_artifact(root, SERVING)
     path = root / "model_repository" / MODEL_YAML
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "max_sequence_len": 64}))
     with (

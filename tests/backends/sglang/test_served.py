@@ -17,7 +17,8 @@ import pytest
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
-from trtspec.backends.sglang.artifact import ENGINE_JSON, EmitSglangRepository
+from trtspec.backends.sglang.artifact import ENGINE_JSON, MODELS
+from trtspec.backends.steps.files import token_models
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
@@ -40,10 +41,9 @@ def make_artifact(root: Path, arguments: dict[str, Any], **serving: Any) -> None
     """Write an artifact with table-driven models."""
     make_checkpoints(root, pause_s=0.001)
     settings = ServingSettings(**{"max_batch_size": 4, **serving})
-    documents = (json.dumps(arguments), json.dumps(ADAPTIVE))
-    EmitSglangRepository((), settings, *documents, max_input_len=32, max_seq_len=256, gpu_ids=(1,)).emit(
-        root / "model_repository"
-    )
+    documents = {ENGINE_JSON.name: json.dumps(arguments), "adaptive.json": json.dumps(ADAPTIVE)}
+    step = token_models(MODELS, settings, documents, max_input_len=32, max_seq_len=256, gpu_ids=(1,))
+    step.emit(root / "model_repository")
     # the stub searches the model's directory before any other path that a test can set
     shutil.copytree(DOUBLES / "sglang" / "sglang", root / "model_repository" / ENGINE_JSON.parent / "sglang")
 

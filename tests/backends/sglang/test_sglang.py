@@ -216,10 +216,10 @@ def test_an_artifact_names_its_engine_and_carries_its_schedule(recipe: Path, trt
 
 def test_deploy_needs_the_sglang_that_was_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     manifest = cast(Any, SimpleNamespace(recipe=SimpleNamespace(engine=SimpleNamespace(version=NEWEST))))
-    monkeypatch.setattr(artifact, "find_spec", lambda name: None)
+    monkeypatch.setattr("trtspec.backends.serving.find_spec", lambda name: None)
     with pytest.raises(DeployError, match="sglang is not installed here"):
         artifact.check_installed(tmp_path, manifest)
-    monkeypatch.setattr(artifact, "find_spec", lambda name: object())
+    monkeypatch.setattr("trtspec.backends.serving.find_spec", lambda name: object())
     monkeypatch.setattr(artifact, "installed_version", lambda name: "0.5.22")
     with pytest.raises(DeployError, match=r"SGLang 0\.5\.22 is installed, .* checked for 0\.5\.23"):
         artifact.check_installed(tmp_path, manifest)

@@ -116,14 +116,14 @@ from pathlib import Path
 from typing import Any
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.backends.steps.convert import calibrate_checkpoint
-from trtspec.engine.calibration import measure, notes
-notes.SAVE_EVERY_S = 0
-passed = measure._Calibration.pass_layer
+from trtspec.engine import calibration
+calibration.SAVE_EVERY_S = 0
+passed = calibration._Calibration.pass_layer
 def dying(self, number, *rest):
     if number == 1:
         os.kill(os.getpid(), getattr(signal, sys.argv[3]))
     passed(self, number, *rest)
-measure._Calibration.pass_layer = dying
+calibration._Calibration.pass_layer = dying
 texts = [Prompt(text, "", "") for text in sys.argv[4:]]
 calibrate_checkpoint(Path(sys.argv[1]), texts, 10, notes=Path(sys.argv[2]))
 """
@@ -190,9 +190,9 @@ def test_the_store_keeps_the_notes_until_the_step_is_done(
 
     monkeypatch.setattr(calibration._Calibration, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        store.build(step, Inputs({}), Counter())
+        store.obtain(step)
     monkeypatch.setattr(calibration._Calibration, "finish", finish)
-    entry, _ = store.build(step, Inputs({}), Counter())
+    entry = store.obtain(step).entry
     assert layers == [0, 1]
     assert [file.path for file in entry.files] == [ACTIVATIONS]
     assert not list((tmp_path / "store" / "partial").iterdir())

@@ -16,15 +16,9 @@ from trtspec.core.errors import StepError
 from trtspec.core.paths import model_repository_dir
 from trtspec.store.digest import DigestCache
 from trtspec.store.files import UNREAD, FileReader, Files
-from trtspec.store.step import Inputs
+from trtspec.store.step import Inputs, StepProgress
 
 LONG_AGO = 10**18
-
-
-class Unshown:
-    def advance(self, n_bytes: int) -> None: ...
-
-    def resume(self, n_bytes: int) -> None: ...
 
 
 @pytest.fixture
@@ -112,7 +106,7 @@ def test_copy(root: Path, digests: DigestCache, tmp_path: Path) -> None:
     step = CopyFiles("things", read(root, digests))
     out = tmp_path / "out"
     out.mkdir()
-    step.run(out, Inputs({}), Unshown())
+    step.run(out, Inputs({}), StepProgress())
     assert {path.name: path.read_text() for path in out.iterdir()} == {"a": "one", "b": "two"}
     assert step.name == "copy-things"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from trtspec.backends.tensorrt_llm.placement import PlacedModel
 from trtspec.backends.tensorrt_llm.repository import (
     EmitEngineRepository,
     EngineRepositorySettings,
-    EngineServing,
-    LookaheadSizes,
 )
 from trtspec.methods.tree_choices import EAGLE_CHOICES, MEDUSA_CHOICES
+from trtspec.serving.triton.names import DRAFT, TARGET
 
 ROOT = Path(__file__).with_name("golden")
 NAME = "mc_sim_7b_63"
@@ -26,17 +26,17 @@ NAME = "mc_sim_7b_63"
 def settings(method: str, **values: Any) -> EngineRepositorySettings:
     """Return the settings of a method; `values` override a plain repository's."""
     plain = {"draft_len": 0, "options": "{}", "max_batch_size": 8, "max_seq_len": 2048, "vocab_size": 32000}
-    return EngineRepositorySettings(method=method, **{**plain, "target": EngineServing((0,), 0.9), **values})
+    return EngineRepositorySettings(method=method, **{**plain, "target": PlacedModel(TARGET, (0,), (), 0.9), **values})
 
 
 REPOSITORIES = {
-    "none": settings("none", target=EngineServing((0, 1), 0.85, chunked_context=True)),
+    "none": settings("none", target=PlacedModel(TARGET, (0, 1), (), 0.85, chunked_context=True)),
     "draft_target": settings(
         "draft_target",
         draft_len=5,
         options='{"stop_below": 0.0, "use_draft_logits": true}',
-        target=EngineServing((0, 1), 0.5, (2, 3), 40960),
-        draft=EngineServing((0,), 0.4, (1,), 40960),
+        target=PlacedModel(TARGET, (0, 1), (2, 3), 0.5, 40960),
+        draft=PlacedModel(DRAFT, (0,), (1,), 0.4, 40960),
         fast_logits=True,
         warmup=True,
     ),
@@ -52,7 +52,7 @@ REPOSITORIES = {
     "lookahead": settings(
         "lookahead",
         options='{"ngram": 6, "verification": 5, "window": 7}',
-        lookahead=LookaheadSizes(window=7, ngram=6, verification=5),
+        lookahead=(7, 6, 5),
         greedy_only=True,
     ),
     "redrafter": settings("redrafter", draft_len=5, options='{"beams": 5, "greedy": false}', max_queue_delay_us=0),

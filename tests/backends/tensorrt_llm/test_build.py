@@ -20,6 +20,7 @@ import pytest
 
 from tests._support.tiny import make_llama
 from tests.doubles.fixtures import Installation
+from trtspec.backends.common.build_tools import log_path
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.toolchain import probe_toolchain
@@ -129,7 +130,7 @@ def test_an_engine_of_two_ranks(make: Make, store: Store) -> None:
         for rank in (1, 2)
         for phase in ("network constructed", "TensorRT is building", "writing the engine")
     ]
-    assert "Total time of building all engines" in step.log.read_text()
+    assert "Total time of building all engines" in log_path(step).read_text()
     assert not any((store.root / "tmp").iterdir())
 
 
@@ -139,7 +140,7 @@ def test_the_command_is_that_of_an_artifacts_root(make: Make, store: Store) -> N
         "trtllm-build", "--checkpoint_dir", "checkpoints/draft", "--output_dir", "engines/draft", *ARGUMENTS, *EXTERNAL
     )  # fmt: skip
     build(step, store)
-    head = step.log.read_text().splitlines()[0]
+    head = log_path(step).read_text().splitlines()[0]
     assert head.endswith(" && " + " ".join(step.command))
 
 
@@ -166,7 +167,7 @@ def test_devices_are_as_many_as_workers(make: Make, store: Store) -> None:
     step = make(arguments=(*ARGUMENTS, "--workers", "2"))
     assert step.num_devices == 2
     execute(StepPlan([step]), store, Unobserved(), devices=("1", "3", "5"))
-    assert "CUDA_VISIBLE_DEVICES=1,3\n" in step.log.read_text()
+    assert "CUDA_VISIBLE_DEVICES=1,3\n" in log_path(step).read_text()
 
 
 def test_a_timing_cache_is_started_from(make: Make, store: Store, workplace: Path) -> None:
@@ -198,7 +199,7 @@ def test_a_failed_build(make: Make, store: Store, trtllm: Installation) -> None:
     step = make()
     error = fail(step, store)
     assert (error.message, error.exit_code) == ("trtllm-build failed with exit status 3", 100)
-    assert str(error.hint).startswith(f"the end of {step.log}:\n")
+    assert str(error.hint).startswith(f"the end of {log_path(step)}:\n")
     assert str(error.hint).endswith("[TRT] [E] Error Code 2: OutOfMemory")
     trtllm.install()
     assert build(step, store), "the next run builds it"
@@ -227,7 +228,7 @@ def test_a_build_that_says_much(make: Make, store: Store, trtllm: Installation) 
     error = fail(step, store)
     assert str(error.hint).splitlines()[-1] == "line 49999"
     assert len(str(error.hint).splitlines()) == 21
-    assert len(step.log.read_text().splitlines()) > 50_000
+    assert len(log_path(step).read_text().splitlines()) > 50_000
 
 
 def test_another_version_is_ended_at_once(make: Make, store: Store, trtllm: Installation) -> None:
@@ -302,8 +303,10 @@ def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Instal
             build(step, store)
         finally:
             os._exit(1)
-    assert wait_until(lambda: step.log.exists() and "builder " in step.log.read_text(), 20)
-    family = [int(number) for number in re.findall(r"^(?:builder|child) (\d+)$", step.log.read_text(), re.MULTILINE)]
+    assert wait_until(lambda: log_path(step).exists() and "builder " in log_path(step).read_text(), 20)
+    family = [
+        int(number) for number in re.findall(r"^(?:builder|child) (\d+)$", log_path(step).read_text(), re.MULTILINE)
+    ]
     started = {each: start_time(each) for each in family}
     assert len(family) == 3
     assert None not in started.values()
@@ -338,7 +341,7 @@ def test_two_engines_are_built_beside_each_other(
     assert [(each.name, each.status) for each in results] == [
         ("convert-target", "built"), ("build-target", "built"), ("convert-draft", "built"), ("build-draft", "built"),
     ]  # fmt: skip
-    seen = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", step.log.read_text())[1] for step in steps}  # type: ignore[index]
+    seen = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", log_path(step).read_text())[1] for step in steps}  # type: ignore[index]
     assert seen == {"0", "1"}
 
 

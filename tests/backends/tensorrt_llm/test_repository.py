@@ -17,7 +17,8 @@ from tests.serving.triton import upstream
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, load_file, load_model, make_pb_utils, model_args
 from tests.serving.triton.upstream import Tensor
-from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, EngineServing, relocate
+from trtspec.backends.tensorrt_llm.placement import PlacedModel
+from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.fields import OLDER_NAMES
@@ -221,7 +222,9 @@ def test_two_engines_share_the_gpus_as_they_are_told(emitted) -> None:
 
 
 def test_what_was_not_placed_is_left_to_the_backend(tmp_path: Path) -> None:
-    EmitEngineRepository((), replace(REPOSITORIES["none"], target=EngineServing((), 0.9))).emit(tmp_path)
+    EmitEngineRepository((), replace(REPOSITORIES["none"], target=PlacedModel("tensorrt_llm", (), (), 0.9))).emit(
+        tmp_path
+    )
     told = parameters(configs(tmp_path)["tensorrt_llm"])
     assert not {"gpu_device_ids", "participant_ids"} & told.keys()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.fixtures import H200, Installation
-from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, installed_versions, probe_toolchain
+from trtspec.backends.common.build_tools import installed_versions
+from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.gpus import DetectedGpu, detect_gpus, find_gpu
 from trtspec.store.digest import canonical
@@ -164,22 +165,23 @@ def test_a_driver_that_does_not_tell(bare: Path) -> None:
 
 def test_an_interpreter_with_a_long_path(trtllm: Installation, tmp_path: Path) -> None:
     script = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
-    assert installed_versions(program(tmp_path, "trtllm-build", script)) == ("1.2.1", "10.14.1.48")
+    assert installed_versions(program(tmp_path, "trtllm-build", script), "tensorrt_llm") == ("1.2.1", "10.14.1.48")
 
 
 @pytest.mark.parametrize("text", ["", "\x7fELF", "#!/bin/sh\necho\n"])
 def test_not_a_python_program(text: str, tmp_path: Path) -> None:
     with pytest.raises(TrtspecError, match="not a Python program"):
-        installed_versions(program(tmp_path, "trtllm-build", text))
+        installed_versions(program(tmp_path, "trtllm-build", text), "tensorrt_llm")
 
 
 def test_an_interpreter_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(TrtspecError, match=r"failed: .*No such file"):
-        installed_versions(program(tmp_path, "trtllm-build", "#!/no/such/python3\n"))
+        installed_versions(program(tmp_path, "trtllm-build", "#!/no/such/python3\n"), "tensorrt_llm")
 
 
 def test_an_interpreter_without_packages(tmp_path: Path) -> None:
-    assert installed_versions(program(tmp_path, "trtllm-build", f"#!{sys.executable}\n"))[0] is None
+    script = program(tmp_path, "trtllm-build", f"#!{sys.executable}\n")
+    assert installed_versions(script, "tensorrt_llm")[0] is None
 
 
 def test_a_gpu_without_memory_of_its_own_is_known_too(trtllm: Installation) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.backends.source_golden import emit_vllm
 from tests.serving.triton.fakes import make_pb_utils
 from trtspec.backends.serving import ServingHooks
-from trtspec.backends.vllm.artifact import SERVING, answer_counts
+from trtspec.backends.vllm.artifact import answer_counts, serving
 from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
 from trtspec.backends.vllm.worker import VllmWorker
 from trtspec.core.errors import DeployError
@@ -78,14 +78,14 @@ def a_server(root: Path, *backends: str) -> TritonServer:
 @pytest.mark.usefixtures("absent")
 def test_without_a_backend_and_without_vllm_both_remedies_are_named(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as caught:
-        find_fallback_backend(a_server(tmp_path, "python"), SERVING)
+        find_fallback_backend(a_server(tmp_path, "python"), serving())
     assert caught.value.message.startswith("this tritonserver lacks the vllm backend, and its fallback is unavailable")
     assert VARIABLE in str(caught.value.hint)
     assert "container" in str(caught.value.hint)
 
 
 def test_a_server_that_has_the_backend_keeps_it(tmp_path: Path) -> None:
-    assert find_fallback_backend(a_server(tmp_path, "python", "vllm"), SERVING) is None
+    assert find_fallback_backend(a_server(tmp_path, "python", "vllm"), serving()) is None
     assert find_fallback_backend(a_server(tmp_path), ServingHooks()) is None
 
 
@@ -93,7 +93,7 @@ def test_a_server_that_has_the_backend_keeps_it(tmp_path: Path) -> None:
 def test_the_stand_in_is_put_beside_the_python_backend(tmp_path: Path) -> None:
     server = a_server(tmp_path, "python", "other")
     emit_vllm("ngram", tmp_path / "repository")
-    stand_in = find_fallback_backend(server, SERVING)
+    stand_in = find_fallback_backend(server, serving())
     assert stand_in
     placed = install_fallback(stand_in, server, "vllm", tmp_path / "stage", tmp_path / "repository")
     assert placed.backends == tmp_path / "stage"

@@ -63,6 +63,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
 }
 KILLED = "none"  # also overloaded; a separate process, because the supervisor checks whether a late server computes
 METHODS = [method for method in SPECULATION if method in BACKEND.methods()]
+assert {*METHODS} == BACKEND.runs, "README claims that the text of these methods is compared on the real vLLM"
 VLLM = ("--set", "engine.backend=vllm", "--set", "engine.device=cpu", "--set", "target.dtype=float32")
 
 

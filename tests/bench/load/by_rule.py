@@ -7,10 +7,9 @@ from typing import Any
 
 from trtspec.bench.load.api import find_api
 from trtspec.bench.load.client import Endpoint
-from trtspec.bench.load.rounds import Round
+from trtspec.bench.load.discovery import BASELINE, SERVED, ServerAddress
+from trtspec.bench.load.rounds import LoadWorkload, Round
 from trtspec.bench.load.sample import RequestSample
-from trtspec.bench.load.sweep import BASELINE, SERVED, ServerAddress
-from trtspec.bench.load.workload import LoadWorkload
 
 ALONE = {"num_draft_tokens": 0}
 FIRST_S, STEP_TOKENS = 0.05, 3

@@ -17,9 +17,9 @@ from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals.closed import Closed
 from trtspec.bench.load.arrivals.poisson import Poisson
 from trtspec.bench.load.client import Endpoint
+from trtspec.bench.load.discovery import ServerAddress as Address
+from trtspec.bench.load.rounds import LoadWorkload
 from trtspec.bench.load.sweep import LoadPlan, Point, StopRule, measure
-from trtspec.bench.load.sweep import ServerAddress as Address
-from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.errors import DeployError
 from trtspec.engine.prompts.prompt import Prompt
 

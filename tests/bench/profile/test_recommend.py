@@ -115,7 +115,7 @@ def test_a_schedule_goes_on_where_what_drafts_costs_more_idle() -> None:
     assert (round(slow.best(4).expected.value, 2), slow.idle(4)) == (0.97, 1.0)
     assert recommend([slow], 1).schedule == ((2, 2),)
     reading = measured("draft_target", {1: 60, 2: 80}, {1: cheap, 4: {0: 1.0, 1: 1.66, 2: 1.68}})
-    reading = replace(reading, prefills={1: (1.0, 1.0), 4: (0.0, 1.0)}, answer_len=11)
+    reading = replace(reading, prefills={1: (1.0, 1.0), 4: (0.0, 1.0)}, response_len=11)
     assert (round(reading.best(4).expected.value, 2), round(reading.idle(4), 2)) == (0.97, 0.91)
     assert recommend([reading], 1).schedule == ()  # one length for all
 
@@ -278,7 +278,7 @@ def test_prefills_of_several_requests_lie_on_a_line() -> None:
     """At concurrency 3, steps take 2 s and prefills 6 s for the 11 tokens after the first."""
     even = {0: 1.0, 1: 1.0}
     found = measured("ngram", {1: 100}, {1: even, 5: {0: 3.0, 1: 3.0}})
-    found = replace(found, prefills={1: (2.0, 2.0), 5: (10.0, 10.0)}, answer_len=12.0)
+    found = replace(found, prefills={1: (2.0, 2.0), 5: (10.0, 10.0)}, response_len=12.0)
     assert found.best(3).expected.value == pytest.approx((2 + 6 / 11) / (2 / 2 + 6 / 11))
 
 

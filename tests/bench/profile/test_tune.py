@@ -15,8 +15,8 @@ import yaml
 from tests.conftest import Run
 from trtspec.bench.profile import tune
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
-from trtspec.bench.profile.measured import CandidateMeasurements, dump_measured, dump_texts, read_measured, read_texts
-from trtspec.bench.profile.options import ProfileCandidate, SampleTexts
+from trtspec.bench.profile.measured import CandidateMeasurements, dump_measured, read_measured
+from trtspec.bench.profile.options import ProfileCandidate, SampleText
 from trtspec.bench.profile.recommend import Recommendation, recommend
 from trtspec.bench.profile.tune import ResultCache, halve, rung_sizes
 from trtspec.methods.base import find_method, methods
@@ -56,8 +56,6 @@ def test_what_is_saved_is_read_back() -> None:
     }
     measured = CandidateMeasurements(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5}, {1: (0.125, 0.25)}, 7.5)
     assert read_measured(candidate, json.loads(json.dumps(dump_measured(measured)))) == measured
-    texts = SampleTexts(((1, 2), (3,)), ((4,), (5, 6)), ("a", ""))
-    assert read_texts(json.loads(json.dumps(dump_texts(texts)))) == texts
 
 
 def test_a_finished_part_is_made_once_and_forgotten_at_the_end(workplace: Path) -> None:
@@ -68,15 +66,15 @@ def test_a_finished_part_is_made_once_and_forgotten_at_the_end(workplace: Path) 
         return {"value": value}
 
     first = ResultCache("tune")
-    assert first.get(["a", {"b": 1}], lambda: make(1)) == {"value": 1}
+    assert first.get_or_compute(["a", {"b": 1}], lambda: make(1)) == {"value": 1}
     second = ResultCache("tune")
-    assert second.get(["a", {"b": 1}], lambda: make(2)) == {"value": 1}
-    assert second.get(["a", {"b": 2}], lambda: make(3)) == {"value": 3}
-    assert (made, second.found) == ([1, 3], 1)
+    assert second.get_or_compute(["a", {"b": 1}], lambda: make(2)) == {"value": 1}
+    assert second.get_or_compute(["a", {"b": 2}], lambda: make(3)) == {"value": 3}
+    assert made == [1, 3]
     for path in second._root.glob("*"):
         path.write_text("{")
-    assert ResultCache("tune").get(["a", {"b": 2}], lambda: make(4)) == {"value": 4}
-    second.forget()
+    assert ResultCache("tune").get_or_compute(["a", {"b": 2}], lambda: make(4)) == {"value": 4}
+    second.clear()
     assert not list(second._root.glob("*"))
 
 
@@ -110,8 +108,8 @@ def test_an_ended_run_goes_on_where_it_was(
     """The third measurement is interrupted; the next run completes it and the rest, with the same result."""
     real, calls = tune.measure, []
 
-    def measure(arm: ProfileCandidate, texts: SampleTexts, *rest: Any) -> CandidateMeasurements:
-        calls.append((arm.settings, len(texts.said)))
+    def measure(arm: ProfileCandidate, texts: Sequence[SampleText], *rest: Any) -> CandidateMeasurements:
+        calls.append((arm.settings, len(texts)))
         if len(calls) == 3:
             raise KeyboardInterrupt
         return real(arm, texts, *rest)

@@ -16,10 +16,10 @@ from tests._support.tiny import FAMILY_SHAPES, convert, make_model, reference_mo
 from tests.conftest import Run
 from tests.families.sources import edit, rewrite
 from tests.planning.check.finding import DRAFT, TARGET
-from trtspec.checkpoints.safetensors import read_header
+from trtspec.checkpoints.safetensors import PIECE_ITEMS, read_header
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model, read_model
-from trtspec.checkpoints.tied_embeddings import ITEMS, have_equal_values
+from trtspec.checkpoints.tied_embeddings import have_equal_values
 from trtspec.core.errors import CheckpointError
 from trtspec.planning.inspection import inspect_path
 
@@ -102,7 +102,7 @@ def test_head_of_a_preview_is_not_called_equal(tmp_path: Path) -> None:
 
 
 def test_difference_in_the_last_item_is_found(tmp_path: Path) -> None:
-    one = torch.zeros(ITEMS + 3, dtype=torch.bfloat16)
+    one = torch.zeros(PIECE_ITEMS + 3, dtype=torch.bfloat16)
     other = one.float()
     other[-1] = 1.0
     save_file({"one": one, "same": one.float(), "other": other}, tmp_path / "a.safetensors")

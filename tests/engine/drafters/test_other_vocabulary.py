@@ -20,7 +20,7 @@ from tests.engine.lossless import (
 )
 from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, MAX_SPELLING, VocabMapping
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.drafting.vocabulary import TranslatingAdapter
+from trtspec.engine.drafting.vocabulary import TranslatedVocabulary
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
@@ -95,7 +95,7 @@ def test_a_wrong_rule_is_seen(of_three: OfThree, monkeypatch: pytest.MonkeyPatch
 def test_probabilities_of_the_whole_draft_are_seen(of_three: OfThree, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong rule samples from the shared tokens, but verifies with the distribution over all tokens."""
     engine = of_three.engine()
-    vocabulary = engine.speculator.drafter._reading.vocabulary
+    vocabulary = engine.speculator.drafter._reading
     monkeypatch.setattr(vocabulary, "spread", lambda probs: type(vocabulary).spread(vocabulary, probs * 0.6))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_targets_distribution(engine, of_three.model, monkeypatch, SamplingOptions(1.0), 3)
@@ -221,7 +221,7 @@ def test_a_translation_for_another_target_is_refused(target: Path, source: Path,
 
 
 def test_what_both_have_is_one_token_to_the_draft() -> None:
-    reading = TranslatingAdapter(OF_THREE, torch.device("cpu"))
+    reading = TranslatedVocabulary(OF_THREE, torch.device("cpu"))
     assert reading.spell([0, 1, 2]) == [3, 0, 2, 1]
-    assert reading.read(torch.tensor([0, 2])).tolist() == [3, 1]
+    assert reading.to_draft(torch.tensor([0, 2])).tolist() == [3, 1]
     assert reading.shared(torch.tensor([[0.0, 1.0, 2.0, 3.0]])).tolist() == [[3.0, 1.0]]

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, check_request
 from trtspec.engine.settings import EngineSettings
 
 SETTINGS = EngineSettings(max_seq_len=6, max_input_len=4)

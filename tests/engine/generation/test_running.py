@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from tests._support.tiny import make_tokenizer
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats, Update
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Scores, Stats, Update
 from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
-from trtspec.engine.generation.scores import Scores
 
 
 @cache

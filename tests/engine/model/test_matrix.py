@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtspec.engine.model.layers import COUNTS, PACKED_FROM, PackedMatrix, PlainMatrix, make_matrix
+from trtspec.engine.model.layers import COUNTS, PACKED_FROM, PackedMatrix, make_matrix
 
 SHAPES = ((640, 384), (384, 1024), (1 << 17, 1), (33, 7), (1, 5))
 LEAST = torch.ones(PACKED_FROM // 256, 256)
@@ -74,15 +74,15 @@ def test_rows_that_are_views_are_taken_as_they_are() -> None:
 @needs_onednn
 def test_what_is_packed_goes_by_size_dtype_and_whether_onednn_is_wanted() -> None:
     assert isinstance(make_matrix(LEAST), PackedMatrix)
-    assert isinstance(make_matrix(LEAST[1:]), PlainMatrix)
-    assert isinstance(make_matrix(LEAST.double()), PlainMatrix)
-    assert isinstance(make_matrix(LEAST.half()), PlainMatrix)
+    assert not isinstance(make_matrix(LEAST[1:]), PackedMatrix)
+    assert not isinstance(make_matrix(LEAST.double()), PackedMatrix)
+    assert not isinstance(make_matrix(LEAST.half()), PackedMatrix)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert isinstance(make_matrix(LEAST), PlainMatrix)
+        assert not isinstance(make_matrix(LEAST), PackedMatrix)
 
 
 def test_what_is_shared_and_plain_takes_no_more_memory() -> None:
     embedding = torch.ones(5, 3, dtype=torch.float64)
     matrix = make_matrix(embedding, is_shared=True)
-    assert isinstance(matrix, PlainMatrix)
+    assert not isinstance(matrix, PackedMatrix)
     assert matrix.matrix.data_ptr() == embedding.data_ptr()

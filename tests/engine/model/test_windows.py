@@ -49,7 +49,7 @@ def test_a_tree_that_grows_has_the_windows_of_the_tree_it_becomes(windows: Windo
     for level in range(3):
         nodes = slice(1 + 2 * level, 3 + 2 * level)
         above = parents[:, nodes] - max(0, 2 * level - 1)  # the first level's parent is the root, number 0
-        found, expected = growing.below(above), whole.part(2 * level, 2 * level + 2)
+        found, expected = growing(above), whole.part(2 * level, 2 * level + 2)
         assert (found.first_row, found.rows, found.width, found.key_len) == (0, 3, 2, expected.key_len)
         for ours, theirs in ((found.slots, expected.slots), (found.rotation, expected.rotation)):
             assert torch.equal(ours, theirs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec prompts`: the summary of a prompt file."""
+"""`trtspec datasets`: the summary of a prompt file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def question(workplace: Path) -> Path:
 
 def test_a_file_is_summed_up_by_kind(workplace: Path, trtspec: Run) -> None:
     question(workplace)
-    shown = trtspec("prompts", "question.jsonl")
+    shown = trtspec("datasets", "question.jsonl")
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.splitlines() == [
         "question.jsonl: Spec-Bench",
@@ -39,28 +39,28 @@ def test_a_file_is_summed_up_by_kind(workplace: Path, trtspec: Run) -> None:
 def test_the_document_has_lengths_in_tokens_too(recipe: Path, trtspec: Run) -> None:
     question(recipe.parent)
     (recipe.parent / "target" / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    document = trtspec("prompts", "question.jsonl", "--tokenizer", "target", "--json").document
+    document = trtspec("datasets", "question.jsonl", "--tokenizer", "target", "--json").document
     assert (document["format"], document["prompts"], document["further_turns"]) == ("spec_bench", 3, 1)
     assert document["characters"] == {"min": 4, "median": 6, "max": 7, "total": 17}
     assert document["tokens"]["total"] == sum(kind["tokens"]["total"] for kind in document["kinds"]) > 0
     assert [(kind["kind"], kind["prompts"]) for kind in document["kinds"]] == [("question-answering", 2), ("rag", 1)]
-    assert trtspec("prompts", "question.jsonl", "--json").document["tokens"] is None
-    assert "tokens" in trtspec("prompts", "question.jsonl", "--tokenizer", "target").out
+    assert trtspec("datasets", "question.jsonl", "--json").document["tokens"] is None
+    assert "tokens" in trtspec("datasets", "question.jsonl", "--tokenizer", "target").out
 
 
 def test_our_own_sets_are_listed_and_have_names(workplace: Path, trtspec: Run) -> None:
-    shown = trtspec("prompts", "--list")
+    shown = trtspec("datasets", "--list")
     assert [line.split()[0] for line in shown.out.splitlines()] == ["name", *shipped_sets()]
-    document = trtspec("prompts", "--list", "--json").document
+    document = trtspec("datasets", "--list", "--json").document
     assert [each["name"] for each in document["sets"]] == [*shipped_sets()]
-    assert trtspec("prompts", "default", "--json").document["prompts"] == 12
+    assert trtspec("datasets", "default", "--json").document["prompts"] == 12
 
 
 def test_wrong_uses_say_what_to_do(workplace: Path, trtspec: Run) -> None:
     for arguments in ((), ("some", "--list")):
-        assert trtspec("prompts", *arguments).err == "error: prompts requires either FILE or --list\n"
-    done = trtspec("prompts", "nosuch.jsonl", "--json")
+        assert trtspec("datasets", *arguments).err == "error: datasets requires either FILE or --list\n"
+    done = trtspec("datasets", "nosuch.jsonl", "--json")
     assert done.code == 1
-    assert json.loads(done.out)["error"]["hint"].startswith("see trtspec prompts --list")
+    assert json.loads(done.out)["error"]["hint"].startswith("see trtspec datasets --list")
     (workplace / "p").write_text("a")
-    assert trtspec("prompts", "p", "--tokenizer", "nowhere").err.startswith("error: nowhere: no tokenizer.json")
+    assert trtspec("datasets", "p", "--tokenizer", "nowhere").err.startswith("error: nowhere: no tokenizer.json")

@@ -18,8 +18,8 @@ from tests.methods.block_nets import CONFIDENCE, DFLASH, DSPARK, MASK, net_tenso
 from tests.methods.eagle3_heads import random_head, save_head
 from tests.methods.test_parallel_drafts import DIALECTS as P_EAGLE
 from tests.methods.test_parallel_drafts import tensors as p_eagle_tensors
+from trtspec.checkpoints.safetensors import read_tensor
 from trtspec.checkpoints.source import load_source
-from trtspec.checkpoints.writer import chunks
 
 LAYERS = 8
 VOCAB = SHAPE["vocab_size"]
@@ -82,7 +82,7 @@ NETS: dict[tuple[str, str], Callable[[Path], Path]] = {
 def contents(root: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Return each tensor's dtype, shape and bytes."""
     tensors = load_source(root).tensors
-    return {name: (each.dtype, each.shape, b"".join(chunks(each))) for name, each in tensors.items()}
+    return {name: (each.dtype, each.shape, b"".join(read_tensor(each))) for name, each in tensors.items()}
 
 
 def config_of(root: Path) -> Config:

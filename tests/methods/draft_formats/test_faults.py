@@ -26,7 +26,7 @@ NORMED = ("eagle3", "p_eagle")
 
 
 def layer_key(kind: str, dialect: str) -> tuple[tuple[str, ...], int]:
-    keys = schemas_for(kind)[dialect].key_of
+    keys = schemas_for(kind)[dialect].keys_by_fact
     key = keys.get("aux_layers") or keys["hidden_layers"]
     return key.path, key.shift
 
@@ -97,7 +97,7 @@ def faults() -> Iterator[Fault]:
             r"hidden states of 40|\[.*40.*\]",
         )
         yield kind, dialect, "another vocabulary", partial(set_size, "vocab_size", 96), r"96|d2t: missing"
-        if mask := schemas_for(kind)[dialect].key_of.get("mask_token"):
+        if mask := schemas_for(kind)[dialect].keys_by_fact.get("mask_token"):
             yield kind, dialect, "no mask token", partial(set_at, mask.path, None), r"mask.token"
             yield kind, dialect, "a mask token outside", partial(set_at, mask.path, VOCAB), r"outside the vocabulary"
         if kind == "eagle3":

@@ -9,24 +9,21 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.serving.gateway.running import wait_until
 from trtspec.serving.gateway.__main__ import _listen, server_config
 from trtspec.serving.gateway.config import GatewayConfig
-from trtspec.serving.gateway.connections import max_connections, with_limits
+from trtspec.serving.gateway.connections import ConnectionLimits, LimitedConnection, max_connections
 
 HEAD_S = 0.4
 WAIT_S = 20.0  # longer than any test, shorter than uvicorn's keep-alive timeout
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CONFIG = GatewayConfig("127.0.0.1:1", 0, "m", "tensorrt_llm", "", 100, 100)
-
-BOTH = pytest.mark.parametrize("kind", [H11Protocol, HttpToolsProtocol])
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -59,8 +56,8 @@ def served(config: uvicorn.Config) -> Iterator[Callable[[], socket.socket]]:
         thread.join(WAIT_S)
 
 
-def config_of(kind: Any, most: int = 100, head_s: float = HEAD_S, keep_s: int = 75) -> uvicorn.Config:
-    protocol = with_limits(kind, most, head_s)
+def config_of(most: int = 100, head_s: float = HEAD_S, keep_s: int = 75) -> uvicorn.Config:
+    protocol: Any = partial(LimitedConnection, ConnectionLimits(most, head_s))
     return uvicorn.Config(
         app, http=protocol, lifespan="off", log_config=None, timeout_keep_alive=keep_s, timeout_graceful_shutdown=1
     )
@@ -84,18 +81,16 @@ def answer(client: socket.socket) -> bytes:
     return found
 
 
-@BOTH
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", REQUEST[:-2]])
-def test_a_connection_whose_head_does_not_come_is_ended(kind: Any, begun: bytes) -> None:
-    with served(config_of(kind)) as connect:
+def test_a_connection_whose_head_does_not_come_is_ended(begun: bytes) -> None:
+    with served(config_of()) as connect:
         client = connect()
         client.sendall(begun)
         assert is_ended(client)
 
 
-@BOTH
-def test_a_head_that_drips_is_ended_though_each_byte_is_in_time(kind: Any) -> None:
-    with served(config_of(kind)) as connect:
+def test_a_head_that_drips_is_ended_though_each_byte_is_in_time() -> None:
+    with served(config_of()) as connect:
         client = connect()
         client.settimeout(HEAD_S / 8)
         client.sendall(REQUEST[:-2])
@@ -110,18 +105,16 @@ def test_a_head_that_drips_is_ended_though_each_byte_is_in_time(kind: Any) -> No
                 break
 
 
-@BOTH
-def test_a_second_head_is_waited_for_no_longer_than_the_first(kind: Any) -> None:
-    with served(config_of(kind)) as connect:
+def test_a_second_head_is_waited_for_no_longer_than_the_first() -> None:
+    with served(config_of()) as connect:
         client = connect()
         answer(client)
         client.sendall(REQUEST[:9])
         assert is_ended(client)
 
 
-@BOTH
-def test_a_connection_is_kept_between_requests_and_while_a_body_comes(kind: Any) -> None:
-    with served(config_of(kind)) as connect:
+def test_a_connection_is_kept_between_requests_and_while_a_body_comes() -> None:
+    with served(config_of()) as connect:
         client, other = connect(), connect()
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
         answer(other)
@@ -131,9 +124,8 @@ def test_a_connection_is_kept_between_requests_and_while_a_body_comes(kind: Any)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-@BOTH
-def test_only_so_many_are_open_and_one_that_goes_makes_room(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    config = config_of(kind, most=3, head_s=WAIT_S)
+def test_only_so_many_are_open_and_one_that_goes_makes_room(caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(most=3, head_s=WAIT_S)
     with caplog.at_level(logging.WARNING, "trtspec.serving.gateway.connections"), served(config) as connect:
         kept = [connect() for _ in range(3)]
         for client in kept:
@@ -158,8 +150,9 @@ def test_half_of_the_files_may_be_connections(monkeypatch: pytest.MonkeyPatch) -
         assert max_connections() == most
 
 
-def test_the_entry_is_served_so() -> None:
-    config = server_config(app, CONFIG, HEAD_S)
+def test_the_entry_is_served_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtspec.serving.gateway.__main__.ConnectionLimits", partial(ConnectionLimits, head_s=HEAD_S))
+    config = server_config(app, CONFIG)
     with served(config) as connect:
         assert is_ended(connect())
     assert config.timeout_keep_alive == 75

@@ -24,7 +24,7 @@ from tests.serving.gateway.running import WAIT_S, Fake, RunningGateway, fake_tri
 from tests.serving.triton.answering import response
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
-from trtspec.serving.triton.python_models.tensors import parse_error_id
+from trtspec.serving.triton.python_models.responses import parse_error_id
 
 HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"
 LIMITS = GatewayLimits(

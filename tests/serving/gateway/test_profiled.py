@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.gateway.running import RunningGateway
 from tests.serving.triton.serving import Served
-from trtspec.bench.load.sweep import ServerAddress
+from trtspec.bench.load.discovery import ServerAddress
 from trtspec.bench.profile import engine_profiler
 from trtspec.bench.profile import server_profile as profiling_served
 from trtspec.bench.profile.document import Profile

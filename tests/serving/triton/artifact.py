@@ -9,7 +9,7 @@ from pathlib import Path
 from tests._support.manifests import resolved
 from tests._support.tiny import convert, make_llama
 from trtspec.backends.code_policy import ALLOW
-from trtspec.backends.embedded.artifact import EmitTorchRepository
+from trtspec.backends.embedded.artifact import repository_step
 from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import file_sha256
 from trtspec.engine.settings import EngineSettings
@@ -108,7 +108,7 @@ def emit_repository(
     out: Path, serving: ServingSettings = SERVING, engine: EngineSettings = ENGINE, *, has_draft: bool = True
 ) -> None:
     """Write the repository of the torch engine."""
-    EmitTorchRepository((), serving, engine.as_json(), has_draft).emit(out)
+    repository_step(serving, engine, has_draft=has_draft).emit(out)
 
 
 def make_artifact(root: Path, name: str = "tiny") -> Path:

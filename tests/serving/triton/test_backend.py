@@ -17,14 +17,13 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, TrtspecError
 from trtspec.engine.generation.text import TextPieces, TextStream
 from trtspec.serving.triton.python_models.grpc_client import ModelError
+from trtspec.serving.triton.python_models.responses import failure, parse_error_id
 from trtspec.serving.triton.python_models.tensors import (
     NEUTRAL_FIELDS,
     NEUTRAL_SCORING,
     RequestTensors,
     Settings,
     check_unsupported,
-    failure,
-    parse_error_id,
     read_sampling,
     tensor_to_words,
     words_to_tensor,

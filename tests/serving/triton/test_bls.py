@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from tests.engine.lossless import Fork
+from tests.kernels.reference import residual, sampling_probs
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.engine.generation.suffixes import SuffixIndex
 from trtspec.engine.generation.text import StopConditions
-from trtspec.kernels.reference import residual, sampling_probs
 from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenChoice
 from trtspec.serving.triton.python_models.bls import (
     ALONE_TOKENS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtspec.serving.triton.python_models.interruptions import (
-    PARAMETER,
+    CLIENT_PARAMETER,
     add_client_token,
     has_disconnected,
     mark_disconnected,
@@ -19,7 +19,7 @@ from trtspec.serving.triton.python_models.interruptions import (
 @pytest.mark.parametrize("body", [b"{}", b" \r\n{ }", b'{"a":1}', b'\t{ "a": {"b": [1, "}"]}, "c": "\xc3\xa9"}'])
 def test_a_body_gets_a_token_and_keeps_the_rest(body: bytes) -> None:
     token, more = add_client_token(body)
-    assert json.loads(more) == {PARAMETER: token, **json.loads(body)}
+    assert json.loads(more) == {CLIENT_PARAMETER: token, **json.loads(body)}
     assert add_client_token(body)[0] != token
 
 

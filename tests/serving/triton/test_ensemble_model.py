@@ -20,8 +20,7 @@ from trtspec.core.errors import Overloaded
 from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.python_models.grpc_client import LocalServerClient
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
-from trtspec.serving.triton.python_models.responses import RequestLimit, RequestSlots
-from trtspec.serving.triton.python_models.tensors import parse_error_id
+from trtspec.serving.triton.python_models.responses import RequestLimit, RequestSlots, parse_error_id
 
 TEXT = "né!"
 

@@ -17,8 +17,7 @@ from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.core.processes import wait_until
-from trtspec.engine.generation.request import LogitEdits, SamplingOptions, Stats, Update
-from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.request import LogitEdits, SamplingOptions, Scores, Stats, Update
 from trtspec.serving.triton.python_models import responses
 from trtspec.serving.triton.python_models.interruptions import (
     DISCONNECT_POLL_S,
@@ -26,7 +25,8 @@ from trtspec.serving.triton.python_models.interruptions import (
     clear_disconnected,
     mark_disconnected,
 )
-from trtspec.serving.triton.python_models.tensors import parse_error_id, tensor_to_words, words_to_tensor
+from trtspec.serving.triton.python_models.responses import parse_error_id
+from trtspec.serving.triton.python_models.tensors import tensor_to_words, words_to_tensor
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 

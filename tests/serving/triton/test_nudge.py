@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trtspec.core.processes import wait_until
-from trtspec.serving.triton.python_models import scheduler_wakeup as module
+from trtspec.serving.triton.python_models import threaded_model as module
 from trtspec.serving.triton.python_models.grpc_client import ModelError
-from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
+from trtspec.serving.triton.python_models.threaded_model import SchedulerWakeup
 
 
 class Request:

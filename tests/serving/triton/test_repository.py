@@ -10,7 +10,7 @@ import pytest
 
 from tests.serving.triton.artifact import ENGINE, SERVING, emit_repository
 from tests.serving.triton.fakes import load_model, make_pb_utils
-from trtspec.backends.embedded.artifact import MODELS
+from trtspec.backends.steps.files import TEXT_MODELS
 from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.config import load_config, render_config
 from trtspec.serving.triton.python_models.tensors import NEUTRAL_FIELDS
@@ -70,7 +70,7 @@ ENSEMBLE_OUTPUTS = [
 
 def emitted(root: Path, has_draft: bool = True, **changes):
     emit_repository(root, replace(SERVING, **changes), has_draft=has_draft)
-    return {model: load_config(root / model / "config.pbtxt") for model in MODELS}
+    return {model: load_config(root / model / "config.pbtxt") for model in TEXT_MODELS}
 
 
 def parameters(config) -> dict[str, str]:
@@ -97,7 +97,7 @@ def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
 
 def test_a_warm_up_is_a_parameter_of_the_engines_model_alone(tmp_path: Path) -> None:
     configs = emitted(tmp_path, warmup=True)
-    assert {model for model in MODELS if parameters(configs[model]).get("warmup") == "true"} == {"tensorrt_llm"}
+    assert {model for model in TEXT_MODELS if parameters(configs[model]).get("warmup") == "true"} == {"tensorrt_llm"}
 
 
 def test_without_streaming_nothing_is_decoupled_and_without_a_draft_there_is_no_path(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_emission_is_the_same_every_time_and_free_of_placeholders_and_machine_pa
         assert str(tmp_path).encode() not in content
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", TEXT_MODELS)
 def test_the_hand_written_models_parse_and_render(model: str) -> None:
     config = load_config(model_repository_dir() / model / "config.pbtxt")
     assert config.name == model

@@ -13,7 +13,6 @@ import pytest
 from trtspec.core.errors import DeployError
 from trtspec.core.hashing import file_sha256
 from trtspec.core.installation import DoctorCheck
-from trtspec.serving.triton import server
 from trtspec.serving.triton import server as server_module
 from trtspec.serving.triton.server import ServerPorts, TritonServer, find_server, probe_server, server_command
 
@@ -28,7 +27,7 @@ def wheel(tmp_path: Path, monkeypatch) -> Path:
     stub = root / "python_backend_stubs" / server_module.PYTHON / server_module.STUB
     stub.parent.mkdir(parents=True)
     stub.write_text("stub")
-    monkeypatch.setattr(server_module, "_wheel", lambda: (root, "0.7.0"))
+    monkeypatch.setattr(server_module, "_wheel", lambda: server_module.PytritonWheel(root, "0.7.0"))
     monkeypatch.setattr(server_module, "libpython", lambda: tmp_path / "lib" / "libpython.so")
     monkeypatch.setattr(server_module, "_numpy_2", lambda: False)
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
@@ -137,7 +136,7 @@ def test_numpy_2_gets_a_copy_of_a_known_stub(wheel: Path, numpy_2: None, tmp_pat
     """The copy differs in the bytes with the offset of an array's item size, and loads this interpreter's library."""
     stub = wheel / "python_backend_stubs" / server_module.PYTHON / server_module.STUB
     stub.write_bytes(bytes(range(64)))
-    monkeypatch.setattr(server, "LOADS", {file_sha256(stub): (32, 7)})
+    monkeypatch.setattr(server_module, "LOADS", {file_sha256(stub): (32, 7)})
     bundled = tmp_path / "site-packages" / "nvidia_pytriton.libs" / "libpython3-1.so"
     bundled.parent.mkdir()
     bundled.touch()

@@ -13,8 +13,7 @@ from tests.serving.triton.fakes import FINAL, Request, make_pb_utils
 from trtspec.core.processes import wait_until
 from trtspec.serving.triton.python_models.grpc_client import status_from_message
 from trtspec.serving.triton.python_models.interruptions import DrainWatcher, ending_file
-from trtspec.serving.triton.python_models.responses import Responder
-from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN, Responder
 
 SOON_S = 5.0
 
@@ -38,7 +37,7 @@ def responder(request: Request, shutdown: DrainWatcher, *, decoupled: bool = Tru
 def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shutdown: DrainWatcher) -> None:
     waiting, answered = Request(), Request()
     open_one = responder(waiting, shutdown)
-    responder(answered, shutdown).send_end()
+    responder(answered, shutdown).send(None, final=True)
     assert not open_one.is_cancelled()
     ending_file(repository).touch()
     assert wait_until(lambda: bool(waiting.sender.sent), SOON_S)

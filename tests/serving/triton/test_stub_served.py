@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.every_python]
 
 MODEL = """\
 import triton_python_backend_utils as pb_utils
-from trtspec.serving.triton.python_models.tensors import respond
+from trtspec.serving.triton.python_models.responses import respond
 
 
 class TritonPythonModel:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.request import Scores, Stats
 from trtspec.serving.triton.python_models.tensors import RequestTensors, words_to_tensor
 from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
@@ -67,9 +66,7 @@ def test_every_id_is_sent_once_and_none_is_a_pad_id_of_no_length() -> None:
     unsent = UnsentTokens(inputs(pad_id=3, exclude_input_in_output=False), (1, 2), streaming=True)
     unsent.add((4,))
     unsent.add((5,), Scores(np.ones((1, 2), np.float32)))
-    first, second = (
-        {name: array.tolist() for name, array in unsent.take(SimpleNamespace(**counts))} for counts in (SOME, NONE)
-    )
+    first, second = ({name: array.tolist() for name, array in unsent.take(Stats(**counts))} for counts in (SOME, NONE))
     assert first == {
         "output_ids": [[[1, 2, 4, 5]]],
         "sequence_length": [[4]],

@@ -15,9 +15,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,33 +26,46 @@ from typing import IO
 
 from trtspec.backends.common import kill_on_parent_exit
 from trtspec.core.errors import StepError, StepTimeout, TrtspecError
+from trtspec.core.paths import cache_dir
 from trtspec.core.processes import program_output
+from trtspec.store.step import Step
 
 MOST_SCRIPT_BYTES = 4096
 
+TENSORRT = ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")  # the names of its wheels may include CUDA's version
 _PROBE = """
 import json, sys
 from importlib import metadata
 def version(names):
     return next((each.version for name in names for each in metadata.distributions(name=name)), None)
-print(json.dumps({key: version(names) for key, names in json.loads(sys.argv[1]).items()}))
+print(json.dumps([version(names) for names in json.loads(sys.argv[1])]))
 """
+log = logging.getLogger(__name__)
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+POLL_S = 0.1
+SHOWN_LINES = 20
+MOST_LINE_BYTES = 8 << 10
+# Environment variables that are passed to a tool. The others may be secret or may change the build.
+VARIABLES = (
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "XDG_RUNTIME_DIR", "DOCKER_HOST",
+    "DOCKER_CONFIG", "DOCKER_CONTEXT", "CONTAINER_HOST",
+)  # fmt: skip
 
 
-def script_versions(script: Path, names: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
-    """Return versions by key, None for packages that are not installed.
+def installed_versions(script: Path, package: str) -> tuple[str | None, str | None]:
+    """Return the versions of a package and of TensorRT in a script's interpreter, None if not installed.
 
-    `names` are the possible distribution names of each key. Raise TrtspecError if the script is not a Python program or
-    its interpreter fails.
+    Raise TrtspecError if the script is not a Python program or its interpreter fails.
     """
     # from the root directory, because an interpreter also imports modules from its working directory
-    command = [*find_interpreter(script), "-c", _PROBE, json.dumps(dict(names))]
+    command = [*find_interpreter(script), "-c", _PROBE, json.dumps([(package,), TENSORRT])]
     output = program_output(command, str(script), "reinstall it", cwd="/")
     try:
-        found = json.loads(output)
-        return {key: found[key] for key in names}
-    except (ValueError, KeyError, TypeError):
+        found, tensorrt = json.loads(output)
+    except (ValueError, TypeError):
         raise TrtspecError(f"its interpreter printed {output[:80]!r}, not versions", where=str(script)) from None
+    return found, tensorrt
 
 
 def find_interpreter(script: Path) -> list[str]:
@@ -64,21 +78,6 @@ def find_interpreter(script: Path) -> list[str]:
     if not words or "python" not in words[-1]:
         raise TrtspecError("not a Python program", where=str(script), hint="check PATH")
     return words
-
-
-log = logging.getLogger(__name__)
-
-GRACE_S = 5.0  # between SIGTERM and SIGKILL
-POLL_S = 0.1
-SHOWN_LINES = 20
-MOST_LINE_BYTES = 8 << 10
-
-# Environment variables that are passed to a tool. The others may be secret or may change the build.
-VARIABLES = (
-    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "XDG_RUNTIME_DIR", "DOCKER_HOST",
-    "DOCKER_CONFIG", "DOCKER_CONTEXT", "CONTAINER_HOST",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ class Tool:
 
 
 def tool_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a tool."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ} | dict(variables)
 
 
@@ -166,20 +164,49 @@ class _Log:
                 self._file.write(line + "\n")
 
 
+def log_path(step: Step) -> Path:
+    """Return the path of the log of a step's tool, which every failure message names and which is not deleted."""
+    return cache_dir() / "logs" / f"{step.name}-{step.key[:12]}.log"
+
+
+@contextmanager
+def linked_workdir(out: Path, links: Mapping[str, Path]) -> Iterator[Path]:
+    """Create a tool's working directory with symbolic links to its inputs and its output; it is deleted afterwards."""
+    # next to the output, where the store cleans up after a killed build
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix="work-") as name:
+        workdir = Path(name)
+        for link, target in links.items():
+            (workdir / link).parent.mkdir(exist_ok=True)
+            (workdir / link).symlink_to(target.absolute())
+        yield workdir
+
+
+def visible_gpus(devices: Sequence[str]) -> dict[str, str]:
+    """Return the environment that makes only these GPUs visible, numbered as by nvidia-smi."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
+
+
+def rebuild_script(comments: Iterable[str], commands: Iterable[str]) -> str:
+    """Return a script that builds an artifact's engines below a new directory, next to links to its checkpoints."""
+    lines = (
+        "#!/bin/sh",
+        *(f"# {comment}" for comment in comments),
+        "set -eu",
+        'artifact=$(cd "$(dirname "$0")" && pwd)',
+        'mkdir "${1:?a new directory for the engines}"',
+        'cd "$1"',
+        'ln -s "$artifact/checkpoints" checkpoints',
+        *commands,
+    )
+    return "\n".join(lines) + "\n"
+
+
 @contextmanager
 def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
     """Run a tool under `kill_on_parent_exit`, which exits with the tool; leaving the block terminates the tool."""
     cleanup = json.dumps(list(tool.cleanup))
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            str(Path(kill_on_parent_exit.__file__)),
-            str(tool.grace_s),
-            cleanup,
-            *tool.command,
-        ],
+        [sys.executable, "-I", "-S", kill_on_parent_exit.__file__, str(tool.grace_s), cleanup, *tool.command],
         cwd=tool.cwd,
         env=tool_environment(tool.variables),
         stdin=subprocess.PIPE,

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.context import PlanContext
 from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
-from trtspec.backends.steps.files import CompilePlugins, CopyFiles, plan_recipe_library
+from trtspec.backends.steps.files import CompilePlugins, CopyFiles, EmitRepository, plan_recipe_library
 from trtspec.checkpoints.generation_config import CONFIG
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, requested_scheme
 from trtspec.core.paths import calibration_prompts
@@ -16,7 +19,7 @@ from trtspec.methods.base import method_version
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.serving.triton.repository_writer import ServingSettings
-from trtspec.store.artifact_paths import PLUGINS, PROMPTS, TOKENIZER, checkpoint, from_model
+from trtspec.store.artifact_paths import PLUGINS, PROMPTS, REPOSITORY, TOKENIZER, checkpoint, from_model
 from trtspec.store.files import FileReader
 from trtspec.store.step import Step
 
@@ -59,9 +62,18 @@ def padding_notes(context: PlanContext) -> tuple[str, ...]:
     return (f"the draft's embedding and head are {what} from {stored} to the target's {draft.padded_to} rows",)
 
 
-def gpu_record(context: PlanContext) -> dict[str, str]:
-    """Return the manifest's record of the GPU for artifacts that do not depend on it."""
-    return {"name": gpu} if (gpu := context.resolved.engine.gpu) else {}
+def plan_source_artifact(
+    context: PlanContext,
+    reader: FileReader,
+    package: str,
+    repository: EmitRepository,
+    facts: Mapping[str, Any],
+    problems: Callable[[], list[str]] = list,
+) -> ArtifactPlan:
+    """Return the artifact of a backend whose engine, of the Python `package`, runs the checkpoints unchanged."""
+    steps = {**copy_steps(context, reader), **companion_steps(context, reader), REPOSITORY: repository}
+    gpu = {"name": name} if (name := context.resolved.engine.gpu) else {}
+    return ArtifactPlan(steps, tools={package: context.version}, gpu=gpu, facts=facts, problems=problems)
 
 
 def serving_settings(context: PlanContext) -> ServingSettings:

@@ -13,6 +13,7 @@ from typing import Any
 
 from trtspec.backends.context import PlanContext
 from trtspec.methods.eagle3 import Eagle3Options
+from trtspec.methods.eagle3.head import NAME
 from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.recipe.schema import Quantization
 from trtspec.store.artifact_paths import checkpoint, engine, from_model
@@ -20,6 +21,7 @@ from trtspec.store.artifact_paths import checkpoint, engine, from_model
 QUANTIZE, EXPORT, BUILD = "tensorrt-edgellm-quantize", "tensorrt-edgellm-export", "tensorrt-edgellm-build"
 # Calibration reads the dataset of this name; the variable holds its path (quantization/datasets/__init__.py).
 DATASET, DATASET_VARIABLE, PROMPTS = "wikitext", "EDGELLM_QUANT_DATASET_WIKITEXT", "calibration.jsonl"
+PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def drafting_sizes(context: PlanContext) -> DraftingSizes | None:
     As in engine.py's _resolve_spec_decode_runtime_options: a chain verifies its tokens and the token before them. A
     block of DFlash contains that token; a block of DSpark contains it unless the drafter samples from it.
     """
-    method, shape = context.recipe.speculation.method, context.draft_shape
+    method, shape = context.method_name, context.draft_shape
     if method == "none":
         return None
     size = shape.max_tokens + 1
@@ -61,6 +63,12 @@ def samples_from_anchor(context: PlanContext) -> bool:
     config = context.sources["draft"].config
     inner = config.get("dspark_config")
     return bool({**config, **(inner if isinstance(inner, dict) else {})}.get("sample_from_anchor", True))
+
+
+def aux_layers(context: PlanContext) -> tuple[int, ...]:
+    """Return the target layers whose inputs an EAGLE-3 drafter reads; empty for other methods."""
+    head = context.draft_head.config.get(NAME, {}) if context.draft_head else {}
+    return tuple(head.get("aux_layers", ()))
 
 
 def quantize_arguments(role: str, asked: Quantization, device: str) -> tuple[str, ...]:
@@ -96,19 +104,14 @@ def export_arguments(role: str, method: str, sm: int) -> tuple[str, ...]:
 
 def build_command(context: PlanContext) -> tuple[str, ...]:
     """Return the argv that builds all engines of a recipe."""
-    sizes, method = context.recipe.engine, context.recipe.speculation.method
+    sizes, method = context.recipe.engine, context.method_name
     words = [BUILD, "--model-dir", checkpoint("target"), "--engine-dir", engine("target"), "--components", "llm"]
     words += ["--dense", "auto", "--int4-gemm-plugin-version", "2"]
     words += ["--max-input-len", str(resolve_max_input_len(sizes)), "--max-kv-cache-capacity", str(sizes.max_seq_len)]
     words += ["--max-batch-size", str(sizes.max_batch_size), "--max-lora-rank", "0", "--tp-size", "1", "--tp-rank", "0"]
     if drafting := drafting_sizes(context):
-        words += ["--spec-type", method]
-        words += [
-            "--max-verify-tree-size",
-            str(drafting.verify_size),
-            "--max-draft-tree-size",
-            str(drafting.draft_size),
-        ]
+        words += ["--spec-type", method, "--max-verify-tree-size", str(drafting.verify_size)]
+        words += ["--max-draft-tree-size", str(drafting.draft_size)]
         words += ["--draft-model-dir", checkpoint("draft")] if "draft" in context.sources else []
     return (*words, *(() if drafting else ("--spec-type", "none")))
 
@@ -121,9 +124,6 @@ def staged(role: str) -> str:
 def onnx(role: str) -> str:
     """Return the directory of the exported target or draft."""
     return f"onnx/{role}"
-
-
-PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
 
 
 def model_json(context: PlanContext) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def model_json(context: PlanContext) -> dict[str, Any]:
 
 
 def _drafting(context: PlanContext, drafting: DraftingSizes) -> dict[str, Any]:
-    method = context.recipe.speculation.method
+    method = context.method_name
     steps = {} if method in PASS_METHODS else {"draft_step": drafting.steps}
     speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": drafting.tokens}
     if "draft" in context.sources:

@@ -6,30 +6,33 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.backends.common.build_tools import Tool, run_tool
+from trtspec.backends.common.build_tools import Tool, linked_workdir, log_path, rebuild_script, run_tool, visible_gpus
 from trtspec.backends.edge_llm.arguments import BUILD, DATASET_VARIABLE, PROMPTS, QUANTIZE, staged
 from trtspec.backends.steps.files import CopyFiles
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.core.errors import StepError
-from trtspec.core.paths import cache_dir
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
 
+REPRODUCE = "reproduce.sh"
+NO_KEY = {"key": False}
 # by command and --spec-type; the names are from experimental/builder/core/contracts.py@0.11.0 and the exporter
 ENGINES = {False: ("llm.engine", "config.json"), True: ("spec_base.engine", "spec_draft.engine", "base_config.json")}
 EXPORTED = ("llm/model.onnx", "llm/config.json")
 CHECKPOINT = ("config.json",)
 SIZES = ("max_input_len", "max_kv_cache_capacity", "max_batch_size")
+CHAT_TEMPLATE = "chat_template.jinja"
+# Export and build fail without a chat template. This one adds nothing to a text; requests contain complete texts.
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
 
 
 def check_files(out: Path, names: tuple[str, ...], command: str) -> None:
@@ -54,11 +57,6 @@ def _differing(found: Mapping[str, object], sizes: Mapping[str, int]) -> Iterato
             yield f"{key} is {found.get(key, 'missing')}, expected {value}"
 
 
-CHAT_TEMPLATE = "chat_template.jinja"
-# Export and build fail without a chat template. This one adds nothing to a text; requests contain complete texts.
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
-
-
 @dataclass(frozen=True)
 class StageCheckpoint(CopyFiles):
     """Copy a checkpoint's files; `what` is its role.
@@ -75,7 +73,6 @@ class StageCheckpoint(CopyFiles):
 
     @property
     def name(self) -> str:
-        """Return `stage-target` or `stage-draft`."""
         return f"stage-{self.what}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
@@ -93,10 +90,6 @@ class StageCheckpoint(CopyFiles):
 def has_chat_template(names: set[str], tokenizer_config: dict[str, object]) -> bool:
     """Return whether a checkpoint with these files has a chat template."""
     return CHAT_TEMPLATE in names or bool(tokenizer_config.get("chat_template"))
-
-
-REPRODUCE = "reproduce.sh"
-NO_KEY = {"key": False}
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,6 @@ class RunEdgeTool(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name, such as `quantize-target`, `export-draft` or `build-engines`."""
         return f"{self.action}-{self.role}"
 
     @property
@@ -136,49 +128,35 @@ class RunEdgeTool(Step):
 
     @property
     def num_devices(self) -> int:
-        """Return 1 if the step needs a GPU, else 0."""
         return 1 if self.machine or "cuda" in self.argv else 0
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the argv."""
         return self.argv
-
-    @property
-    def log(self) -> Path:
-        """Return the path of the command's log, which every failure message names and which is not deleted."""
-        return cache_dir() / "logs" / f"{self.name}-{self.key[:12]}.log"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Run the command and check its output. Raise StepError or StepTimeout."""
         progress.say(self.argv[0])
-        with self._workdir(out, inputs) as workdir:
+        path_of = staged if self.argv[0] == QUANTIZE else checkpoint
+        links = {path_of(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
+        with ExitStack() as stack:
+            workdir = stack.enter_context(linked_workdir(out, links | {self.writes: out}))
+            for files in self.prompts:
+                stack.enter_context(files.unchanged())
+                texts = self._texts(files.paths[0], links[path_of(self.role)])
+                (workdir / PROMPTS).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
             variables = self._variables(workdir, inputs.devices)
-            tool = Tool(self.argv, cwd=workdir, log=self.log, timeout_s=self.timeout_s, variables=variables)
+            tool = Tool(self.argv, cwd=workdir, log=log_path(self), timeout_s=self.timeout_s, variables=variables)
             run_tool(tool, on_wait=lambda: progress.advance(0))
         self._check(out)
 
-    @contextmanager
-    def _workdir(self, out: Path, inputs: Inputs) -> Iterator[Path]:
-        """Create the command's working directory; files outside the output are deleted afterwards."""
-        # next to the output, where the store cleans up after a killed build
-        with ExitStack() as stack:
-            workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
-            path_of = staged if self.argv[0] == QUANTIZE else checkpoint
-            links = {path_of(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
-            for name, target in (links | {self.writes: out}).items():
-                (workdir / name).parent.mkdir(exist_ok=True)
-                (workdir / name).symlink_to(target.absolute())
-            for files in self.prompts:
-                stack.enter_context(files.unchanged())
-                prompts = load_prompts(files.paths[0], links[path_of(self.role)])[: self.samples]
-                tokenizer = Tokenizer(links[path_of(self.role)])  # the command adds special tokens to every text
-                texts = [
-                    (tokenizer.as_plain(each.text) if isinstance(each.text, RenderedText) else None) or each.text
-                    for each in prompts
-                ]
-                (workdir / PROMPTS).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-            yield workdir
+    def _texts(self, prompts: Path, source: Path) -> list[str]:
+        """Return the texts for calibration without special tokens, which the command adds to every text."""
+        tokenizer, chosen = Tokenizer(source), load_prompts(prompts, source)[: self.samples]
+        return [
+            (tokenizer.as_plain(each.text) if isinstance(each.text, RenderedText) else None) or each.text
+            for each in chosen
+        ]
 
     def _variables(self, workdir: Path, devices: tuple[str, ...]) -> dict[str, str]:
         """Return the command's environment: its own directory first on PATH, and no access to the hub."""
@@ -186,8 +164,7 @@ class RunEdgeTool(Step):
         passed = {key: os.environ[key] for key in ("OMP_NUM_THREADS",) if key in os.environ}
         path = {"PATH": os.pathsep.join(filter(None, (self.directory, os.environ.get("PATH", ""))))}
         dataset = {DATASET_VARIABLE: str(workdir / PROMPTS)} if self.prompts else {}
-        gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        return {**scratch, **passed, **path, **dataset, **(gpus if self.num_devices else {})}
+        return {**scratch, **passed, **path, **dataset, **(visible_gpus(devices) if self.num_devices else {})}
 
     def _check(self, out: Path) -> None:
         command = self.argv[0]
@@ -213,26 +190,9 @@ class DescribeBuild(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name."""
         return "describe-engines"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Write the script."""
-        (out / REPRODUCE).write_text("\n".join(self._lines()) + "\n")
-
-    def _lines(self) -> Iterator[str]:
-        yield "#!/bin/sh"
-        yield "# Builds the engines of this artifact below a new directory: sh reproduce.sh DIRECTORY"
-        yield from (f"# {key}: {value}" for key, value in self.facts)
-        yield "set -eu"
-        yield 'artifact=$(cd "$(dirname "$0")" && pwd)'
-        yield 'mkdir "${1:?a new directory for the engines}"'
-        yield 'cd "$1"'
-        yield 'ln -s "$artifact/checkpoints" checkpoints'
-        yield "mkdir engines"
-        yield shlex.join(self.argv)
-
-
-def encode_machine(facts: Mapping[str, object]) -> str:
-    """Return the facts that an engine depends on, as a step's field."""
-    return json.dumps(dict(facts), sort_keys=True)
+        title = "Builds the engines of this artifact below a new directory: sh reproduce.sh DIRECTORY"
+        comments = (title, *(f"{key}: {value}" for key, value in self.facts))
+        (out / REPRODUCE).write_text(rebuild_script(comments, ("mkdir engines", shlex.join(self.argv))))

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trtspec.backends.base import Migration
-from trtspec.backends.common.memory import check_num_tokens, check_placement, recipe_models
-from trtspec.backends.context import PlanContext
-from trtspec.backends.edge_llm.arguments import drafting_sizes
+from trtspec.backends.common.checks import METHOD, check_acceptance, check_unconverted
+from trtspec.backends.context import PlanContext, recipe_models
+from trtspec.backends.edge_llm.arguments import aux_layers, drafting_sizes
 from trtspec.backends.edge_llm.versions import EdgeRelease, releases
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.gpus import GPUS
-from trtspec.methods.eagle3.head import NAME
 from trtspec.methods.mtp import count_layers
 from trtspec.recipe.schema import Recipe
 
-METHOD, OPTIONS = "speculation.method", "speculation.options"
 PACKAGE = "NVIDIA/TensorRT-Edge-LLM"
 CLI = f"{PACKAGE}:experimental/builder/cli.py@0.11.0"
 ENGINE = f"{PACKAGE}:experimental/server/runtime/engine.py@0.11.0"
@@ -33,7 +31,7 @@ BLOCK_METHODS = ("dflash", "dspark")
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with Edge-LLM."""
-    release, method = releases()[context.version], context.recipe.speculation.method
+    release, method = releases()[context.version], context.method_name
     if method != "none" and method not in release.methods:
         return  # reported by `check`, with the backends that run it
     yield from _check_gpu(context, release)
@@ -42,8 +40,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_eagle3(context)
     yield from _check_quantization(context, release)
     yield from _check_parallel(context)
-    yield from check_placement(context)
-    yield from check_num_tokens(context)
+    yield from check_unconverted(context, "Edge-LLM")
     yield from _check_engine(context)
 
 
@@ -66,10 +63,10 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
         message = f"Edge-LLM {release.version} does not support {model_type}"
         source = f"{PACKAGE}:experimental/builder/models/registry.py@{release.version}"
         yield Diagnostic("target.model", "family", message, f"supported: {', '.join(release.models)}", source=source)
-    elif context.recipe.speculation.method == "mtp" and model_type not in release.mtp_models:
+    elif context.method_name == "mtp" and model_type not in release.mtp_models:
         message = f"Edge-LLM {release.version} does not draft with MTP layers of {model_type}"
         yield Diagnostic(METHOD, "version", message, "use method: eagle3 with a draft for this target", source=CLI)
-    elif context.recipe.speculation.method == "mtp" and not count_layers(context.sources["target"].config):
+    elif context.method_name == "mtp" and not count_layers(context.sources["target"].config):
         yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: eagle3")
     for role, path, asked in recipe_models(context):
         if asked.dtype == "bfloat16":
@@ -78,24 +75,20 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
 
 
 def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
-    if context.options.acceptance != "exact":
-        message = "Edge-LLM accepts drafts exactly; typical acceptance is not supported"
-        yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=ENGINE)
+    yield from check_acceptance(context, "Edge-LLM accepts drafts exactly; typical acceptance is not supported", ENGINE)
     if not drafting_sizes(context):
         return
     if context.recipe.engine.max_batch_size > 1:
         message = "with speculation, Edge-LLM serves one request at a time and ignores max_batch_size"
-        yield Diagnostic(
-            "engine.max_batch_size", "unused", message, "set it to 1", "warning", f"{ENGINE}, ifb_unsupported_reason"
-        )
+        source = f"{ENGINE}, ifb_unsupported_reason"
+        yield Diagnostic("engine.max_batch_size", "unused", message, "set it to 1", "warning", source)
     message = "sampled requests run without speculation, because Edge-LLM would decode them greedily"
     yield Diagnostic(METHOD, "greedy-only", message, None, "warning", ENGINE)
 
 
 def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield a problem if the drafter reads target layers that Edge-LLM does not provide."""
-    head, target = context.draft_head, context.target_config
-    layers = tuple(head.config.get(NAME, {}).get("aux_layers", ())) if head else ()
+    layers, target = aux_layers(context), context.target_config
     if not layers or target is None:
         return
     path, read = "speculation.draft.model", ", ".join(map(str, layers))
@@ -110,40 +103,33 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
-    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
+    gpu = context.gpu
     for role, path, asked in recipe_models(context):
-        wanted, stored = asked.quantization, source_format(context.sources[role])
+        wanted, stored, section = asked.quantization, source_format(context.sources[role]), f"{path}.quantization"
         if stored.weights not in release.formats or wanted.weights not in ("none", "fp8"):
             odd = wanted.weights if stored.weights in release.formats else stored.weights
-            message = (
-                f"{odd} weights of the {role} are not supported by Edge-LLM; it takes {', '.join(release.formats)}"
-            )
-            yield Diagnostic(
-                f"{path}.quantization.weights", "quantization", message, "set weights: fp8", source=QUANTIZER
-            )
+            message = f"{odd} weights of the {role} are not supported by Edge-LLM; it takes "
+            message += ", ".join(release.formats)
+            yield Diagnostic(f"{section}.weights", "quantization", message, "set weights: fp8", source=QUANTIZER)
         if "fp8" in (wanted.weights, wanted.kv_cache, stored.weights) and gpu and not gpu.has_fp8:
             only = "; it supports only FP16, INT8 and INT4" if gpu.sm == ORIN_SM else ""
             message = f"the {role} is FP8, which {gpu.name} does not support{only}"
             yield Diagnostic("engine.gpu", "quantization", message, "FP8 needs compute capability 8.9")
         if set(wanted.exclude) != {"lm_head"}:
             message = "Edge-LLM quantizes every layer except the head"
-            yield Diagnostic(
-                f"{path}.quantization.exclude", "not-supported", message, "remove exclude", source=QUANTIZER
-            )
-        if role == "draft" and wanted.kv_cache != "none" and context.recipe.speculation.method in BLOCK_METHODS:
+            yield Diagnostic(f"{section}.exclude", "not-supported", message, "remove exclude", source=QUANTIZER)
+        if role == "draft" and wanted.kv_cache != "none" and context.method_name in BLOCK_METHODS:
             message = "Edge-LLM stores the KV cache of a block drafter in 16 bits"
-            yield Diagnostic(f"{path}.quantization.kv_cache", "not-supported", message, "remove it", source=QUANTIZER)
+            yield Diagnostic(f"{section}.kv_cache", "not-supported", message, "remove it", source=QUANTIZER)
 
 
 def _check_parallel(context: PlanContext) -> Iterator[Diagnostic]:
     for _, path, asked in recipe_models(context):
         if asked.parallel.ranks > 1:
-            message = (
-                "this backend runs Edge-LLM on one GPU; Edge-LLM does not support speculation with parallel targets"
-            )
-            yield Diagnostic(
-                f"{path}.parallel", "parallel", message, "remove it", source=f"{CLI}, _resolve_build_selection"
-            )
+            message = "this backend runs Edge-LLM on one GPU; "
+            message += "Edge-LLM does not support speculation with parallel targets"
+            source = f"{CLI}, _resolve_build_selection"
+            yield Diagnostic(f"{path}.parallel", "parallel", message, "remove it", source=source)
 
 
 def _check_engine(context: PlanContext) -> Iterator[Diagnostic]:
@@ -152,13 +138,9 @@ def _check_engine(context: PlanContext) -> Iterator[Diagnostic]:
         if getattr(build, key):
             message = f"Edge-LLM's builder does not support {key}"
             yield Diagnostic(f"engine.build.{key}", "not-supported", message, "remove it", source=CLI)
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which Edge-LLM does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Migrate a recipe to Edge-LLM."""
     for option in recipe.engine.extra:
         migration.drop(f"engine.extra.{option}", "an option of trtllm-build")
     engine = migration.document["engine"]

@@ -15,26 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.memory import recipe_models
 from trtspec.backends.common.steps import companion_steps
-from trtspec.backends.context import PlanContext
-from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, onnx, quantize_arguments
+from trtspec.backends.context import PlanContext, recipe_models
+from trtspec.backends.edge_llm.arguments import (
+    aux_layers,
+    build_command,
+    export_arguments,
+    model_json,
+    onnx,
+    quantize_arguments,
+)
 from trtspec.backends.edge_llm.build import (
     DescribeBuild,
     RunEdgeTool,
     StageCheckpoint,
-    encode_machine,
     has_chat_template,
 )
-from trtspec.backends.edge_llm.repository import MODELS, EmitEdgeRepository
+from trtspec.backends.edge_llm.repository import repository_step
 from trtspec.backends.edge_llm.toolchain import EdgeToolchain, probe_toolchain
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.backends.steps.files import read_models
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.core.gpus import find_gpu
 from trtspec.core.paths import calibration_prompts
-from trtspec.methods.eagle3.head import NAME
 from trtspec.recipe.schema import ModelSource
 from trtspec.store.artifact_paths import REPOSITORY, checkpoint, engine
 from trtspec.store.files import FileReader
@@ -49,10 +52,8 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
     built = _engines(context, checkpoints, tools) if tools.builds_engines else _exports(context, checkpoints, tools)
     steps |= {**built, **companion_steps(context, reader)}
-    document = json.dumps(model_json(context))
-    steps[REPOSITORY] = EmitEdgeRepository(
-        read_models(MODELS), document, engine_.max_batch_size, context.resolved.serving.streaming
-    )
+    streaming = context.resolved.serving.streaming
+    steps[REPOSITORY] = repository_step(model_json(context), engine_.max_batch_size, streaming=streaming)
     steps[""] = DescribeBuild(build_command(context), tuple(_facts(context, tools).items()))
     lack = tools.lack()
     runs = [directory for directory, step in steps.items() if isinstance(step, RunEdgeTool)]
@@ -72,12 +73,6 @@ def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) 
     if role == "target":
         return StageCheckpoint(role, files, plain_template=not _has_template(source))
     return StageCheckpoint(role, files, target_layers=aux_layers(context))
-
-
-def aux_layers(context: PlanContext) -> tuple[int, ...]:
-    """Return the target layers whose inputs an EAGLE-3 drafter reads; empty for other methods."""
-    head = context.draft_head.config.get(NAME, {}) if context.draft_head else {}
-    return tuple(head.get("aux_layers", ()))
 
 
 def _has_template(source: Source) -> bool:
@@ -121,7 +116,7 @@ def _quantize(
 
 
 def _exports(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
-    method, sm = context.recipe.speculation.method, find_gpu(context.resolved.engine.gpu).sm
+    method, sm = context.method_name, find_gpu(context.resolved.engine.gpu).sm
     found: dict[str, Step] = {}
     for role in checkpoints:
         reads = {"draft": checkpoints["draft"]} if (role, method) == ("draft", "eagle3") else checkpoints
@@ -134,7 +129,9 @@ def _exports(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeTool
 def _engines(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
     step = _run(context, tools, "build", "engines", build_command(context), checkpoints, engine("target"))
     stored = sum(source.nbytes for source in context.sources.values())
-    return {engine("target"): replace(step, machine=encode_machine(_facts(context, tools)), stored_bytes=stored)}
+    return {
+        engine("target"): replace(step, machine=json.dumps(_facts(context, tools), sort_keys=True), stored_bytes=stored)
+    }
 
 
 def _run(
@@ -146,17 +143,9 @@ def _run(
     reads: Mapping[str, Step],
     writes: str,
 ) -> RunEdgeTool:
-    return RunEdgeTool(
-        action,
-        role,
-        argv,
-        tuple(reads),
-        tuple(reads.values()),
-        writes,
-        context.version,
-        timeout_s=context.resolved.engine.build.timeout_s,
-        directory=tools.directory,
-    )
+    timeout_s, steps = context.resolved.engine.build.timeout_s, tuple(reads.values())
+    step = RunEdgeTool(action, role, argv, tuple(reads), steps, writes, context.version)
+    return replace(step, timeout_s=timeout_s, directory=tools.directory)
 
 
 def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:

@@ -67,7 +67,6 @@ class EdgeRequest:
 
     @property
     def samples(self) -> bool:
-        """Return whether tokens are sampled."""
         return self.sampling.temperature > 0.0 and self.sampling.top_k != 1
 
 

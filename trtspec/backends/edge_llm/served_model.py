@@ -17,8 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.backends.edge_llm.runtime import EdgeRequest, EdgeResponse, load, sampling_params
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, check_request
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.interruptions import DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics

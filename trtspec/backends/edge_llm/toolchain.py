@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.backends.common.build_tools import script_versions
+from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.edge_llm.arguments import BUILD, EXPORT
 from trtspec.backends.edge_llm.versions import releases
 from trtspec.core.diagnostics import Diagnostic
@@ -20,7 +20,7 @@ from trtspec.core.gpus import detect_gpus, find_gpu
 from trtspec.core.installation import DoctorCheck
 
 ENVIRONMENT = "TRTSPEC_EDGE_LLM"
-NAMES = {"edge_llm": ("tensorrt-edgellm",), "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
+PACKAGE = "tensorrt-edgellm"
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,10 @@ class EdgeToolchain:
 
     @property
     def device(self) -> str:
-        """Return "cuda" if the recipe's GPU is present, else "cpu"."""
         return "cuda" if self.devices else "cpu"
 
     @property
     def builds_engines(self) -> bool:
-        """Return whether engines can be built here."""
         return not (self.missing or self.why_no_engines)
 
     def lack(self) -> Diagnostic | None:
@@ -74,16 +72,17 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
     if not directory:
         where = f"is not in {Path(asked) / 'bin'}" if asked else "is not on PATH"
         return EdgeToolchain(version, missing=where, why_no_engines=f"{BUILD} {where}")
-    found = script_versions(Path(directory) / EXPORT, NAMES)
-    if found["edge_llm"] != version:
-        message = f"TensorRT Edge-LLM {found['edge_llm'] or '(none)'} is installed, but the recipe requires {version}"
+    found, tensorrt = installed_versions(Path(directory) / EXPORT, PACKAGE)
+    if found != version:
+        message = f"TensorRT Edge-LLM {found or '(none)'} is installed, but the recipe requires {version}"
         raise TrtspecError(message, where=directory, hint=f"set engine.version, or {ENVIRONMENT}")
     gpu = find_gpu(gpu_name)
     seen = detect_gpus()
     devices = tuple(str(number) for number, each in enumerate(seen) if each.is_a(gpu))
-    why = _why_no_engines(found["tensorrt"] or "", version, gpu.sm, bool(devices), gpu.name)
-    tensorrt, driver = ("", "") if why else (found["tensorrt"] or "", seen[0].driver)
-    return EdgeToolchain(version, directory, "", tensorrt, driver, why, devices)
+    why = _why_no_engines(tensorrt or "", version, gpu.sm, bool(devices), gpu.name)
+    if why:
+        return EdgeToolchain(version, directory, why_no_engines=why, devices=devices)
+    return EdgeToolchain(version, directory, tensorrt=tensorrt or "", driver=seen[0].driver, devices=devices)
 
 
 def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: str) -> str:
@@ -96,12 +95,9 @@ def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: s
 
 
 def probes() -> list[DoctorCheck]:
-    """Return the check of Edge-LLM's commands and of TensorRT."""
     directory = command_directory()
     if not directory:
         return [DoctorCheck("tensorrt-edgellm", True, f"not on PATH, and not in an environment set by {ENVIRONMENT}")]
-    found = script_versions(Path(directory) / EXPORT, NAMES)
-    tensorrt = (
-        f"TensorRT {found['tensorrt']}" if found["tensorrt"] else "no TensorRT: it can export but not build engines"
-    )
-    return [DoctorCheck("tensorrt-edgellm", True, f"{found['edge_llm']} in {directory}, {tensorrt}")]
+    found, tensorrt = installed_versions(Path(directory) / EXPORT, PACKAGE)
+    builder = f"TensorRT {tensorrt}" if tensorrt else "no TensorRT: it can export but not build engines"
+    return [DoctorCheck("tensorrt-edgellm", True, f"{found} in {directory}, {builder}")]

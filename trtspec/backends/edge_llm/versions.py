@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from trtspec.core.paths import load_package_yaml
 
 DATA = Path(__file__).with_name("versions.yaml")
@@ -38,24 +40,15 @@ class EdgeRelease:
     formats: tuple[str, ...]
 
     def platforms_for(self, sm: int) -> list[Platform]:
-        """Return the platforms with GPUs of a compute capability."""
         return [platform for platform in self.platforms if platform.sm == sm]
 
     @property
     def sms(self) -> list[int]:
-        """Return the supported compute capabilities, ascending."""
         return sorted({platform.sm for platform in self.platforms})
 
 
 @cache
 def releases() -> dict[str, EdgeRelease]:
     """Return the supported releases by version, oldest first."""
-    found = [_release(entry) for entry in load_package_yaml(DATA)]
+    found = TypeAdapter(list[EdgeRelease]).validate_python(load_package_yaml(DATA))
     return {release.version: release for release in found}
-
-
-def _release(entry: dict[str, object]) -> EdgeRelease:
-    platforms = entry["platforms"]
-    parsed = tuple(Platform(each["sm"], each["system"], tuple(each["tensorrt"])) for each in platforms)  # type: ignore[attr-defined]
-    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-    return EdgeRelease(**{**entry, **lists, "platforms": parsed})  # type: ignore[arg-type]

@@ -5,25 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from trtspec.backends.base import ArtifactPlan, AutoSelection, Backend, BackendOffer
-from trtspec.backends.context import PlanContext
-from trtspec.backends.embedded.check import check, memory
+from trtspec.backends.base import AutoSelection, Backend, BackendOffer, deferred
+from trtspec.backends.common.memory import plan_memory
+from trtspec.backends.embedded.check import check
+from trtspec.backends.serving import ServingHooks
 from trtspec.core.installation import DoctorCheck, check_package
 from trtspec.core.registry import extension_names
 from trtspec.engine.settings import EXTENDED_ROPE_KINDS
-
-if TYPE_CHECKING:
-    from trtspec.backends.serving import ServingHooks
-    from trtspec.store.files import FileReader
-
 
 PACKAGES = ("torch", "transformers", "tokenizers")
 
 
 def probes() -> list[DoctorCheck]:
-    """Return the checks of packages, GPU and kernels."""
     return [*(check_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES), _gpu(), _kernels()]
 
 
@@ -46,23 +40,11 @@ def _methods() -> Mapping[str, str]:
     return {name: name for name in extension_names("trtspec.methods", "drafter")}
 
 
-def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    from trtspec.backends.embedded.artifact import plan_artifact
-
-    return plan_artifact(context, reader)
-
-
-def _serving() -> ServingHooks:
-    from trtspec.backends.serving import ServingHooks
-
-    return ServingHooks(extra="embedded")
-
-
 BACKEND = Backend(
     summary="torch on this machine's CPU or GPU",
     methods=_methods,
-    memory=memory,
-    plan=_plan,
+    memory=plan_memory,
+    plan=deferred(f"{__name__}.artifact:plan_artifact"),
     in_process=True,
     keeps_windows=True,
     stretches=EXTENDED_ROPE_KINDS,
@@ -71,7 +53,7 @@ BACKEND = Backend(
     maps_vocabularies=lambda version, method: method == "draft_target",
     defaults=("trtspec", "nvidia", "model"),
     check=check,
-    serving=_serving,
+    serving=lambda: ServingHooks(extra="embedded"),
     auto=AutoSelection(rank=99, offer=lambda method, gpu: BackendOffer(takes=True, why="")),
     probes=probes,
 )

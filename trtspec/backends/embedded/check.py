@@ -1,61 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe against the torch engine, and estimate its memory on this machine."""
+"""Check a recipe against the torch engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.backends.common.memory import MemoryPlan, plan_memory
+from trtspec.backends.common.checks import DRAFT, check_extra, unused
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.previews import fetch_tokenizer
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, Meaning, token_ids
+from trtspec.checkpoints.translation import Meaning, token_ids
 from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.settings import EngineSettings
 from trtspec.methods.dflash.net import detect_kind, special_keys
-from trtspec.recipe.resolve import resolve_max_num_tokens
-
-
-def memory(context: PlanContext) -> list[MemoryPlan]:
-    """Return the plan of the single device; the context has a target, since this engine runs converted checkpoints."""
-    if context.target_config is None:
-        raise ValueError("the torch engine requires a model with a family")
-    engine, shape = context.recipe.engine, context.draft_shape
-    return [
-        plan_memory(
-            context.target_config,
-            context.draft_config,
-            rows=engine.max_batch_size,
-            seq_len=min(engine.max_seq_len, context.target_config.stretched_positions),
-            num_tokens=resolve_max_num_tokens(engine, shape.max_tokens),
-            max_draft_tokens=shape.max_tokens,
-            head_parameters=context.draft_head.num_parameters if context.draft_head else 0,
-            kept_tokens=EngineSettings.from_recipe(context.resolved).reuse_tokens,
-            longer=MAX_LENGTH_RATIO if context.translates else 1,
-            quantized=context.target_format != QuantFormat(),
-        )
-    ]
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield warnings for keys without effect and for lengths that change texts, and errors of the drafter."""
     engine, serving = context.recipe.engine, context.recipe.serving
-    for option in engine.extra:
-        message = "an option of trtllm-build, which the torch engine does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
+    yield from check_extra(context, "the torch engine")
     for key in sorted(engine.build.model_fields_set):
         message = f"{key} applies to trtllm-build, which the torch engine does not use"
-        yield Diagnostic(f"engine.build.{key}", "unused", message, severity="warning")
+        yield unused(f"engine.build.{key}", message)
     yield from _check_longrope(context)
     yield from _check_block_nets(context)
     if context.translates:
         yield _check_vocabulary(context)
     if serving.fast_logits:
-        message = "the torch engine does not transfer logits between GPUs"
-        yield Diagnostic("serving.fast_logits", "unused", message, severity="warning")
+        yield unused("serving.fast_logits", "the torch engine does not transfer logits between GPUs")
 
 
 def _check_vocabulary(context: PlanContext) -> Diagnostic:
@@ -82,14 +55,14 @@ def _meanings(source: Source) -> dict[Meaning, int]:
 
 
 def _draft_diagnostic(message: str, hint: str | None, severity: Severity = "error") -> Diagnostic:
-    return Diagnostic("speculation.draft.model", "vocabulary", message, hint, severity)
+    return Diagnostic(DRAFT, "vocabulary", message, hint, severity)
 
 
 def _check_block_nets(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield an error for settings of a block drafter that the torch engine does not support."""
     if context.head and detect_kind(context.head.source) and (keys := special_keys(context.head.source)):
         message = f"the torch engine does not support these keys of the draft's config.json: {', '.join(keys)}"
-        yield Diagnostic("speculation.draft.model", "not-supported", message, "choose another engine.backend")
+        yield Diagnostic(DRAFT, "not-supported", message, "choose another engine.backend")
 
 
 def _check_longrope(context: PlanContext) -> Iterator[Diagnostic]:

@@ -123,7 +123,6 @@ class TritonPythonModel:
         answer.responder.send_tensors(list, final=True)
 
     def read(self, inputs: RequestTensors) -> EngineRequest:
-        """Return the request of the tensors."""
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         text = self.reader.read(inputs)
         return EngineRequest(

@@ -8,12 +8,10 @@ of speculation come from the version's spec (backends/common/trtllm_versions); t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions import DecodingType, VersionSpec, find_version_spec, version_specs
+from trtspec.backends.common.trtllm_versions import DecodingType, find_version_spec, minor_version
 from trtspec.backends.context import PlanContext
-from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_head import mask_token
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
@@ -22,117 +20,9 @@ from trtspec.methods.suffix import SuffixOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 from trtspec.recipe.schema import ScheduledLen, is_directory
 
-METHOD = "speculation.method"
-MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
-INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
-
-
-def target_architecture(context: PlanContext) -> str:
-    """Return the target's class from its config.json, or ""."""
-    if context.target_config:
-        return context.target_config.architecture
-    named = context.sources["target"].config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
-
-
-def drafts_separately(context: PlanContext) -> bool:
-    """Return whether the method has to draft outside the target, because its class does not support drafting inside."""
-    api = find_version_spec(context.version).api
-    kind = api.methods[context.recipe.speculation.method]
-    return bool(kind.beside) and target_architecture(context) in api.plain
-
-
-def check_target_architecture(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
-    method, architecture = context.recipe.speculation.method, target_architecture(context)
-    if find_version_spec(context.version).api.takes(method, architecture):
-        return
-    others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
-    message = f"TensorRT-LLM {context.version} drafts inside the target, but {architecture} is a plain decoder"
-    hint = f"engine.version: {others[-1]}, or method: ngram" if others else "method: ngram"
-    yield Diagnostic(METHOD, "architecture", message, hint, source=INSIDE_SOURCE)
-
-
-SCHEDULE, THRESHOLD = "speculation.schedule", "speculation.acceptance_rate_threshold"
 KNOBS = frozenset({"schedule", "acceptance_rate_threshold", "acceptance_window"})
 # Default number of steps for the average acceptance rate: a few seconds, so that no single text dominates.
 WINDOW_STEPS = 1000
-LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
-GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
-
-
-def length_fields(context: PlanContext) -> dict[str, Any]:
-    """Return the speculative_config fields for a recipe's schedule and threshold, in the version's counting scheme."""
-    speculation, api = context.recipe.speculation, find_version_spec(context.version).api
-    fields: dict[str, Any] = {}
-    if drafting := _drafting(context):
-        name = _field(drafting)
-        fields[name] = drafting[-1].max_batch if name == "max_concurrency" else _counted(drafting, api.counts)
-    if speculation.acceptance_rate_threshold is not None and api.threshold:
-        rate, window = api.threshold
-        fields |= {rate: speculation.acceptance_rate_threshold, window: speculation.acceptance_window or WINDOW_STEPS}
-    return fields
-
-
-def check_draft_lengths(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield the parts of the schedule and the threshold that the version does not support."""
-    if drafting := _drafting(context):
-        yield from _check_schedule(context, _field(drafting))
-    if context.recipe.speculation.acceptance_rate_threshold is not None:
-        yield from _check_threshold(context)
-
-
-def _check_schedule(context: PlanContext, field: str) -> Iterator[Diagnostic]:
-    method, shape = context.recipe.speculation.method, context.draft_shape
-
-    def honours(spec: VersionSpec) -> bool:
-        return method in spec.api.methods and field in spec.api.methods[method].lengths
-
-    if not honours(find_version_spec(context.version)):
-        message = (
-            f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of requests"
-        )
-        yield Diagnostic(SCHEDULE, "version", message, _remedy("schedule", honours), source=LENGTHS_SOURCE)
-    elif shape.max_tokens > shape.max_depth:
-        message = "the LLM API can shorten only chains, but the method drafts a tree"
-        yield Diagnostic(
-            SCHEDULE, "not-supported", message, "remove schedule, or top_k and nodes", source=LENGTHS_SOURCE
-        )
-
-
-def _check_threshold(context: PlanContext) -> Iterator[Diagnostic]:
-    if not find_version_spec(context.version).api.threshold:
-        message = f"TensorRT-LLM {context.version} does not support acceptance_rate_threshold"
-        hint = _remedy("acceptance_rate_threshold", lambda spec: bool(spec.api.threshold))
-        yield Diagnostic(THRESHOLD, "version", message, hint, source=GATE_SOURCE)
-    elif window := context.recipe.speculation.acceptance_window:
-        message = f"the LLM API averages over {window} steps, not over {window} requests"
-        yield Diagnostic("speculation.acceptance_window", "steps", message, None, "warning", GATE_SOURCE)
-
-
-def _remedy(key: str, honours: Any) -> str:
-    minors = [minor for minor, spec in version_specs().items() if honours(spec)]
-    return f"remove {key}" + (f", or set engine.version: {minors[0]} or later" if minors else "")
-
-
-def _drafting(context: PlanContext) -> list[ScheduledLen]:
-    """Return the part of a schedule that drafts at least one token."""
-    return [entry for entry in context.recipe.speculation.schedule if entry.draft_len]
-
-
-def _field(drafting: list[ScheduledLen]) -> str:
-    """Return the field for a schedule: a single length only limits the number of requests."""
-    return "max_concurrency" if len(drafting) == 1 else "draft_len_schedule"
-
-
-def _counted(drafting: list[ScheduledLen], counts: str) -> dict[int, int]:
-    """Return draft lengths by number of requests in a version's counting scheme: up to, or from, that number."""
-    if counts == "up_to":  # beyond the last entry nothing is drafted
-        return {entry.max_batch: entry.draft_len for entry in drafting}
-    firsts = [1, *(entry.max_batch + 1 for entry in drafting)]
-    return dict(zip(firsts, [*(entry.draft_len for entry in drafting), 0], strict=True))
-
-
 # Versions from here on draft trees and verify sampled requests against the target's own sample
 # (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
 DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
@@ -147,10 +37,50 @@ SAMPLING_METHODS = ("none", "ngram")
 REJECTION = "use_rejection_sampling"
 
 
-def minor_version(version: str) -> tuple[int, int]:
-    """Return the major and minor version."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
+def target_architecture(context: PlanContext) -> str:
+    """Return the target's class from its config.json, or ""."""
+    if context.target_config:
+        return context.target_config.architecture
+    named = context.sources["target"].config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def drafts_separately(context: PlanContext) -> bool:
+    """Return whether the method has to draft outside the target, because its class does not support drafting inside."""
+    api = find_version_spec(context.version).api
+    kind = api.methods[context.method_name]
+    return bool(kind.beside) and target_architecture(context) in api.plain
+
+
+def length_fields(context: PlanContext) -> dict[str, Any]:
+    """Return the speculative_config fields for a recipe's schedule and threshold, in the version's counting scheme."""
+    speculation, api = context.recipe.speculation, find_version_spec(context.version).api
+    fields: dict[str, Any] = {}
+    if drafting := drafting_part(context):
+        name = schedule_field(drafting)
+        fields[name] = drafting[-1].max_batch if name == "max_concurrency" else _counted(drafting, api.counts)
+    if speculation.acceptance_rate_threshold is not None and api.threshold:
+        rate, window = api.threshold
+        fields |= {rate: speculation.acceptance_rate_threshold, window: speculation.acceptance_window or WINDOW_STEPS}
+    return fields
+
+
+def drafting_part(context: PlanContext) -> list[ScheduledLen]:
+    """Return the part of a schedule that drafts at least one token."""
+    return [entry for entry in context.recipe.speculation.schedule if entry.draft_len]
+
+
+def schedule_field(drafting: list[ScheduledLen]) -> str:
+    """Return the field for a schedule: a single length only limits the number of requests."""
+    return "max_concurrency" if len(drafting) == 1 else "draft_len_schedule"
+
+
+def _counted(drafting: list[ScheduledLen], counts: str) -> dict[int, int]:
+    """Return draft lengths by number of requests in a version's counting scheme: up to, or from, that number."""
+    if counts == "up_to":  # beyond the last entry nothing is drafted
+        return {entry.max_batch: entry.draft_len for entry in drafting}
+    firsts = [1, *(entry.max_batch + 1 for entry in drafting)]
+    return dict(zip(firsts, [*(entry.draft_len for entry in drafting), 0], strict=True))
 
 
 def is_greedy_only(context: PlanContext) -> bool:
@@ -158,7 +88,7 @@ def is_greedy_only(context: PlanContext) -> bool:
     minor = minor_version(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False
-    return minor < SAMPLES or context.recipe.speculation.method not in SAMPLING_METHODS
+    return minor < SAMPLES or context.method_name not in SAMPLING_METHODS
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
@@ -166,7 +96,7 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
 
     `draft_path` is a directory or a hub id. The caller has checked that the version supports the context's method.
     """
-    method = context.recipe.speculation.method
+    method = context.method_name
     if method == "none":
         return {}
     api = find_version_spec(context.version).api
@@ -181,7 +111,7 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
 
 def verifies_with_logits(context: PlanContext) -> bool:
     """Return whether the version can enable or disable the verification of sampled drafts with draft probabilities."""
-    kind = find_version_spec(context.version).api.methods[context.recipe.speculation.method]
+    kind = find_version_spec(context.version).api.methods[context.method_name]
     return REJECTION in kind.fields
 
 
@@ -191,7 +121,7 @@ def step_tokens(context: PlanContext) -> int:
     NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, PARDDecodingConfig.tokens_per_gen_step.
     """
     tokens = context.draft_shape.max_tokens
-    return 2 * tokens - 1 if context.recipe.speculation.method == "pard" else tokens
+    return 2 * tokens - 1 if context.method_name == "pard" else tokens
 
 
 def length_field(kind: DecodingType) -> str:
@@ -200,7 +130,6 @@ def length_field(kind: DecodingType) -> str:
 
 
 def _option_fields(context: PlanContext) -> dict[str, Any]:
-    """Return the fields of a method's options."""
     options = context.options
     if isinstance(options, NgramOptions):
         # a separate pool for each request, so that a text's repetitions are not drafted for another request
@@ -215,7 +144,7 @@ def _option_fields(context: PlanContext) -> dict[str, Any]:
         return {REJECTION: options.use_draft_logits} if verifies_with_logits(context) else {}
     if isinstance(options, SuffixOptions):
         return _suffix_fields(context, options)
-    if context.recipe.speculation.method == "pard":
+    if context.method_name == "pard":
         mask = mask_token(context.sources["draft"])
         return (
             {} if mask is None else {"mask_token_id": mask}

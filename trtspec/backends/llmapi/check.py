@@ -3,30 +3,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from trtspec.backends.common.memory import check_num_tokens, check_placement, recipe_models
-from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
-from trtspec.backends.context import PlanContext
+from trtspec.backends.common.checks import (
+    DRAFT,
+    METHOD,
+    OPTIONS,
+    SCHEDULE,
+    check_acceptance,
+    check_any_match,
+    check_draft_parallel,
+    check_full_drafts,
+    check_unconverted,
+    unused,
+)
+from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec, minor_version, version_specs
+from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.llmapi.arguments import (
     DRAFTS_TREES,
-    check_draft_lengths,
-    check_target_architecture,
+    drafting_part,
     is_greedy_only,
-    minor_version,
+    schedule_field,
     step_tokens,
+    target_architecture,
     verifies_with_logits,
 )
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.core.gpus import GPUS
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.mtp import count_layers
-from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 
-METHOD, OPTIONS = "speculation.method", "speculation.options"
+THRESHOLD = "speculation.acceptance_rate_threshold"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
 SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
 SUFFIX_SLOTS = 1024
@@ -38,51 +47,96 @@ NETS = ("eagle3", "dflash", "dspark")
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
 ROPE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/attention_backend/interface.py@000a01de, RopeParams.from_config"
+MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
+INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
+LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
+GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
 MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, MTPForCausalLM"
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with the LLM API."""
-    method = context.recipe.speculation.method
+    method = context.method_name
     if method != "none" and method not in find_version_spec(context.version).api.methods:
         having = [minor for minor, spec in version_specs().items() if method in spec.api.methods]
         message = f"the LLM API of TensorRT-LLM {context.version} does not support {method}"
         yield Diagnostic(METHOD, "method", message, f"supported by: {', '.join(having)}" if having else None)
         return
     if method != "none":
-        yield from check_target_architecture(context)
-        yield from check_draft_lengths(context)
+        yield from _check_target_architecture(context)
+        yield from _check_draft_lengths(context)
     yield from _check_options(context)
     yield from _check_sampling(context)
     yield from _check_mtp(context)
     yield from _check_head(context)
     yield from _check_quant_format(context)
     yield from _check_rotary_keys(context)
-    yield from _check_parallel(context)
-    yield from check_placement(context)
-    yield from check_num_tokens(context, step_tokens(context))
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which the LLM API does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
+    yield from check_draft_parallel(context, LLM_ARGS)
+    yield from check_unconverted(context, "the LLM API", draft_tokens=step_tokens(context))
+
+
+def _check_target_architecture(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
+    method, architecture = context.method_name, target_architecture(context)
+    if find_version_spec(context.version).api.takes(method, architecture):
+        return
+    others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
+    message = f"TensorRT-LLM {context.version} drafts inside the target, but {architecture} is a plain decoder"
+    hint = f"engine.version: {others[-1]}, or method: ngram" if others else "method: ngram"
+    yield Diagnostic(METHOD, "architecture", message, hint, source=INSIDE_SOURCE)
+
+
+def _check_draft_lengths(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield the parts of the schedule and the threshold that the version does not support."""
+    if drafting := drafting_part(context):
+        yield from _check_schedule(context, schedule_field(drafting))
+    if context.recipe.speculation.acceptance_rate_threshold is not None:
+        yield from _check_threshold(context)
+
+
+def _check_schedule(context: PlanContext, field: str) -> Iterable[Diagnostic]:
+    method, shape = context.method_name, context.draft_shape
+
+    def honours(spec: VersionSpec) -> bool:
+        return method in spec.api.methods and field in spec.api.methods[method].lengths
+
+    if not honours(find_version_spec(context.version)):
+        message = (
+            f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of requests"
+        )
+        yield Diagnostic(SCHEDULE, "version", message, _remedy("schedule", honours), source=LENGTHS_SOURCE)
+    elif shape.max_tokens > shape.max_depth:
+        message = "the LLM API can shorten only chains, but the method drafts a tree"
+        yield Diagnostic(
+            SCHEDULE, "not-supported", message, "remove schedule, or top_k and nodes", source=LENGTHS_SOURCE
+        )
+
+
+def _check_threshold(context: PlanContext) -> Iterable[Diagnostic]:
+    if not find_version_spec(context.version).api.threshold:
+        message = f"TensorRT-LLM {context.version} does not support acceptance_rate_threshold"
+        hint = _remedy("acceptance_rate_threshold", lambda spec: bool(spec.api.threshold))
+        yield Diagnostic(THRESHOLD, "version", message, hint, source=GATE_SOURCE)
+    elif window := context.recipe.speculation.acceptance_window:
+        message = f"the LLM API averages over {window} steps, not over {window} requests"
+        yield Diagnostic("speculation.acceptance_window", "steps", message, None, "warning", GATE_SOURCE)
+
+
+def _remedy(key: str, honours: Callable[[VersionSpec], bool]) -> str:
+    minors = [minor for minor, spec in version_specs().items() if honours(spec)]
+    return f"remove {key}" + (f", or set engine.version: {minors[0]} or later" if minors else "")
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield the method's options that the LLM API does not support."""
     options = context.options
-    if options.acceptance != "exact":
-        message = "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance"
-        yield Diagnostic(
-            f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=f"{LLM_ARGS}, EagleDecodingConfig"
-        )
-    if isinstance(options, DraftTargetOptions) and options.stop_below:
-        message = "the LLM API always drafts draft_len tokens"
-        yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=LLM_ARGS)
+    message = "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance"
+    yield from check_acceptance(context, message, f"{LLM_ARGS}, EagleDecodingConfig")
+    yield from check_full_drafts(context, "the LLM API", LLM_ARGS)
+    yield from check_any_match(context, "the LLM API", LLM_ARGS)
     if isinstance(options, DraftTargetOptions) and not options.use_draft_logits and not verifies_with_logits(context):
         message = "the LLM API decides itself whether drafts are verified with their logits"
         yield Diagnostic(f"{OPTIONS}.use_draft_logits", "not-supported", message, "remove it", source=LLM_ARGS)
-    if isinstance(options, NgramOptions) and "min_match" in context.recipe.speculation.options:
-        message = "the LLM API does not support a minimum match length: it drafts after a single repeated token"
-        yield Diagnostic(f"{OPTIONS}.min_match", "unused", message, severity="warning", source=LLM_ARGS)
     if isinstance(options, Eagle3Options) and options.top_k:
         yield from _check_tree(context, options.top_k)
     if isinstance(options, SuffixOptions):
@@ -93,7 +147,7 @@ def _check_suffix(context: PlanContext, options: SuffixOptions) -> Iterable[Diag
     for key in ("max_tree_depth", "max_spec_factor", "min_token_prob"):
         if key in context.recipe.speculation.options:
             message = f"the LLM API's suffix automaton does not support {key}: it drafts what follows the longest match"
-            yield Diagnostic(f"{OPTIONS}.{key}", "unused", message, severity="warning", source=SUFFIX_SOURCE)
+            yield unused(f"{OPTIONS}.{key}", message, SUFFIX_SOURCE)
     configured = context.recipe.speculation.options.get("max_cached_requests", 0)
     least = context.recipe.engine.max_batch_size
     if options.max_cached_requests and configured and not least <= options.max_cached_requests <= SUFFIX_SLOTS:
@@ -117,14 +171,14 @@ def _check_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
 
 def _check_sampling(context: PlanContext) -> Iterable[Diagnostic]:
     if is_greedy_only(context):
-        method = context.recipe.speculation.method
+        method = context.method_name
         message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
         hint = "sampled requests are rejected; versions from 1.3 on serve them"
         yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
 
 
 def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
-    if context.recipe.speculation.method != "mtp":
+    if context.method_name != "mtp":
         return
     config = context.sources["target"].config
     layers, model_type = count_layers(config), str(config.get("model_type"))
@@ -140,21 +194,21 @@ def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
 
 def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield problems of a drafter whose format differs from the one that the PyTorch backend reads."""
-    if context.recipe.speculation.method not in NETS:
+    if context.method_name not in NETS:
         return
-    config, path = context.sources["draft"].config, "speculation.draft.model"
+    config = context.sources["draft"].config
     if "speculators_model_type" in config:
         message = "the head is in the format of speculators; the LLM API expects its sizes at the top of config.json"
-        yield Diagnostic(path, "layout", message, "use the format of its authors or of ModelOpt", source=EAGLE3_SOURCE)
+        yield Diagnostic(DRAFT, "layout", message, "use the format of its authors or of ModelOpt", source=EAGLE3_SOURCE)
     for key in NORMS:
         if config.get(key):
             message = f"the head has {key}, which the LLM API may not support"
-            yield Diagnostic(path, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
+            yield Diagnostic(DRAFT, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
     positions, length = config.get("max_position_embeddings"), context.recipe.engine.max_seq_len
     if context.head is None and isinstance(positions, int) and positions < length:  # `check` reports loaded heads
         message = f"the head has {positions} positions, fewer than max_seq_len {length}, and its RoPE table ends there"
         hint = "fewer drafts may be accepted beyond that position; measure with long texts"
-        yield Diagnostic(path, "positions", message, hint, "warning", ROPE_SOURCE)
+        yield Diagnostic(DRAFT, "positions", message, hint, "warning", ROPE_SOURCE)
 
 
 def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
@@ -176,7 +230,7 @@ def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
 
 def _check_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if the recipe requests another format than the source's: the LLM API does not quantize."""
-    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
+    gpu = context.gpu
     for role, path, asked in recipe_models(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
         if wanted not in ("none", found):
@@ -187,10 +241,3 @@ def _check_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
         if gpu and not gpu.has_fp8 and "fp8" in found:
             message = f"the {role} is {found}, but {gpu.name} does not support FP8"
             yield Diagnostic("engine.gpu", "quantization", message, "FP8 needs compute capability 8.9")
-
-
-def _check_parallel(context: PlanContext) -> Iterable[Diagnostic]:
-    draft, parallel = context.recipe.speculation.draft, context.recipe.target.parallel
-    if draft and "parallel" in draft.model_fields_set and draft.parallel.ranks != parallel.ranks:
-        message = f"the draft uses the target's parallelism, {parallel.ranks} GPUs"
-        yield Diagnostic("speculation.draft.parallel", "parallel", message, "remove it", source=LLM_ARGS)

@@ -16,18 +16,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import did_you_mean
-from trtspec.store.artifact import Manifest
 
 OWN_KEYS = ("triton_config",)  # read by the served model, not by LLM
+log = logging.getLogger(__name__)
+TIMEOUT_S = 300.0
+PROBE = "trtspec.backends.llmapi.installed"
 
 
 def problems(document: dict[str, Any]) -> Iterator[str]:
-    """Yield one line per problem."""
     from tensorrt_llm.llmapi import llm_args
 
     arguments = llm_args.TorchLlmArgs
@@ -67,20 +67,6 @@ def _complaints(section: str, document: dict[str, Any], make: Any) -> Iterator[s
             yield ".".join(map(str, (section, *found["loc"]))) + f": {found['msg']}"
     except (ValueError, AssertionError, TypeError) as error:
         yield f"{section}: {error}"
-
-
-log = logging.getLogger(__name__)
-
-TIMEOUT_S = 300.0
-PROBE = "trtspec.backends.llmapi.installed"
-
-
-def check_installed(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError if tensorrt_llm is missing in this interpreter, which runs the served model."""
-    if find_spec("tensorrt_llm"):
-        return
-    hint = f"pip install tensorrt_llm=={manifest.recipe.engine.version}, or deploy in NVIDIA's container for it"
-    raise DeployError("the Python package tensorrt_llm is not installed here", where=sys.executable, hint=hint)
 
 
 def validate_installed(document: dict[str, Any], timeout_s: float = TIMEOUT_S) -> list[str]:

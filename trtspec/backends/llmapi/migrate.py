@@ -33,7 +33,6 @@ ELSEWHERE = {
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Migrate a recipe to the LLM API."""
     document, engine, spec = migration.document, migration.document["engine"], find_version_spec(migration.version)
     for option in recipe.engine.extra:
         reason = f"use {ELSEWHERE[option]}" if option in ELSEWHERE else "it applies to TensorRT engines"

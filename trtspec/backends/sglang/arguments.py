@@ -78,7 +78,7 @@ def adaptive_config(context: PlanContext) -> dict[str, Any]:
 
 def _lengths(context: PlanContext) -> dict[str, int]:
     """Return the draft lengths; a step verifies one more token, which follows the accepted ones."""
-    shape, method = context.draft_shape, context.recipe.speculation.method
+    shape, method = context.draft_shape, context.method_name
     return {
         # a block drafter drafts in one step
         "speculative_num_steps": 1 if method in ("dflash", "dspark") else shape.max_depth,
@@ -94,13 +94,12 @@ def tree_width(context: PlanContext) -> int:
 
 
 def _option_fields(context: PlanContext) -> dict[str, Any]:
-    """Return the fields of a method's own options."""
     options, depth = context.options, context.draft_shape.max_depth
     if isinstance(options, NgramOptions):
         # with a breadth of 1 its tree is a chain; its paths contain the match and the draft tokens
         breadth = {f"speculative_ngram_{end}_bfs_breadth": 1 for end in ("min", "max")}
         return {**breadth, "speculative_ngram_max_trie_depth": options.max_match + depth}
-    if context.recipe.speculation.method == "dspark":
+    if context.method_name == "dspark":
         return {
             "speculative_dspark_block_size": depth
         }  # only draft tokens, while DFLASH also counts the token before them

@@ -5,7 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.memory import check_num_tokens, check_online, check_placement
+from trtspec.backends.common.checks import (
+    DRAFT,
+    METHOD,
+    OPTIONS,
+    SCHEDULE,
+    VERIFY,
+    check_acceptance,
+    check_any_match,
+    check_draft_parallel,
+    check_full_drafts,
+    check_online,
+    check_unconverted,
+    unused,
+)
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.arguments import tree_width
 from trtspec.backends.sglang.versions import ALGORITHMS, CHECKPOINT_METHODS, releases
@@ -13,10 +26,7 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.mtp import count_layers
-from trtspec.methods.ngram import NgramOptions
 
-METHOD, OPTIONS, DRAFT = "speculation.method", "speculation.options", "speculation.draft.model"
-SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
 SRT = "sgl-project/sglang:python/sglang/srt"
 HOOK = f"{SRT}/arg_groups/speculative_hook.py@v0.5.23"
 ADAPTIVE = f"{SRT}/speculative/adaptive_spec_params.py@v0.5.23"
@@ -29,7 +39,7 @@ OWN_NETS = ("eagle", "eagle3", "mtp")  # methods of SGLang's EAGLE worker
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with SGLang."""
-    method = context.recipe.speculation.method
+    method = context.method_name
     if method not in ("none", *ALGORITHMS):
         return  # `check` reports it for every backend
     if method != "none" and method not in releases()[context.version].methods:
@@ -44,38 +54,28 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_verify(context)
     yield from _check_parallel(context)
     yield from check_online(context, "SGLang", ONLINE)
-    yield from check_placement(context)
-    yield from check_num_tokens(context)
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which SGLang does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
+    yield from check_unconverted(context, "SGLang")
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield the method's options that SGLang does not support."""
     options, configured = context.options, context.recipe.speculation.options
-    if options.acceptance != "exact":
-        message = "SGLang serves exact acceptance only: trtspec keeps its accept thresholds at 1.0"
-        yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=HOOK)
+    message = "SGLang serves exact acceptance only: trtspec keeps its accept thresholds at 1.0"
+    yield from check_acceptance(context, message, HOOK)
+    yield from check_full_drafts(context, "SGLang", HOOK)
+    yield from check_any_match(context, "SGLang", f"{SRT}/speculative/ngram_worker.py@v0.5.23")
     if isinstance(options, EagleOptions) and not options.dynamic:
         message = "SGLang grows trees by the drafter's confidence and does not support static trees"
         hint = "set dynamic: true, with top_k, depth and nodes"
         yield Diagnostic(f"{OPTIONS}.choices", "tree", message, hint, source=WORKER)
-    if isinstance(options, DraftTargetOptions) and options.stop_below:
-        message = "SGLang always drafts draft_len tokens"
-        yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=HOOK)
     if isinstance(options, DraftTargetOptions) and "use_draft_logits" in configured:
         message = "SGLang drafts and verifies greedily chosen tokens, without draft probabilities"
-        yield Diagnostic(f"{OPTIONS}.use_draft_logits", "unused", message, severity="warning", source=WORKER)
-    if isinstance(options, NgramOptions) and "min_match" in configured:
-        message = "SGLang does not support a minimum match length: it drafts after a single repeated token"
-        source = f"{SRT}/speculative/ngram_worker.py@v0.5.23"
-        yield Diagnostic(f"{OPTIONS}.min_match", "unused", message, severity="warning", source=source)
+        yield unused(f"{OPTIONS}.use_draft_logits", message, WORKER)
 
 
 def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if SGLang would load the drafter with a wrong class, whose drafts are never accepted."""
-    method = context.recipe.speculation.method
+    method = context.method_name
     if method not in CHECKPOINT_METHODS:
         return
     nets_by_method, config = releases()[context.version].nets, context.sources["draft"].config
@@ -95,7 +95,7 @@ def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
-    if context.recipe.speculation.method != "mtp":
+    if context.method_name != "mtp":
         return
     config = context.sources["target"].config
     found = (config.get("architectures") or ["none"])[0]
@@ -110,7 +110,7 @@ def _check_schedule(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if SGLang would ignore the schedule, which it reports only in its log."""
     if not context.recipe.speculation.schedule:
         return
-    method = context.recipe.speculation.method
+    method = context.method_name
     if not releases()[context.version].schedule:
         first = next(version for version, release in releases().items() if release.schedule)
         message = f"SGLang {context.version} does not adapt the draft length to the number of requests"
@@ -125,7 +125,7 @@ def _check_schedule(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_verify(context: PlanContext) -> Iterable[Diagnostic]:
-    method = context.recipe.speculation.method
+    method = context.method_name
     if context.recipe.speculation.verify != "block":
         return
     if not releases()[context.version].block:
@@ -155,7 +155,4 @@ def _check_parallel(context: PlanContext) -> Iterable[Diagnostic]:
         message = "SGLang does not support speculation with pipeline parallelism, except experimentally for EAGLE"
         hint = "use tensor parallelism only"
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=PIPELINE)
-    draft = speculation.draft
-    if draft and "parallel" in draft.model_fields_set and draft.parallel.ranks != parallel.ranks:
-        message = f"the draft uses the target's parallelism, {parallel.ranks} GPUs"
-        yield Diagnostic("speculation.draft.parallel", "parallel", message, "remove it", source=HOOK)
+    yield from check_draft_parallel(context, HOOK)

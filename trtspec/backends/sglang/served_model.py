@@ -122,7 +122,6 @@ def read_arguments(root: Path, version: int) -> dict[str, Any]:
 
 
 def make_engine(arguments: dict[str, Any]) -> Any:
-    """Start the engine."""
     from sglang import Engine
 
     return Engine(**arguments)

@@ -41,11 +41,9 @@ class RememberSource(Step):
 
     @property
     def name(self) -> str:
-        """Return `remember-OWNER/NAME`."""
         return f"remember-{self.model}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Copy the small files, and write the headers and digests of the weights."""
         if self.source is None:
             raise ValueError("the source is missing")
         for path in (*self.source.documents, *self.source.tokenizer_files):
@@ -59,9 +57,7 @@ class RememberSource(Step):
 
 def store_source(asked: ModelSource, source: Source, weights: Mapping[str, AbsentFile], store: Store) -> None:
     """Cache what was read of a hub model with the weight files `weights`, unless it is cached already."""
-    step = _step(asked, source, weights)
-    if not store.peek(step.key).entry:
-        store.build(step, Inputs({}), _NoProgress())
+    store.obtain(_step(asked, source, weights))
 
 
 def load_stored_source(asked: ModelSource, store: Store) -> Source | None:
@@ -83,16 +79,3 @@ def load_stored_source(asked: ModelSource, store: Store) -> Source | None:
 def _step(asked: ModelSource, source: Source | None = None, weights: Mapping[str, AbsentFile] | None = None) -> Step:
     pins = tuple(sorted(asked.sha256.items()))
     return RememberSource(asked.model, asked.revision or "", pins, source, weights or {})
-
-
-class _NoProgress:
-    """Discards progress: the step takes almost no time."""
-
-    def advance(self, n_bytes: int) -> None:
-        """Ignore the bytes."""
-
-    def resume(self, n_bytes: int) -> None:
-        """Ignore the bytes."""
-
-    def say(self, text: str) -> None:
-        """Ignore the text."""

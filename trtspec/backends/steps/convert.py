@@ -33,6 +33,8 @@ from trtspec.store.digest import compute_digest
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
+ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
+
 
 @dataclass(frozen=True)
 class Calibrate(Step):
@@ -55,12 +57,10 @@ class Calibrate(Step):
 
     @property
     def name(self) -> str:
-        """Return `calibrate-target` or `calibrate-draft`."""
         return f"calibrate-{self.role}"
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of the source's tensors, each of which is read once."""
         return self.nbytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
@@ -105,7 +105,6 @@ def _most_positions(config: ModelConfig) -> int:
 
 
 def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:
-    """Return the token ids of each non-empty prompt."""
     tokenizer = Tokenizer(root)
     texts = [tokenizer.encode(prompt.text)[:max_len] for prompt in prompts]
     if not any(texts):
@@ -113,9 +112,6 @@ def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]
             "the tokenizer produces no tokens for the prompts", where=str(root), hint="choose other calibration prompts"
         )
     return [text for text in texts if text]
-
-
-ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,6 @@ class HeadFiles:
     nbytes: int = field(metadata={"key": False})
 
     def load(self, target: SourceModel) -> SourceHead:
-        """Load the head for its target."""
         return load_head(self.source.root, self.method, json.loads(self.options), target, self.draft_len)
 
 
@@ -165,12 +160,10 @@ class ConvertCheckpoint(Step):
 
     @property
     def name(self) -> str:
-        """Return `convert-target` or `convert-draft`."""
         return f"convert-{self.role}"
 
     @property
     def kind(self) -> str:
-        """Return the class name and the format of the weights."""
         return f"{super().kind} {self.scheme.weights}"
 
     @property
@@ -180,12 +173,10 @@ class ConvertCheckpoint(Step):
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all files that are read."""
         return (self.source, *(head.source for head in self.heads))
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of the source's tensors."""
         return self.nbytes
 
     @property
@@ -230,7 +221,6 @@ def convert_checkpoint(
     on_bytes: Callable[[int], None] = lambda count: None,
     on_resumed: Callable[[int], None] | None = None,
     journal: Path | None = None,
-    threads: int | None = None,
     keep_cached: bool = False,
 ) -> dict[str, str]:
     """Convert the checkpoint at `root` into `out`; the `journal` of an interrupted conversion resumes it.
@@ -267,7 +257,6 @@ def convert_checkpoint(
         on_resumed=on_resumed or on_bytes,
         journal=journal,
         stamp=stamp,
-        threads=threads,
         keep_cached=keep_cached,
     )
     rendered = _render_config(plan, head.head if head else None) | mask_key(model.source)
@@ -313,7 +302,6 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all files that are read."""
         return (*super().sources, *self.tokenizers)
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,8 +16,13 @@ from trtspec.core.gpus import find_gpu
 from trtspec.core.hashing import copy_hashed, file_sha256
 from trtspec.core.paths import model_repository_dir
 from trtspec.kernels.build import HOST_PLUGINS, LIBRARY, LibrarySpec, build_library, gpu_architecture, plan_library
+from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
+from trtspec.store.artifact_paths import TOKENIZER, from_model
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
+
+TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
 
 
 @dataclass(frozen=True)
@@ -31,22 +36,18 @@ class CopyFiles(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name, such as `copy-tokenizer`."""
         return f"copy-{self.what}"
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all files that are read."""
         return (self.source,)
 
     @property
     def output_bytes(self) -> int:
-        """Return the total size of the files."""
         return sum(size for size, _ in self.source.stats)
 
     @property
     def total_bytes(self) -> int:
-        """Return the total size of the files, all of which are read."""
         return self.output_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
@@ -82,7 +83,6 @@ class CompilePlugins(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name."""
         return "compile-plugins"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
@@ -101,16 +101,66 @@ class EmitRepository(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name."""
         return "emit-repository"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Write the repository to `out`."""
         self.emit(out)
 
     @abstractmethod
     def emit(self, out: Path) -> None:
         """Write the models below `out`, an empty directory."""
+
+
+@dataclass(frozen=True)
+class EmitModels(EmitRepository):
+    """Write the models of these names, with the same settings and parameters, and further files.
+
+    A model's source is in the folder `own` of the backend's hand-written models, or else a shared one. `documents` are
+    the texts of files by their paths in the repository.
+    """
+
+    serving: ServingSettings
+    names: tuple[str, ...]
+    parameters: Parameters
+    documents: dict[str, str] = field(default_factory=dict)
+    own: Path | None = field(default=None, metadata={"key": False})
+
+    def emit(self, out: Path) -> None:
+        for name in self.names:
+            own = self.own / name if self.own else None
+            emit_model(out, name, self.serving, self.parameters, source=own if own and own.is_dir() else None)
+        for path, text in self.documents.items():
+            (out / path).write_text(text, encoding="utf-8")
+
+
+def token_models(
+    own: Path,
+    serving: ServingSettings,
+    documents: Mapping[str, str],
+    *,
+    max_input_len: int,
+    max_seq_len: int,
+    gpu_ids: Sequence[int] = (),
+    greedy_only: bool = False,
+) -> EmitModels:
+    """Return the step that emits a backend's own model of tokens, which starts its engine from documents.
+
+        ensemble -> tensorrt_llm
+        preprocessing, postprocessing: for clients that call tensorrt_llm directly
+
+    `own` is the folder of its models. The paths in the `documents`, by file name, are relative to the model's
+    directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the engine, all if empty. `greedy_only`
+    rejects sampled requests.
+    """
+    parameters: Parameters = {
+        "tokenizer_dir": from_model(TOKENIZER),
+        "max_input_len": max_input_len,
+        "max_seq_len": max_seq_len,
+        "gpu_device_ids": ",".join(map(str, gpu_ids)),
+        "greedy_only": greedy_only,
+    }
+    files = {f"{TARGET}/1/{name}": text for name, text in documents.items()}
+    return EmitModels(read_models(own), serving, TEXT_MODELS, parameters, files, own)
 
 
 def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:

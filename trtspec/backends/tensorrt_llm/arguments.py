@@ -28,14 +28,13 @@ def build_arguments(role: Role, context: PlanContext) -> list[str]:
         del own["opt_num_tokens"]  # upstream rejects the combination
     words = {name: [f"--{name}", str(value)] for name, value in own.items()}
     if spec.mode:
-        words["speculation"] = specs.build_arguments(context.recipe.speculation.method, context.draft_shape)
+        words["speculation"] = specs.build_arguments(context.method_name, context.draft_shape)
     if uses_draft_logits(context):
         words["gather_generation_logits"] = ["--gather_generation_logits"]
     return [word for option in (words | extra).values() for word in option]
 
 
 def _settings(spec: EngineSpec) -> dict[str, str | int]:
-    """Return the options that are set for every engine."""
     settings: dict[str, str | int] = {
         "max_batch_size": spec.max_batch_size,
         "max_input_len": spec.max_input_len,
@@ -97,10 +96,4 @@ def option_arguments(option: BuildOption, value: Any) -> list[str] | None:
     if option.type == "int":
         return [name, str(value)] if isinstance(value, int) and value >= 0 else None
     words = str(value).split() if option.type == "strings" else [str(value)]
-    choices = option_choices(option)
-    return None if choices and not set(words) <= set(choices) else [name, *words]
-
-
-def option_choices(option: BuildOption) -> tuple[str, ...]:
-    """Return the valid values of an option, empty if any value is valid."""
-    return ("enable", "disable") if option.type == "switch" else option.choices
+    return None if option.choices and not set(words) <= set(option.choices) else [name, *words]

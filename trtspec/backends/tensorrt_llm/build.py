@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.backends.common.build_tools import Tool, run_tool
+from trtspec.backends.common.build_tools import Tool, linked_workdir, log_path, rebuild_script, run_tool, visible_gpus
 from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.engine_dir import ExpectedEngine, check_engine, parse_arguments
@@ -25,7 +24,6 @@ from trtspec.backends.tensorrt_llm.placement import LAUNCH
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.core.errors import StepError
-from trtspec.core.paths import cache_dir
 from trtspec.store import artifact_paths
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
@@ -36,6 +34,10 @@ _PHASES = (
     (re.compile(r"Build TensorRT engine "), "TensorRT is building"),
     (re.compile(r"Serializing engine to "), "writing the engine"),
 )
+TIMING_CACHE = "timing.cache"
+REPRODUCE = "reproduce.sh"
+# The user that runs the script owns the files that it creates.
+SHELL_USER = "$(id -u):$(id -g)"
 
 
 class BuildPhases:
@@ -60,12 +62,6 @@ def parse_version(line: str) -> str | None:
     return found[1] if found else None
 
 
-TIMING_CACHE = "timing.cache"
-REPRODUCE = "reproduce.sh"
-# The user that runs the script owns the files that it creates.
-SHELL_USER = "$(id -u):$(id -g)"
-
-
 @dataclass(frozen=True)
 class BuildEngine(Step):
     """Run trtllm-build on a checkpoint: one engine file per rank, and the config.json that describes them.
@@ -86,7 +82,6 @@ class BuildEngine(Step):
 
     @property
     def name(self) -> str:
-        """Return `build-target` or `build-draft`."""
         return f"build-{self.role}"
 
     @property
@@ -101,7 +96,6 @@ class BuildEngine(Step):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the argv."""
         return self.command_for()
 
     def command_for(self, user: str = "") -> tuple[str, ...]:
@@ -118,22 +112,22 @@ class BuildEngine(Step):
             user=user,
         )
 
-    @property
-    def log(self) -> Path:
-        """Return the path of the build's log, which every failure message names and which is not deleted."""
-        return cache_dir() / "logs" / f"{self.name}-{self.key[:12]}.log"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Build the engine and check it against the request. Raise StepError or StepTimeout."""
         self.toolchain.check_present()
         checkpoint = inputs[self.checkpoint]
-        with self._workdir(checkpoint, out) as workdir:
+        links = {artifact_paths.checkpoint(self.role): checkpoint, artifact_paths.engine(self.role): out}
+        with ExitStack() as stack:
+            for files in self.timing_cache:
+                stack.enter_context(files.unchanged())
+                links[TIMING_CACHE] = files.paths[0]
+            workdir = stack.enter_context(linked_workdir(out, links))
             tool = Tool(
                 self.command,
                 cwd=workdir,
-                log=self.log,
+                log=log_path(self),
                 timeout_s=self.timeout_s,
-                variables=_device_variables(inputs.devices or self.toolchain.devices),
+                variables=visible_gpus(inputs.devices or self.toolchain.devices),
                 cleanup=self.toolchain.cleanup(self._cid_file),
             )
             run_tool(tool, self._listener(progress), on_wait=lambda: progress.advance(0))
@@ -142,21 +136,6 @@ class BuildEngine(Step):
     @property
     def _cid_file(self) -> str:
         return f"{self.role}.cid"
-
-    @contextmanager
-    def _workdir(self, checkpoint: Path, out: Path) -> Iterator[Path]:
-        """Create the command's working directory; files outside the output are deleted afterwards."""
-        with ExitStack() as stack:
-            # next to the output, where the store cleans up after a killed build
-            workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
-            links = {artifact_paths.checkpoint(self.role): checkpoint, artifact_paths.engine(self.role): out}
-            for files in self.timing_cache:
-                stack.enter_context(files.unchanged())
-                links[TIMING_CACHE] = files.paths[0]
-            for name, target in links.items():
-                (workdir / name).parent.mkdir(exist_ok=True)
-                (workdir / name).symlink_to(target.absolute())
-            yield workdir
 
     def _listener(self, progress: StepProgress) -> Callable[[str], None]:
         """Return a callback for output lines: it reports phases, and raises StepError for another version."""
@@ -178,11 +157,6 @@ class BuildEngine(Step):
         return ExpectedEngine(parse_arguments(self.arguments), config, version, find_version_spec(version).modes)
 
 
-def _device_variables(devices: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment that makes only these GPUs visible, numbered as by nvidia-smi."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
-
-
 @dataclass(frozen=True)
 class DescribeEngines(Step):
     """Write a script that rebuilds an artifact's engines with the same arguments, and the launch configuration.
@@ -197,7 +171,6 @@ class DescribeEngines(Step):
 
     @property
     def name(self) -> str:
-        """Return the step's name."""
         return "describe-engines"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
@@ -205,20 +178,16 @@ class DescribeEngines(Step):
         for files in self.engines[0].timing_cache:
             with files.unchanged():
                 shutil.copyfile(files.paths[0], out / TIMING_CACHE)
-        (out / REPRODUCE).write_text("\n".join(self._lines()) + "\n")
+        (out / REPRODUCE).write_text(rebuild_script(self._comments(), self._commands()))
         (out / LAUNCH).write_text(self.launch + "\n")
 
-    def _lines(self) -> Iterator[str]:
+    def _comments(self) -> Iterator[str]:
         toolchain = self.engines[0].toolchain
-        yield "#!/bin/sh"
-        yield "# Builds the engines of this artifact again, below a new directory: sh reproduce.sh DIRECTORY"
-        yield f"# TensorRT-LLM {toolchain.tensorrt_llm}, TensorRT {toolchain.tensorrt}, driver {toolchain.driver}"
-        yield f"# GPU {toolchain.gpu}, compute capability {toolchain.sm // 10}.{toolchain.sm % 10}"
-        yield "set -eu"
-        yield 'artifact=$(cd "$(dirname "$0")" && pwd)'
-        yield 'mkdir "${1:?a new directory for the engines}"'
-        yield 'cd "$1"'
-        yield 'ln -s "$artifact/checkpoints" checkpoints'
+        yield "Builds the engines of this artifact again, below a new directory: sh reproduce.sh DIRECTORY"
+        yield f"TensorRT-LLM {toolchain.tensorrt_llm}, TensorRT {toolchain.tensorrt}, driver {toolchain.driver}"
+        yield f"GPU {toolchain.gpu}, compute capability {toolchain.sm // 10}.{toolchain.sm % 10}"
+
+    def _commands(self) -> Iterator[str]:
         if self.engines[0].timing_cache:
             yield f'ln -s "$artifact/{TIMING_CACHE}" {TIMING_CACHE}'
         for engine in self.engines:

@@ -26,25 +26,11 @@ _RANK = re.compile(r"rank(\d{1,4})\.engine")
 
 # Keys that an engine's pretrained_config copies from the checkpoint.
 _TAKEN_OVER = (
-    "architecture",
-    "dtype",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "mapping.world_size",
-    "mapping.tp_size",
-    "mapping.pp_size",
-    "quantization.quant_algo",
-    "quantization.kv_cache_quant_algo",
-    "max_draft_len",
-    "num_medusa_heads",
-    "num_eagle_layers",
-    "max_non_leaves_per_layer",
-    "redrafter_num_beams",
-    "redrafter_draft_len_per_beam",
-)
+    "architecture", "dtype", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "mapping.world_size", "mapping.tp_size", "mapping.pp_size", "quantization.quant_algo",
+    "quantization.kv_cache_quant_algo", "max_draft_len", "num_medusa_heads", "num_eagle_layers",
+    "max_non_leaves_per_layer", "redrafter_num_beams", "redrafter_draft_len_per_beam",
+)  # fmt: skip
 # Options whose values config.json repeats; switches are in plugin_config, as true or false.
 _REPEATED = ("max_batch_size", "max_input_len", "max_beam_width")
 _FLAGS = ("gather_context_logits", "gather_generation_logits")
@@ -65,7 +51,6 @@ class ExpectedEngine:
 
     @property
     def ranks(self) -> int:
-        """Return the number of engine files."""
         return int(self.checkpoint["mapping"]["world_size"])
 
     def values(self) -> Iterator[tuple[str, object]]:

@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, recipe_gpu
+from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.sharding import ParallelMapping, shard
 from trtspec.methods.base import DraftHead
@@ -75,7 +75,7 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
 
 def gpu_loads(context: PlanContext) -> list[GpuLoad]:
     """Return the memory of the engines on each of their GPUs, by id."""
-    gpu = recipe_gpu(context)
+    gpu = context.gpu
     found: dict[int, list[RankLoad]] = {}
     for rank in _rank_loads(context):
         found.setdefault(rank.gpu_id, []).append(rank)
@@ -143,12 +143,8 @@ def _layer_rest(config: ModelConfig, mapping: ParallelMapping) -> int:
     heads = config.num_heads // mapping.tensor + 2 * _kv_heads(config, mapping)
     biases = heads * config.head_size * config.attn_bias + config.hidden_size * config.dense_bias
     biases += (2 * config.intermediate_size // mapping.tensor + config.hidden_size) * config.mlp_bias
-    return (
-        2 * config.hidden_size
-        + 2 * config.head_size * config.qk_norm
-        + biases
-        + 2 * config.num_experts * config.hidden_size
-    )
+    norms = 2 * config.hidden_size + 2 * config.head_size * config.qk_norm
+    return norms + biases + 2 * config.num_experts * config.hidden_size
 
 
 def _kv_heads(config: ModelConfig, mapping: ParallelMapping) -> int:

@@ -11,8 +11,8 @@ NVIDIA/TensorRT-LLM:examples/draft_target_model/README.md@11925f62
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads
@@ -30,18 +30,19 @@ NO_POOLS = ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model of the repository: its `gpu_device_ids`, and `participant_ids` if MPI ranks are assigned.
+    """A model of the repository: the GPUs of its ranks, in order, and its ranks among all MPI processes.
 
-    Its KV cache takes `kv_cache_fraction` of the free memory, at most `max_cache_tokens`; 0 is unlimited. With
-    `chunked_context` prompts may be longer than a step.
+    `participant_ids` are needed only for fast logits. Its KV cache takes `kv_cache_fraction` of the memory that is free
+    when the engine is loaded, at most `max_cache_tokens`; 0 is unlimited. With `chunked_context` prompts may be longer
+    than a step.
     """
 
     name: str
     gpu_device_ids: tuple[int, ...]
     participant_ids: tuple[int, ...]
     kv_cache_fraction: float
-    max_cache_tokens: int
-    chunked_context: bool
+    max_cache_tokens: int = 0
+    chunked_context: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,7 @@ class EnginePlacement:
     environment: dict[str, str]
     command: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self) | {"models": [_plain(model) for model in self.models], "command": list(self.command)}
-
     def model(self, name: str) -> PlacedModel:
-        """Return a model by its name in the repository."""
         return next(model for model in self.models if model.name == name)
 
 
@@ -132,7 +128,3 @@ def _command(world_size: int, models: list[str], pools: tuple[str, ...]) -> tupl
         words += [*pools, "--disable-auto-complete-config"]
         words += [f"--backend-config=python,shm-region-prefix-name=prefix{rank}_"]
     return tuple(words)
-
-
-def _plain(model: PlacedModel) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(model).items()}

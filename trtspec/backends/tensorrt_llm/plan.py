@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from trtspec.backends.tensorrt_llm.repository import (
     MODELS,
     EmitEngineRepository,
     EngineRepositorySettings,
-    EngineServing,
-    LookaheadSizes,
 )
 from trtspec.backends.tensorrt_llm.specs import engine_specs, is_greedy_only
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
@@ -43,7 +42,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     steps |= {engine(built.role): built for built in engines}
     steps |= companion_steps(context, reader)
     steps[REPOSITORY] = EmitEngineRepository(read_models(MODELS), _settings(context, placement))
-    steps[""] = DescribeEngines(engines, json.dumps(placement.as_dict(), indent=2))
+    steps[""] = DescribeEngines(engines, json.dumps(asdict(placement), indent=2))
     return ArtifactPlan(
         steps,
         tools={"tensorrt_llm": toolchain.tensorrt_llm, "tensorrt": toolchain.tensorrt},
@@ -51,7 +50,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         notes=(*padding_notes(context), *_notes(toolchain)),
         devices=toolchain.devices,
         lacks={engine(built.role): lack for built in engines for lack in toolchain.lacks()},
-        facts={"placement": placement.as_dict(), "toolchain": _facts(toolchain)},
+        facts={"placement": asdict(placement), "toolchain": _facts(toolchain)},
     )
 
 
@@ -86,39 +85,20 @@ def _facts(toolchain: EngineToolchain) -> dict[str, Any]:
 
 
 def _settings(context: PlanContext, placement: EnginePlacement) -> EngineRepositorySettings:
-    recipe, options, target = context.resolved, context.options, engine_specs(context)[0]
-    placed = {role: _placed(placement, name) for role, name in ENGINE_MODELS.items()}
-    draft = placed["draft"] if context.draft else None
-    if placed["target"] is None:
-        raise ValueError("a repository needs a target")
-    sizes = None
-    if isinstance(options, LookaheadOptions):
-        sizes = LookaheadSizes(options.window, options.ngram, options.verification)
+    recipe, options = context.resolved, context.options
+    sizes = (options.window, options.ngram, options.verification) if isinstance(options, LookaheadOptions) else ()
     return EngineRepositorySettings(
         **vars(serving_settings(context)),
         method=recipe.speculation.method,
         draft_len=recipe.speculation.draft_len,
         options=json.dumps(recipe.speculation.options, sort_keys=True),
         max_seq_len=recipe.engine.max_seq_len,
-        vocab_size=target.config.vocab_size,
-        target=placed["target"],
-        draft=draft,
+        vocab_size=engine_specs(context)[0].config.vocab_size,
+        target=placement.model(ENGINE_MODELS["target"]),
+        draft=placement.model(ENGINE_MODELS["draft"]) if context.draft else None,
         choices=tuple(getattr(options, "paths", ())),
         lookahead=sizes,
         fast_logits=placement.fast_logits,
         greedy_only=is_greedy_only(context),
         schedule=tuple((each.max_batch, each.draft_len) for each in recipe.speculation.schedule),
     )
-
-
-def _placed(placement: EnginePlacement, name: str) -> EngineServing | None:
-    for model in placement.models:
-        if model.name == name:
-            return EngineServing(
-                gpu_ids=model.gpu_device_ids,
-                kv_cache_fraction=model.kv_cache_fraction,
-                participant_ids=model.participant_ids,
-                max_cache_tokens=model.max_cache_tokens,
-                chunked_context=model.chunked_context,
-            )
-    return None

@@ -15,18 +15,18 @@ silently use other kernels, are rejected before a server starts. There is one pr
 from __future__ import annotations
 
 import json
-import posixpath
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.common.trtllm_versions import container_images, is_release
-from trtspec.backends.serving import Launch, ServingHooks
+from trtspec.backends.serving import Launch, ServingHooks, with_absolute_paths
 from trtspec.backends.steps.files import EmitRepository
-from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
-from trtspec.backends.tensorrt_llm.toolchain import BUILDER, installed_versions
+from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, PlacedModel, no_pools
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER, PACKAGE
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
@@ -48,6 +48,17 @@ PROMPT_LEN = 16
 PERIOD = 4  # a repetitive prompt, for which lookahead can draft
 STEPS = 2
 TOKEN = 1  # the first token id: 0 is often an end id
+MODELS = Path(__file__).with_name("models")
+PATHS = ("gpt_model_path", "tokenizer_dir")
+# The engine silently clamps larger values (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
+# @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
+MAX_TOP_K = 1024
+DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # also the names of decoding_mode
+DRAFTED_OUTSIDE = ("draft_target", "ngram")
+LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+Choices = tuple[tuple[int, ...], ...]
+MAX_LAUNCH_BYTES = 1 << 20
+MOST_RANKS = 512
 
 
 def samples(max_batch_size: int, max_seq_len: int, draft_len: int, drafted_outside: int) -> tuple[WarmupSample, ...]:
@@ -62,52 +73,14 @@ def samples(max_batch_size: int, max_seq_len: int, draft_len: int, drafted_outsi
     return tuple(WarmupSample(f"{size}-{kind}", size, inputs) for kind, inputs in kinds.items() for size in sizes)
 
 
-MODELS = Path(__file__).with_name("models")
-PATHS = ("gpt_model_path", "tokenizer_dir")
-
-# The engine silently clamps larger values (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
-# @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
-MAX_TOP_K = 1024
-DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # also the names of decoding_mode
-DRAFTED_OUTSIDE = ("draft_target", "ngram")
-
-Choices = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class LookaheadSizes:
-    """The sizes of lookahead decoding that the engine was built for; requests may use smaller ones."""
-
-    window: int
-    ngram: int
-    verification: int
-
-
-@dataclass(frozen=True)
-class EngineServing:
-    """The GPUs and the memory limits of one engine.
-
-    `gpu_ids` are the GPUs of its ranks, in order. `participant_ids` are its ranks among all MPI processes, needed only
-    for fast logits. `kv_cache_fraction` applies to the memory that is free when the engine is loaded;
-    `max_cache_tokens` also limits the cache if engines share a GPU, else it is 0. With `chunked_context` a prompt may
-    be longer than a step.
-    """
-
-    gpu_ids: tuple[int, ...]
-    kv_cache_fraction: float
-    participant_ids: tuple[int, ...] = ()
-    max_cache_tokens: int = 0
-    chunked_context: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineRepositorySettings(ServingSettings):
     """The settings of a repository; lengths are in tokens, the method's `options` are JSON.
 
     `vocab_size` is the number of the target's logits, including padding. `draft` is None without a draft model,
-    `choices` is the tree of medusa or eagle, `lookahead` is None for other methods. `fast_logits` sends draft logits
-    from GPU to GPU. `greedy_only` rejects sampled requests. `schedule` contains pairs (number of texts, draft_len) for
-    drafting outside the engine.
+    `choices` is the tree of medusa or eagle. `lookahead` are the sizes that the engine was built for, of which requests
+    may use smaller ones; empty for other methods. `fast_logits` sends draft logits from GPU to GPU. `greedy_only`
+    rejects sampled requests. `schedule` contains pairs (number of texts, draft_len) for drafting outside the engine.
     """
 
     method: str
@@ -115,10 +88,10 @@ class EngineRepositorySettings(ServingSettings):
     options: str
     max_seq_len: int
     vocab_size: int
-    target: EngineServing
-    draft: EngineServing | None = None
+    target: PlacedModel
+    draft: PlacedModel | None = None
     choices: Choices = ()
-    lookahead: LookaheadSizes | None = None
+    lookahead: tuple[int, ...] = ()
     fast_logits: bool = False
     greedy_only: bool = False
     schedule: tuple[tuple[int, int], ...] = ()
@@ -131,7 +104,6 @@ class EmitEngineRepository(EmitRepository):
     settings: EngineRepositorySettings
 
     def emit(self, out: Path) -> None:
-        """Write the models."""
         settings = self.settings
         text: Parameters = {
             "tokenizer_dir": from_model(TOKENIZER),
@@ -141,12 +113,11 @@ class EmitEngineRepository(EmitRepository):
         }
         emit_model(out, PREPROCESSING, settings, text)
         emit_model(out, POSTPROCESSING, settings, text)
-        engines = {TARGET: ("target", settings.target), DRAFT: ("draft", settings.draft)}
-        for model, (role, serving) in engines.items():
-            if serving:
-                parameters = _engine(settings, serving, from_model(engine(role)))
+        for role, placed in (("target", settings.target), ("draft", settings.draft)):
+            if placed:
+                parameters = _engine(settings, placed, from_model(engine(role)))
                 warmed = _samples(settings, role) if settings.warmup else ()
-                emit_model(out, model, settings, parameters, source=MODELS / TARGET, samples=warmed)
+                emit_model(out, placed.name, settings, parameters, source=MODELS / TARGET, samples=warmed)
         for model in (BLS, ENSEMBLE):  # one model under two names: NVIDIA's, and the one that clients use
             emit_model(out, model, settings, _text(settings), source=model_repository_dir() / BLS)
 
@@ -156,17 +127,14 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
     `artifact` is the artifact's path for the server, which may differ in a container.
     """
-    from trtspec.serving.triton.config import (
-        load_config,
-        set_parameter,
-    )  # imports protobuf, which planning does not need
+    from trtspec.serving.triton.config import load_config, set_parameter  # planning needs no protobuf
 
     for source in sorted(path.parent for path in repository.glob(f"*/{CONFIG}")):
         config = load_config(source / CONFIG)
-        seen = posixpath.join(artifact, repository.name, source.name)
         for key in PATHS:
-            if key in config.parameters and (path := config.parameters[key].string_value):
-                set_parameter(config, key, posixpath.normpath(posixpath.join(seen, path)))
+            if key in config.parameters:
+                path = config.parameters[key].string_value
+                set_parameter(config, key, with_absolute_paths(path, source.name, artifact))
         write_model(out / source.name, source, config)
 
 
@@ -176,33 +144,31 @@ def _samples(settings: EngineRepositorySettings, role: str) -> tuple[WarmupSampl
     return samples(settings.max_batch_size, settings.max_seq_len, settings.draft_len, outside)
 
 
-def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: str) -> Parameters:
+def _engine(settings: EngineRepositorySettings, placed: PlacedModel, path: str) -> Parameters:
     """Return an engine's parameters; the value None removes a parameter.
 
     Only a target drafts inside its engine: with a draft model, neither engine has a mode or a tree.
     """
-    method, sizes = settings.method, settings.lookahead
+    method = settings.method
     return {
         "gpt_model_path": path,
-        "gpu_device_ids": _joined(serving.gpu_ids) or None,
-        "participant_ids": _joined(serving.participant_ids) or None,
-        "kv_cache_free_gpu_mem_fraction": serving.kv_cache_fraction,
-        "max_tokens_in_paged_kv_cache": serving.max_cache_tokens or None,
-        "enable_chunked_context": serving.chunked_context,
+        "gpu_device_ids": _joined(placed.gpu_device_ids) or None,
+        "participant_ids": _joined(placed.participant_ids) or None,
+        "kv_cache_free_gpu_mem_fraction": placed.kv_cache_fraction,
+        "max_tokens_in_paged_kv_cache": placed.max_cache_tokens or None,
+        "enable_chunked_context": placed.chunked_context,
         "speculative_decoding_fast_logits": settings.fast_logits,
         "exclude_input_in_output": settings.defaults != NVIDIA,
         "decoding_mode": method if method in DRAFTED_INSIDE else None,
         "medusa_choices": _tree(settings.choices) if method == "medusa" else None,
         "eagle_choices": _tree(settings.choices) if method == "eagle" else None,
-        "lookahead_window_size": sizes.window if sizes else None,
-        "lookahead_ngram_size": sizes.ngram if sizes else None,
-        "lookahead_verification_set_size": sizes.verification if sizes else None,
+        **dict(zip(LOOKAHEAD_SIZES, settings.lookahead or (None,) * 3, strict=True)),
     }
 
 
 def _text(settings: EngineRepositorySettings) -> Parameters:
     """Return the parameters of the text model; engines that draft inside are plain engines for it."""
-    outside, sizes = settings.method in DRAFTED_OUTSIDE, settings.lookahead
+    outside = settings.method in DRAFTED_OUTSIDE
     return {
         "tensorrt_llm_model_name": TARGET,
         "tensorrt_llm_draft_model_name": DRAFT if settings.draft else "",
@@ -215,9 +181,7 @@ def _text(settings: EngineRepositorySettings) -> Parameters:
         "max_seq_len": settings.max_seq_len,
         "greedy_only": settings.greedy_only,
         "max_top_k": MAX_TOP_K,
-        "lookahead_window_size": sizes.window if sizes else "",
-        "lookahead_ngram_size": sizes.ngram if sizes else "",
-        "lookahead_verification_set_size": sizes.verification if sizes else "",
+        **dict(zip(LOOKAHEAD_SIZES, settings.lookahead or ("",) * 3, strict=True)),
         "tokenizer_dir": from_model(TOKENIZER),
     }
 
@@ -229,10 +193,6 @@ def _joined(numbers: Iterable[int]) -> str:
 def _tree(choices: Choices) -> str:
     """Return the paths of a tree in the format of the C++ backend: {0},{0,1}."""
     return ",".join(f"{{{_joined(choice)}}}" for choice in choices)
-
-
-MAX_LAUNCH_BYTES = 1 << 20
-MOST_RANKS = 512
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:
@@ -256,7 +216,6 @@ def _differs(key: str, built: dict[str, Any], value: object) -> bool:
 
 
 def read_launch(artifact: Path) -> Launch:
-    """Return the launch configuration of an artifact."""
     path = artifact / LAUNCH
     try:
         return _parse_launch(json.loads(read_bounded(path, MAX_LAUNCH_BYTES)))
@@ -287,7 +246,7 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
     if builder is None:
         hint = "deploy in the container with the TensorRT-LLM version that built the engines"
         raise DeployError(f"{BUILDER} is not on PATH, so TensorRT-LLM's version is unknown", hint=hint)
-    tensorrt_llm, tensorrt = installed_versions(Path(builder))
+    tensorrt_llm, tensorrt = installed_versions(Path(builder), PACKAGE)
     gpus = detect_gpus()
     fitting = [gpu for gpu in gpus if gpu.is_a(wanted)]
     gpu = next(iter([*fitting, *gpus]), None)
@@ -300,13 +259,14 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
     }
 
 
-SERVING = ServingHooks(
-    triton_backend="tensorrtllm",
-    check_machine=check_machine,
-    stage=relocate,
-    launch=read_launch,
-    models=MODELS,
-    images=container_images,
-    # triton-inference-server/tensorrtllm_backend:README.md@0b9d7d5a
-    kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
-)
+def serving() -> ServingHooks:
+    return ServingHooks(
+        triton_backend="tensorrtllm",
+        check_machine=check_machine,
+        stage=relocate,
+        launch=read_launch,
+        models=MODELS,
+        images=container_images,
+        # triton-inference-server/tensorrtllm_backend:README.md@0b9d7d5a
+        kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
+    )

@@ -13,7 +13,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.sharding import ParallelMapping
-from trtspec.core.gpus import GPUS, Gpu
+from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.methods.base import DraftShape
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.redrafter import RedrafterOptions
@@ -34,11 +34,19 @@ MODES = {
     "lookahead": LOOKAHEAD,
     "redrafter": REDRAFTER,
 }
+# Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
+# speculative-decoding.md@28af34e8, its limitations). Lookahead takes the argmax of the target's logits
+# (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE is greedy without a threshold for typical
+# acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
+# (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
+GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
+Role = Literal["target", "draft"]
+TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 
 def speculation_mode(context: PlanContext) -> str:
     """Return the mode of a recipe's method, "" without a drafter and for unsupported methods."""
-    return MODES.get(context.recipe.speculation.method, "")
+    return MODES.get(context.method_name, "")
 
 
 def build_arguments(method: str, shape: DraftShape) -> list[str]:
@@ -50,24 +58,11 @@ def build_arguments(method: str, shape: DraftShape) -> list[str]:
     return ["--speculative_decoding_mode", mode, "--max_draft_len", str(shape.max_tokens)] if mode else []
 
 
-# Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
-# speculative-decoding.md@28af34e8, its limitations). Lookahead takes the argmax of the target's logits
-# (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE is greedy without a threshold for typical
-# acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
-# (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
-GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
-
-
 def is_greedy_only(context: PlanContext) -> bool:
     """Return whether the target's engine always takes the most probable token."""
     if isinstance(context.options, RedrafterOptions):
         return context.options.greedy
     return speculation_mode(context) in GREEDY_MODES
-
-
-Role = Literal["target", "draft"]
-
-TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 
 @dataclass(frozen=True)
@@ -124,6 +119,11 @@ class EngineSpec:
         An FP8 cache requires FP8 context attention, which requires FP8 weights with one scale each.
         """
         return self.quant_format.kv_cache == "none" or self.has_fp8_context_fmha
+
+    def diagnostic(
+        self, key: str, code: str, message: str, hint: str | None = None, severity: Severity = "error", source: str = ""
+    ) -> Diagnostic:
+        return Diagnostic(f"{self.path}.{key}", code, message, hint, severity, source)
 
     @property
     def chunks_prompts(self) -> bool:
@@ -185,8 +185,3 @@ def _spec(
 def uses_draft_logits(context: PlanContext) -> bool:
     """Return whether drafts are verified with the draft model's probabilities."""
     return isinstance(context.options, DraftTargetOptions) and context.options.use_draft_logits
-
-
-def recipe_gpu(context: PlanContext) -> Gpu | None:
-    """Return the GPU that the engines are built for, None if it is missing or unsupported."""
-    return GPUS.get((context.recipe.engine.gpu or "").lower())

@@ -13,24 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from trtspec.backends.common.build_tools import script_versions
+from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 from trtspec.core.installation import DoctorCheck, installed_version
 
-# The names of TensorRT's wheels may include CUDA's version.
-NAMES = {"tensorrt_llm": ("tensorrt_llm",), "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
-
-
-def installed_versions(builder: Path) -> tuple[str | None, str | None]:
-    """Return the versions of (TensorRT-LLM, TensorRT) in a console script's interpreter, None if not installed."""
-    found = script_versions(builder, NAMES)
-    return found["tensorrt_llm"], found["tensorrt"]
-
-
-BUILDER = "trtllm-build"
+BUILDER, PACKAGE = "trtllm-build", "tensorrt_llm"
 RUNTIMES = ("docker", "podman")
 WORKDIR = "/build"  # in a container
 PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # into a container
@@ -123,7 +113,7 @@ def _on_path(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
     if builder is None:
         hint = f"pip install {wanted} on a machine with the GPU, or set engine.build.image to a container image"
         return replace(expected, missing=f"{BUILDER} is not on PATH", hint=hint)
-    found, tensorrt = installed_versions(Path(builder))
+    found, tensorrt = installed_versions(Path(builder), PACKAGE)
     if not is_release(found, expected.tensorrt_llm) or tensorrt is None:
         here = f"TensorRT-LLM {found or '(none)'} with TensorRT {tensorrt or '(none)'} is installed"
         hint = f"pip install {wanted}, or set engine.version: an engine requires the version that built it"
@@ -145,7 +135,6 @@ def _on_gpus(toolchain: EngineToolchain, gpu: Gpu) -> EngineToolchain:
 
 
 def probes() -> list[DoctorCheck]:
-    """Return the checks of TensorRT-LLM and trtllm-build."""
     installed = installed_version("tensorrt-llm")
     absent = "not installed; the torch engine runs the converted checkpoint"
     builder = shutil.which(BUILDER) or "not on PATH; build engines on a machine that has it, or with engine.build.image"

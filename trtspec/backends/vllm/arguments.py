@@ -50,7 +50,7 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return vLLM's speculative_config of a recipe with a drafter; drafts are chains for every method."""
-    speculation, method = context.recipe.speculation, context.recipe.speculation.method
+    speculation, method = context.recipe.speculation, context.method_name
     config: dict[str, Any] = {
         "method": releases()[context.version].methods[method],
         "num_speculative_tokens": context.draft_shape.max_depth,

@@ -11,40 +11,43 @@ vLLM resolves relative paths from the server's working directory, so `relocate` 
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import companion_steps, copy_steps, gpu_record, served_path
+from trtspec.backends.common.steps import plan_source_artifact, served_path
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import (
     FallbackBackend,
     MultiNode,
     ServingHooks,
     StandaloneServer,
-    options,
+    command_options,
+    load_absolute,
     with_absolute_paths,
 )
-from trtspec.backends.steps.files import EmitRepository, read_models
+from trtspec.backends.steps.files import EmitModels, read_models
 from trtspec.backends.vllm.arguments import model_json
 from trtspec.core.files import copy_tree
-from trtspec.serving.triton.repository_writer import CONFIG, ServingSettings, emit_model
-from trtspec.store.artifact_paths import REPOSITORY, TOKENIZER, from_model
+from trtspec.serving.triton.repository_writer import CONFIG, ServingSettings
+from trtspec.store.artifact_paths import TOKENIZER, from_model
 from trtspec.store.files import FileReader
-from trtspec.store.step import Step
 
 MODEL_JSON = Path("vllm_model", "1", "model.json")  # the start arguments of vLLM
+MODELS, NAMES = Path(__file__).with_name("models"), ("ensemble", "sampling_parameters", "vllm_model")
+# vLLM batches requests itself: its models get single requests as they arrive
+UNBATCHED = ServingSettings(max_batch_size=0)
+FP32, INT32 = 11, 8  # of Triton's DataType
+COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
+RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
 
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
     """Return the command line of vLLM without Triton."""
-    document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
-    document = with_absolute_paths(document, MODEL_JSON.parts[0], artifact)
+    document = load_absolute(repository, MODEL_JSON, artifact)
     model = document.pop("model")
-    arguments = options(document)
+    arguments = command_options(document)
     return StandaloneServer(
         framework="vllm",
         serve=("vllm", "serve", model, *arguments),
@@ -52,60 +55,24 @@ def alone(repository: Path, artifact: str) -> StandaloneServer:
     )
 
 
-MODELS = Path(__file__).with_name("models")
-# vLLM batches requests itself: its models get single requests as they arrive
-UNBATCHED = ServingSettings(max_batch_size=0)
-FP32, INT32 = 11, 8  # of Triton's DataType
-COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
-
-
-@dataclass(frozen=True)
-class EmitVllmRepository(EmitRepository):
-    """Write the models; `model_json` are vLLM's arguments as JSON, with paths relative to the model's directory."""
-
-    model_json: str
-
-    def emit(self, out: Path) -> None:
-        """Write the models."""
-        parameters = {"tokenizer_dir": from_model(TOKENIZER)}
-        for model in ("ensemble", "sampling_parameters", "vllm_model"):
-            emit_model(out, model, UNBATCHED, parameters, source=MODELS / model)
-        _write(out, json.loads(self.model_json))
-
-
 def relocate(repository: Path, out: Path, artifact: str) -> None:
     """Write a copy of an artifact's repository to `out` with absolute paths.
 
     `artifact` is the artifact's path for the server, which may differ in a container.
     """
-    from trtspec.serving.triton.config import (
-        load_config,
-        render_config,
-        set_parameter,
-    )  # planning does not need protobuf
+    from trtspec.serving.triton.config import load_config, render_config, set_parameter  # planning needs no protobuf
 
     copy_tree(repository, out)
     adapter = out / "sampling_parameters" / "config.pbtxt"
     config = load_config(adapter)
     tokenizer = config.parameters["tokenizer_dir"].string_value
-    set_parameter(config, "tokenizer_dir", _server_path(artifact, repository, "sampling_parameters", tokenizer))
+    set_parameter(config, "tokenizer_dir", with_absolute_paths(tokenizer, adapter.parent.name, artifact))
     adapter.write_text(render_config(config), encoding="utf-8")
-    document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
-    for section in (document, document.get("speculative_config", {})):
-        if "model" in section:
-            section["model"] = _server_path(artifact, repository, "vllm_model", section["model"])
-    _write(out, document)
+    (out / MODEL_JSON).write_text(_dump(load_absolute(repository, MODEL_JSON, artifact)), encoding="utf-8")
 
 
-def _server_path(artifact: str, repository: Path, model: str, path: str) -> str:
-    """Return the server's path of a model's file; hub ids are unchanged."""
-    if not path.startswith("."):
-        return path
-    return posixpath.normpath(posixpath.join(artifact, repository.name, model, path))
-
-
-def _write(out: Path, document: Mapping[str, Any]) -> None:
-    (out / MODEL_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2) + "\n"
 
 
 def answer_counts(repository: Path) -> None:
@@ -141,22 +108,27 @@ def _requirements(version: str) -> tuple[str, ...]:
     return () if _images(version) else (f"vllm=={version}",)  # for the fallback backend
 
 
-RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
-SERVING = ServingHooks(
-    triton_backend="vllm",
-    stand_in=_stand_in,
-    stage=relocate,
-    models=MODELS,
-    images=_images,
-    requirements=_requirements,
-    alone=alone,
-    nodes=MultiNode(leader=f"{RAY} --head --port=6379", worker=f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'),
-)
+def serving() -> ServingHooks:
+    return ServingHooks(
+        triton_backend="vllm",
+        stand_in=_stand_in,
+        stage=relocate,
+        models=MODELS,
+        images=_images,
+        requirements=_requirements,
+        alone=alone,
+        nodes=MultiNode(
+            leader=f"{RAY} --head --port=6379", worker=f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'
+        ),
+    )
+
+
+def repository_step(document: Mapping[str, Any]) -> EmitModels:
+    """Return the step that emits the models; paths in `document`, vLLM's arguments, are relative to vLLM's model."""
+    parameters, documents = {"tokenizer_dir": from_model(TOKENIZER)}, {str(MODEL_JSON): _dump(document)}
+    return EmitModels(read_models(MODELS), UNBATCHED, NAMES, parameters, documents, MODELS)
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps of the artifact."""
     document = model_json(context, served_path("target"), served_path("draft"))
-    steps: dict[str, Step] = {**copy_steps(context, reader), **companion_steps(context, reader)}
-    steps[REPOSITORY] = EmitVllmRepository(read_models(MODELS), json.dumps(document))
-    return ArtifactPlan(steps, tools={"vllm": context.version}, gpu=gpu_record(context), facts={"model_json": document})
+    return plan_source_artifact(context, reader, "vllm", repository_step(document), {"model_json": document})

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.memory import check_num_tokens, check_online, check_placement
+from trtspec.backends.common.checks import (
+    METHOD,
+    OPTIONS,
+    SCHEDULE,
+    VERIFY,
+    check_acceptance,
+    check_full_drafts,
+    check_online,
+    check_unconverted,
+    unused,
+)
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.drafters import (
     check_drafter,
@@ -18,10 +28,8 @@ from trtspec.backends.vllm.drafters import (
 from trtspec.backends.vllm.versions import PARALLEL, VllmRelease, cite, having, releases
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.mtp import count_layers
 
-SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
 LENGTHS = "num_speculative_tokens_per_batch_size"
 # their proposers assert the full length, or allocate a block of it once
 ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
@@ -47,7 +55,7 @@ def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
 
     vLLM's V1 model runner does not support block verification and does not report that it ignores the setting.
     """
-    method = context.recipe.speculation.method
+    method = context.method_name
     if "block" not in release.rules or "runs_v2" not in release.does:
         return f"vLLM {release.version} does not support block verification for every target"
     if method in ("ngram", "suffix"):
@@ -60,12 +68,9 @@ def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
     return ""
 
 
-METHOD, OPTIONS = "speculation.method", "speculation.options"
-
-
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield all problems of a recipe with vLLM."""
-    release, method = releases()[context.version], context.recipe.speculation.method
+    release, method = releases()[context.version], context.method_name
     if method != "none" and method not in release.methods:
         message, hint = f"vLLM {release.version} does not support {method}", having(lambda each: method in each.methods)
         yield Diagnostic(METHOD, "method", message, hint, source=cite(release))
@@ -79,30 +84,22 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from check_features(context, release)
         yield from check_vocabulary(context)
     yield from check_online(context, "vLLM", release.online)
-    yield from check_placement(context, maps_vocabularies=supports_heterogeneous_vocab(release.version, method))
-    yield from check_num_tokens(context)
+    maps_vocabularies = supports_heterogeneous_vocab(release.version, method)
+    yield from check_unconverted(context, "vLLM", maps_vocabularies=maps_vocabularies)
     if not context.recipe.serving.streaming:
         message = "Triton's vLLM backend serves decoupled models only"
         source = "triton-inference-server/vllm_backend:src/model.py@00ea75bc"
         yield Diagnostic("serving.streaming", "not-supported", message, "set it to true", source=source)
-    for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build, which vLLM does not use"
-        yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
 
 
 def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
     """Yield the method's options that vLLM does not support."""
-    speculation, options, draft_shape = context.recipe.speculation, context.options, context.draft_shape
-    if options.acceptance != "exact":
-        message = "vLLM accepts drafts exactly; typical acceptance is not supported"
-        yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=source)
-    if isinstance(options, DraftTargetOptions) and options.stop_below:
-        message = "vLLM always drafts draft_len tokens"
-        yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=source)
+    speculation, draft_shape = context.recipe.speculation, context.draft_shape
+    yield from check_acceptance(context, "vLLM accepts drafts exactly; typical acceptance is not supported", source)
+    yield from check_full_drafts(context, "vLLM", source)
     if "use_draft_logits" in speculation.options and speculation.verify != "block":
         message = "vLLM drafts and verifies greedily chosen tokens, without draft probabilities"
-        path = f"{OPTIONS}.use_draft_logits"
-        yield Diagnostic(path, "unused", message, severity="warning", source=f"{source}, draft_sample_method")
+        yield unused(f"{OPTIONS}.use_draft_logits", message, f"{source}, draft_sample_method")
     if speculation.method == "suffix":
         message = "vLLM needs arctic-inference for suffix decoding, which its containers do not include"
         hint = "pip install arctic-inference==0.1.1 in vLLM's environment"
@@ -113,7 +110,7 @@ def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
 
 
 def _check_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    if context.recipe.speculation.method != "mtp":
+    if context.method_name != "mtp":
         return
     source, depth = context.sources["target"], context.draft_shape.max_depth
     layers = count_layers(source.config)

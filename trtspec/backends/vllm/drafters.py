@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trtspec.backends.common.checks import DRAFT
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import VllmRelease, cite, having, releases
 from trtspec.checkpoints.source import Source
@@ -23,16 +24,19 @@ from trtspec.methods.medusa import LISTED
 PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
 AS_NAMED = ("LiLiCorrDraftModel",)
 DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
-MODEL = "speculation.draft.model"
 CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
 SPECULATORS = "transformers_utils/configs/speculators/algos.py"
 RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eagle3_aux_layers_from_config"
+NAMES = "maps_medusa_names"
+LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
+HIDDEN_SIZE = 4096  # vLLM's default for a missing key in the heads' config.json
+FIELD = "use_heterogeneous_vocab"
 
 
 def check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield errors that prevent loading the drafter or drafting for this target."""
-    method = release.methods[context.recipe.speculation.method]
+    method = release.methods[context.method_name]
     if method not in PREFIXES:
         return
     net = context.sources["draft"]
@@ -58,7 +62,7 @@ def _check_speculators_type(kind: str, release: VllmRelease) -> Iterable[Diagnos
     if kind not in release.speculators:
         message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
         hint = having(lambda each: kind in each.speculators)
-        yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, SPECULATORS))
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, SPECULATORS))
 
 
 def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -66,14 +70,14 @@ def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Dia
     if name not in release.heads:
         message = f"vLLM {release.version} lacks the class {name}, which this drafter requires"
         hint = having(lambda each: name in each.heads) or CONVERTS
-        yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, REGISTRY))
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, REGISTRY))
     elif name == DSPARK and net.config.get("model_type") == "qwen3" and QWEN3_DSPARK not in release.does:
         message = f"vLLM {release.version} expects layers of DeepSeek V4 in a drafter of the class {DSPARK}"
         hint = having(lambda each: QWEN3_DSPARK in each.does)
-        yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release))
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release))
     elif method == "eagle" and "fc.bias" in net.tensors and name not in release.biased_heads:
         message = f"the drafter has fc.bias, which {name} of vLLM {release.version} does not support"
-        yield Diagnostic(MODEL, "net-bias", message, CONVERTS, source="vllm-project/vllm#11126")
+        yield Diagnostic(DRAFT, "net-bias", message, CONVERTS, source="vllm-project/vllm#11126")
 
 
 def _class_name(architecture: str, method: str) -> str:
@@ -92,7 +96,7 @@ def _check_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
     inputs = [number + 1 for number in named]
     message = f"eagle_config lists the layers {named} by their outputs, but vLLM reads the inputs of these layers"
     hint = f"set {AUX_LAYERS}: {inputs} at the top of config.json, which vLLM prefers, for better acceptance"
-    yield Diagnostic(MODEL, "aux-layers", message, hint, "warning", source=RUNNER)
+    yield Diagnostic(DRAFT, "aux-layers", message, hint, "warning", source=RUNNER)
 
 
 def _check_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -103,7 +107,7 @@ def _check_positions(context: PlanContext, method: str, release: VllmRelease) ->
     if isinstance(positions, int) and positions < length and feature not in release.does:
         message = f"the drafter has {positions} positions, and vLLM {release.version} reads past them in longer texts"
         hint = f"set engine.max_seq_len to at most {positions}; {having(lambda each: feature in each.does)}"
-        yield Diagnostic(MODEL, "positions", message, hint, source="vllm-project/vllm#48894, #57941")
+        yield Diagnostic(DRAFT, "positions", message, hint, source="vllm-project/vllm#48894, #57941")
 
 
 def _layer_config(net: Source) -> Mapping[str, Any]:
@@ -126,30 +130,22 @@ def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable
         yield Diagnostic("target.model", "version", message, hint, source=cite(release, INTERFACES))
 
 
-DRAFT_MODEL, NAMES = "speculation.draft.model", "maps_medusa_names"
-LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
-HIDDEN_SIZE = 4096  # vLLM's default for a missing key in the heads' config.json
-
-
 def check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield missing keys in the heads' config.json, and formats that a release cannot read."""
-    if context.recipe.speculation.method != "medusa":
+    if context.method_name != "medusa":
         return
     net, wanted = context.sources["draft"], context.sources["target"].config.get("hidden_size", HIDDEN_SIZE)
     if NAMES not in release.does and not LISTED.blocks(net):
         message = f"vLLM {release.version} does not recognize the names of the heads' tensors and ignores them"
         hint = f"trtspec convert-draft --to vllm renames them; {having(lambda each: NAMES in each.does)}"
-        yield Diagnostic(DRAFT_MODEL, "net-class", message, hint, source=cite(release, LOADER))
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, LOADER))
     if (size := net.config.get("hidden_size", HIDDEN_SIZE)) != wanted:
         message = f"vLLM expects hidden states of size {size} for the heads, but the target's size is {wanted}"
         hint = f"set hidden_size: {wanted} in the heads' config.json"
-        yield Diagnostic(DRAFT_MODEL, "hidden-size", message, hint, source=cite(release, CONFIG))
+        yield Diagnostic(DRAFT, "hidden-size", message, hint, source=cite(release, CONFIG))
     if any(name.endswith("linear.bias") for name in net.tensors) and not net.config.get("medusa_fc_bias"):
         message, hint = "vLLM ignores the heads' biases", "set medusa_fc_bias: true in the heads' config.json"
-        yield Diagnostic(DRAFT_MODEL, "net-bias", message, hint, "warning", source=cite(release, LOADER))
-
-
-FIELD = "use_heterogeneous_vocab"
+        yield Diagnostic(DRAFT, "net-bias", message, hint, "warning", source=cite(release, LOADER))
 
 
 def supports_heterogeneous_vocab(version: str, method: str) -> bool:
@@ -180,9 +176,7 @@ def _has_other_tokens(context: PlanContext) -> bool:
 
 def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield a warning for a draft model with another vocabulary, which can draft only shared tokens."""
-    if supports_heterogeneous_vocab(context.version, context.recipe.speculation.method) and has_other_vocabulary(
-        context
-    ):
+    if supports_heterogeneous_vocab(context.version, context.method_name) and has_other_vocabulary(context):
         message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
         ours, theirs = context.target_config, context.draft_config
         if ours and theirs and not _has_other_tokens(context):
@@ -191,7 +185,7 @@ def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
             )
             message += " maps the shared tokens, on its V1 model runner"
             hint = "to avoid this, save both with equal vocabularies: resize_token_embeddings in transformers"
-            yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)
+            yield Diagnostic(DRAFT, "vocabulary", message, hint, "warning", source=FIELD)
             return
         hint = "a draft of the target's family is accepted more often"
-        yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)
+        yield Diagnostic(DRAFT, "vocabulary", message, hint, "warning", source=FIELD)

@@ -13,16 +13,15 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, check_request
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
+from trtspec.serving.triton.python_models.responses import respond_each
 from trtspec.serving.triton.python_models.tensors import (
     Array,
     RequestTensors,
     Settings,
     check_unsupported,
     read_sampling,
-    respond_each,
 )
 
 ENGINE = "vLLM"

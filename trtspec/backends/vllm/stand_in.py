@@ -114,7 +114,6 @@ class TritonPythonModel:
         return running, open_requests - running
 
     def submit(self, request: Any, sender: Any, text: RequestMetrics) -> None:
-        """Submit a request to vLLM."""
         stream, exclude = bool(_first(request, "stream", False)), _first(request, "exclude_input_in_output", None)
         before_text = not exclude if exclude is not None else not stream
         if before_text and stream:

@@ -14,6 +14,7 @@ from trtspec.engine.prompts.prompt import Prompt
 PACKAGE, ATTRIBUTE = "trtspec.bench.load.endpoints", "API"
 MOST = 10**12  # largest accepted count of a server
 Event = Mapping[str, Any]
+MAX_HISTOGRAM = 1024
 
 
 class BadAnswer(DeployError):
@@ -82,9 +83,6 @@ def parse_text(value: Any) -> str:
     if value is not None and not isinstance(value, str):
         raise TypeError("not a text")
     return value or ""
-
-
-MAX_HISTOGRAM = 1024
 
 
 def openai_options(wanted: LoadSampling) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -25,6 +25,13 @@ from trtspec.engine.prompts.prompt import Prompt
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
 DONE = b"[DONE]"
+MAX_WORDS = 300  # characters of a server's error message
+REFUSALS = (400, 413, 422)  # the request is rejected; other statuses are server errors
+CONNECT_TIMEOUT_S = 10.0
+KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing connection
+TIMEOUT_S = 600.0  # of a complete response
+clock = time.perf_counter
+T = TypeVar("T")
 
 
 class Events:
@@ -61,13 +68,6 @@ def document(content: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadAnswer(f"the server's response is not a JSON object: {content[:80]!r}")
     return found
-
-
-MAX_WORDS = 300  # characters of a server's error message
-REFUSALS = (400, 413, 422)  # the request is rejected; other statuses are server errors
-CONNECT_TIMEOUT_S = 10.0
-KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing connection
-clock = time.perf_counter
 
 
 class ServerRejected(BadAnswer):
@@ -135,15 +135,9 @@ class LoadClient:
             raise BadAnswer("the response does not contain text")
 
     async def get(self, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Return the status and the content of a URL, truncated to the maximum event size."""
+        """Return the status and the truncated content of a URL."""
         async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
-            return answer.status, await _content(answer, MAX_EVENT_BYTES)
-
-    async def post(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> int:
-        """Send a request without a stream and return its status."""
-        async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as answer:
-            await _content(answer, MAX_EVENT_BYTES)
-            return answer.status
+            return answer.status, await _content(answer)
 
 
 @asynccontextmanager
@@ -151,9 +145,9 @@ async def load_client(timeout_s: float) -> AsyncIterator[LoadClient]:
     """Open a client without a limit on concurrent connections."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-    plainly = {"Accept-Encoding": "identity"}  # no decompression of untrusted data
+    headers = {"Accept-Encoding": "identity"}  # no decompression of untrusted data
     async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, headers=plainly, auto_decompress=False
+        connector=connector, timeout=timeout, headers=headers, auto_decompress=False
     ) as session:
         yield LoadClient(session)
 
@@ -184,9 +178,7 @@ def _brings_text(event: dict[str, Any], reply: ParsedResponse, read: Any) -> boo
 
 async def _error_text(answer: aiohttp.ClientResponse) -> str:
     """Return the error message of a response, or the beginning of its content."""
-    content = (
-        (await _content(answer, MAX_EVENT_BYTES)).strip().removeprefix(b"data:")
-    )  # Triton adds it to errors as well
+    content = (await _content(answer)).strip().removeprefix(b"data:")  # Triton adds it to errors as well
     try:
         error = document(content).get("error")
     except BadAnswer:
@@ -195,10 +187,20 @@ async def _error_text(answer: aiohttp.ClientResponse) -> str:
     return str(said or content[:MAX_WORDS].decode(errors="replace") or "nothing")[:MAX_WORDS]
 
 
-async def _content(answer: aiohttp.ClientResponse, most: int) -> bytes:
+async def _content(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the content of a response, truncated to the maximum event size."""
     found = b""
     async for data in answer.content.iter_any():
         found += data
-        if len(found) > most:
+        if len(found) > MAX_EVENT_BYTES:
             break
-    return found[:most]
+    return found[:MAX_EVENT_BYTES]
+
+
+def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Return the function that runs the event loop; uvloop's, if installed, uses less processor time."""
+    try:
+        from uvloop import run
+    except ModuleNotFoundError:
+        from asyncio import run  # type: ignore[assignment]
+    return run

@@ -19,20 +19,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from trtspec.bench.documents import read_json
 from trtspec.bench.load.arrivals import LARGER_IS_BETTER
+from trtspec.bench.load.discovery import BASELINE, SERVED
 from trtspec.bench.load.intervals import RatioInterval, ratio_between
 from trtspec.bench.load.rounds import MAX_FAILED
-from trtspec.checkpoints.safe_json import parse_object, repr_short
+from trtspec.checkpoints.safe_json import repr_short
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import describe_read_error, read_bounded
 
-MAX_BYTES, MAX_VALUES = 32 << 20, 2_000_000
 HINT = "save one with: trtspec bench NAME --concurrency 1,4 --json > FILE.json"
 
 Positive = Annotated[float, Field(gt=0, lt=1e12)]
 Count = Annotated[int, Field(ge=0, lt=10**12)]
 Text = Annotated[str, Field(max_length=4000)]
+FORMAT_VERSION, KIND = 1, "load_comparison"
+CONFIDENCE = 0.99
+SPEEDUP = "speedup"
+VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 
 class SavedRound(BaseModel):
@@ -51,7 +55,6 @@ class SavedArm(BaseModel):
 
     @property
     def failed_share(self) -> float:
-        """Return the share of failed requests."""
         failed = sum(each.failed for each in self.rounds)
         return failed / max(1, failed + sum(each.requests for each in self.rounds))
 
@@ -70,32 +73,25 @@ class SavedPoint(BaseModel):
 
     def speedups(self) -> list[float | None]:
         """Return each round's speed-up, None if unknown."""
-        served, alone = self.arms.get("served"), self.arms.get("baseline")
+        served, alone = self.arms.get(SERVED), self.arms.get(BASELINE)
         if served is None or alone is None:
             return []
         pairs = zip(served.values(self.judged_by), alone.values(self.judged_by), strict=False)
-        if LARGER_IS_BETTER[self.judged_by]:
-            return [ours / theirs if ours and theirs else None for ours, theirs in pairs]
-        return [theirs / ours if ours and theirs else None for ours, theirs in pairs]
+        ratios = [ours / theirs if ours and theirs else None for ours, theirs in pairs]
+        return ratios if LARGER_IS_BETTER[self.judged_by] else [ratio and 1 / ratio for ratio in ratios]
 
 
 class SavedWorkload(BaseModel):
-    """The workload's identity."""
-
     sha256: Text
     source: Text
     max_tokens: Count
 
 
 class SavedNoise(BaseModel):
-    """The time of the fixed work."""
-
     median_work_ms: Positive
 
 
 class SavedLoad(BaseModel):
-    """The document."""
-
     format_version: Literal[1]
     kind: Literal["load"]
     driver: Text
@@ -106,13 +102,7 @@ class SavedLoad(BaseModel):
 
 def read_saved(path: Path) -> SavedLoad:
     """Return a saved document; raise TrtspecError if the file is invalid."""
-    values: Any
-    try:
-        values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
-    except OSError as error:
-        raise TrtspecError(describe_read_error(error), where=str(path), hint=HINT) from None
-    except ValueError as error:
-        raise TrtspecError(str(error), where=str(path), hint=HINT) from None
+    _, values = read_json(path, HINT)
     if values.get("kind") != "load":
         raise TrtspecError("not a document of a load benchmark", where=str(path), hint=HINT)
     try:
@@ -121,12 +111,6 @@ def read_saved(path: Path) -> SavedLoad:
         first = error.errors()[0]
         where = repr_short(".".join(map(str, first["loc"])))
         raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=HINT) from None
-
-
-FORMAT_VERSION, KIND = 1, "load_comparison"
-CONFIDENCE = 0.99
-SPEEDUP, SERVED, BASELINE = "speedup", "served", "baseline"
-VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 
 @dataclass(frozen=True)
@@ -141,7 +125,6 @@ class LoadComparison:
     baseline: RatioInterval | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {
             "load": self.load,
             "judged_by": self.judged_by,
@@ -175,7 +158,6 @@ class RatioGate:
         return all(ratio.low >= self.least or ratio.high < self.least for ratio in self.ratios)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {"min_ratio": self.least, "ok": self.ok, "is_decided": self.is_decided, "unfit": [*self.unfit]}
 
 

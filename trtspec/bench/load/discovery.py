@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -29,74 +29,77 @@ COUNTER_NAMES = (
     "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total",
 )
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Counter values or differences; all are None if the server does not export them."""
-
-    steps: float | None = None
-    drafted: float | None = None
-    accepted: float | None = None
-
-    def since(self, before: Counters) -> Counters:
-        """Return the increase since `before`; empty if the server was restarted."""
-        if self.steps is None or before.steps is None or self.steps < before.steps:
-            return Counters()
-        return Counters(*(now - then for now, then in zip(self._all(), before._all(), strict=True)))
-
-    def _all(self) -> tuple[float, float, float]:
-        return self.steps or 0.0, self.drafted or 0.0, self.accepted or 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the rates as reported for servers with per-response counts; null without counters."""
-        return {
-            "acceptance_rate": round((self.accepted or 0.0) / self.drafted, 4) if self.drafted else None,
-            "mean_accepted_len": round(1 + (self.accepted or 0.0) / self.steps, 4) if self.steps else None,
-        }
-
-
-async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters:
-    """Fetch a server's counters; empty if it does not export any."""
-    try:
-        status, content = await client.get(f"{endpoint.url}/metrics", endpoint.headers)
-    except (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):  # distinct classes before Python 3.11
-        return Counters()
-    return parse_counters(content) if status == 200 else Counters()
-
-
-def parse_counters(text: bytes) -> Counters:
-    """Return the counters of a Prometheus text, summed over labels."""
-    found = {name.rpartition(":")[2]: samples for name, samples in parse_metrics(text).items()}
-    sums = {name: sum(sample.value for sample in found[name]) for name in COUNTER_NAMES if name in found}
-    return Counters(*(sums[name] for name in COUNTER_NAMES)) if len(sums) == len(COUNTER_NAMES) else Counters()
-
-
 AUTO, TRITON, COMPLETIONS = "auto", "triton", "completions"
 PROBE = Prompt("Hello", "probe", "")
 KEY_VARIABLE = "TRTSPEC_OPENAI_KEY"
+SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
 
 
-async def find_endpoint(client: LoadClient, url: str, api: str, model: str, key_variable: str) -> Endpoint:
-    """Return the endpoint at an address; raise DeployError if no supported API responds.
+class Counters(NamedTuple):
+    """Values of the counters, or their increase; 0 for a server that does not export them."""
 
-    With `api` "auto", a server that lists OpenAI models is used through completions, any other through Triton. The key
-    is read from an environment variable and sent only to this address.
+    steps: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+
+    def since(self, before: Counters | None) -> Counters:
+        """Return the increase since `before`; zeros if the server was restarted or did not export them before."""
+        if before is None or self.steps < before.steps:
+            return Counters()
+        return Counters(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters | None:
+    """Fetch a server's counters; None if it does not export any."""
+    try:
+        status, content = await client.get(f"{endpoint.url}/metrics", endpoint.headers)
+    except (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):  # distinct classes before Python 3.11
+        return None
+    return parse_counters(content) if status == 200 else None
+
+
+def parse_counters(text: bytes) -> Counters | None:
+    """Return the counters of a Prometheus text, summed over labels."""
+    found = {name.rpartition(":")[2]: samples for name, samples in parse_metrics(text).items()}
+    if not all(name in found for name in COUNTER_NAMES):
+        return None
+    return Counters(*(sum(sample.value for sample in found[name]) for name in COUNTER_NAMES))
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """A server's address and API; if `model` is empty, the first model that it lists is used."""
+
+    url: str
+    api: str = AUTO
+    model: str = ""
+    key_variable: str = KEY_VARIABLE
+
+
+async def find_arms(client: LoadClient, served: ServerAddress, baseline: ServerAddress | None) -> dict[str, Endpoint]:
+    """Return the endpoints of the server and of the target alone, from `baseline` or the server itself."""
+    arms = {SERVED: await find_endpoint(client, served)}
+    alone = await find_endpoint(client, baseline) if baseline else await target_alone(client, arms[SERVED])
+    return arms | ({BASELINE: alone} if alone else {})
+
+
+async def find_endpoint(client: LoadClient, server: ServerAddress) -> Endpoint:
+    """Return the endpoint at an address; raise DeployError if no supported API responds or a probe request fails.
+
+    With the API "auto", a server that lists OpenAI models is used through completions, any other through Triton. The
+    key is read from an environment variable and sent only to this address.
     """
-    asked = None if api == AUTO else find_api(api)
-    url, headers = _address(url), _key(key_variable)
-    models = await _models(client, url, headers) if api != TRITON else []
-    name = api if asked else COMPLETIONS if models else TRITON
-    found = asked or find_api(name)
-    if name != TRITON and not (models or model):
+    asked = None if server.api == AUTO else find_api(server.api)
+    url, headers = _address(server.url), _key(server.key_variable)
+    models = await _models(client, url, headers) if server.api != TRITON else []
+    name = server.api if asked else COMPLETIONS if models else TRITON
+    model = server.model or (models[0] if models else "")
+    if name != TRITON and not model:
         raise DeployError("the server does not list its models", where=url, hint="give one with --model")
-    return Endpoint(url, name, found, model or (models[0] if models else ""), headers=headers)
-
-
-async def ensure_answers(client: LoadClient, endpoint: Endpoint) -> None:
-    """Raise DeployError if a probe request fails."""
+    endpoint = Endpoint(url, name, asked or find_api(name), model, headers=headers)
     if error := await _probe_error(client, endpoint):
         raise DeployError(error, where=endpoint.url, hint="check its state with: trtspec status NAME")
+    return endpoint
 
 
 async def target_alone(client: LoadClient, endpoint: Endpoint) -> Endpoint | None:

@@ -21,14 +21,20 @@ from trtspec.bench.load.arrivals import THROUGHPUT
 from trtspec.bench.load.client import Endpoint
 from trtspec.bench.load.discovery import Counters
 from trtspec.bench.load.intervals import ratio_of_rounds
-from trtspec.bench.load.rounds import Round, sent_late_ms
+from trtspec.bench.load.rounds import LoadWorkload, Round, sent_late_ms
 from trtspec.bench.load.sample import RequestSample, Slo
-from trtspec.bench.load.sweep import BASELINE, NOISY, SERVED, Point, SweepResult, summarize_noise
-from trtspec.bench.load.workload import LoadWorkload
+from trtspec.bench.load.sweep import NOISY, Point, SweepResult, summarize_noise
 from trtspec.core.installation import __version__
 
 PERCENTILES = (50, 90, 95, 99)
 MOST_ERRORS = 5  # distinct errors to list
+BUSY = 0.8  # share of a processor; above it, the client may be the bottleneck
+LATE_MS = 10.0
+GROWING = 1.5  # later half of a round's latencies / earlier half
+FORMAT_VERSION, KIND = 1, "load"
+OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
+COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
+            "e2e_ms": "mean_e2e_ms"}  # fmt: skip
 
 
 def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
@@ -49,11 +55,11 @@ def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) 
         "output_tokens_per_s": round(
             sum(each.steady_state_tokens for each in rounds) / sum(each.steady_state_s for each in rounds), 3
         ),
-        "request_tokens_per_s": summarize_values([sample.tokens_per_s for sample in samples]),
-        "ttft_ms": summarize_values([sample.ttft_ms for sample in samples]),
-        "tpot_ms": summarize_values([sample.tpot_ms for sample in samples if sample.tpot_ms is not None]),
-        "itl_ms": summarize_values([gap for sample in samples for gap in sample.itl_ms]),
-        "e2e_ms": summarize_values([sample.e2e_ms for sample in samples]),
+        "request_tokens_per_s": summarize_values(sample.tokens_per_s for sample in samples),
+        "ttft_ms": summarize_values(sample.ttft_ms for sample in samples),
+        "tpot_ms": summarize_values(sample.tpot_ms for sample in samples),
+        "itl_ms": summarize_values(gap for sample in samples for gap in sample.itl_ms),
+        "e2e_ms": summarize_values(sample.e2e_ms for sample in samples),
         "e2e_growth": round(statistics.geometric_mean(each.e2e_growth for each in rounds), 3),
         "sent_late_ms": summarize_values(sent_late_ms(rounds)),
         "goodput_requests_per_s": None if kept is None else round(kept / seconds, 4),
@@ -66,35 +72,39 @@ def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) 
     }
 
 
-def summarize_values(values: Sequence[float]) -> dict[str, float] | None:
-    """Return mean, percentiles (linear interpolation, as in numpy), minimum and maximum, or None if empty."""
+def summarize_values(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Return mean, percentiles (linear interpolation, as in numpy), minimum and maximum of the known values.
+
+    None if no value is known.
+    """
     import numpy as np
 
-    if not values:
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    found = {"mean": float(np.mean(values)), "min": min(values)}
-    for share, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True):
+    found = {"mean": float(np.mean(known)), "min": min(known)}
+    for share, value in zip(PERCENTILES, np.percentile(known, PERCENTILES), strict=True):
         found[f"p{share}"] = float(value)
-    return {name: round(value, 4) for name, value in {**found, "max": max(values)}.items()}
+    return {name: round(value, 4) for name, value in {**found, "max": max(known)}.items()}
 
 
 def _drafts(samples: Sequence[RequestSample], counters: Counters) -> dict[str, Any]:
     """Return rates from per-response counts, else from counters; `drafts_told_by` is the source."""
-    told = [sample for sample in samples if sample.drafted is not None and sample.accepted is not None]
-    if not told:
-        by_counters = counters.as_dict()
-        told_by = "counters" if by_counters["acceptance_rate"] is not None else ""
-        return {**by_counters, "acceptance_histogram": [], "drafts_told_by": told_by}
-    steps = zip_longest(*(sample.histogram for sample in told), fillvalue=0)
-    histogram = [sum(here) for here in steps]
-    return {**_rates(told), "acceptance_histogram": histogram, "drafts_told_by": "answers"}
+    counted = [sample for sample in samples if sample.drafted is not None and sample.accepted is not None]
+    if counted:
+        histogram = [sum(steps) for steps in zip_longest(*(sample.histogram for sample in counted), fillvalue=0)]
+        return {**_rates(*_counts(counted)), "acceptance_histogram": histogram, "drafts_told_by": "answers"}
+    source = "counters" if counters.drafted else ""
+    return {**_rates(*counters), "acceptance_histogram": [], "drafts_told_by": source}
 
 
-def _rates(samples: Sequence[RequestSample]) -> dict[str, Any]:
-    """Return rates over all drafted tokens, so long responses have more weight."""
-    drafted, accepted = (sum(each or 0 for each in counts) for counts in
-                         ([sample.drafted for sample in samples], [sample.accepted for sample in samples]))  # fmt: skip
-    steps = sum(sample.steps or 0 for sample in samples)
+def _counts(samples: Sequence[RequestSample]) -> Counters:
+    """Return the sums over all drafted tokens, so long responses have more weight."""
+    columns = zip(*((each.steps or 0, each.drafted or 0, each.accepted or 0) for each in samples), strict=True)
+    return Counters(*map(sum, columns))
+
+
+def _rates(steps: float, drafted: float, accepted: float) -> dict[str, Any]:
     return {
         "acceptance_rate": round(accepted / drafted, 4) if drafted else None,
         "mean_accepted_len": round(1 + accepted / steps, 4) if steps and drafted else None,
@@ -109,13 +119,13 @@ def _by_kind(samples: Sequence[RequestSample]) -> dict[str, dict[str, Any]]:
     if len(kinds) < 2:
         return {}
     return {
-        kind or "-": {"requests": len(found), "tpot_ms": summarize_values(_tpots(found)), **_rates(found)}
+        kind or "-": {
+            "requests": len(found),
+            "tpot_ms": summarize_values(sample.tpot_ms for sample in found),
+            **_rates(*_counts(found)),
+        }
         for kind, found in sorted(kinds.items())
     }
-
-
-def _tpots(samples: Iterable[RequestSample]) -> list[float]:
-    return [sample.tpot_ms for sample in samples if sample.tpot_ms is not None]
 
 
 def _cpu_share(rounds: Sequence[Round], seconds: float) -> float | None:
@@ -130,31 +140,26 @@ def _total(counts: Iterable[int | None]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-def category_speedups(served: Sequence[Round], alone: Sequence[Round]) -> dict[str, dict[str, Any]]:
+def category_speedups(pairs: Sequence[tuple[Round, Round]]) -> dict[str, dict[str, Any]]:
     """Return each category's ratio with its interval, "-" for prompts without one; empty for a single category.
 
-    A round's ratio is the geometric mean of baseline TPOT / served TPOT over the requests that both arms completed.
+    `pairs` are rounds of the served and the baseline arm. A round's ratio is the geometric mean of baseline TPOT /
+    served TPOT over the requests that both arms completed.
     """
-    kinds = sorted({sample.kind for each in served for sample in each.samples})
+    kinds = sorted({sample.kind for served, _ in pairs for sample in served.samples})
     if len(kinds) < 2:
         return {}
-    ratios = {kind: [_ratio(kind, *pair) for pair in zip(served, alone, strict=True)] for kind in kinds}
-    known = {kind: [each for each in found if each is not None] for kind, found in ratios.items()}
-    return {kind or "-": ratio_of_rounds(found).as_dict() for kind, found in known.items() if found}
+    ratios = {kind: [ratio for pair in pairs if (ratio := _tpot_ratio(kind, *pair))] for kind in kinds}
+    return {kind or "-": ratio_of_rounds(found).as_dict() for kind, found in ratios.items() if found}
 
 
-def _ratio(kind: str, served: Round, alone: Round) -> float | None:
-    logs = [
-        math.log(theirs.tpot_ms / ours.tpot_ms)
+def _tpot_ratio(kind: str, served: Round, alone: Round) -> float | None:
+    ratios = [
+        theirs.tpot_ms / ours.tpot_ms
         for ours, theirs in zip(served.samples, alone.samples, strict=True)
         if ours.kind == kind and ours.ok and theirs.ok and ours.tpot_ms and theirs.tpot_ms
     ]
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-BUSY = 0.8  # share of a processor; above it, the client may be the bottleneck
-LATE_MS = 10.0
-GROWING = 1.5  # later half of a round's latencies / earlier half
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def collect_warnings(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
@@ -200,16 +205,9 @@ def _arm_warnings(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[s
         yield f"{growth}: requests arrive faster than the server completes them"
 
 
-FORMAT_VERSION, KIND = 1, "load"
-OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
-COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
-            "e2e_ms": "mean_e2e_ms"}  # fmt: skip
-
-
 def build_document(
     swept: SweepResult, workload: LoadWorkload, slo: Slo | None, driver: str = "trtspec"
 ) -> dict[str, Any]:
-    """Return the complete document."""
     points = swept.points
     found = [_point(point, slo) for point in points]
     noise = summarize_noise([each for point in points for each in point.work_ms])
@@ -238,31 +236,21 @@ def _arm(endpoint: Endpoint) -> dict[str, Any]:
 
 def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
     arms = {name: summarize_arm(rounds, point.counters[name], slo) for name, rounds in point.rounds.items()}
-    speedup = point.speedup
+    speedup, unfit = point.speedup, point.unfit
+    ratios = {} if unfit else {name: point.ratios(metric) for name, metric in COMPARED.items()}
     return {
         "load": point.load.as_dict(),
         "requests_per_round": point.requests,
         "arms": arms,
         "judged_by": point.load.judged_by,
-        "unfit": point.unfit or None,
+        "unfit": unfit or None,
         "speedup": speedup.as_dict() if speedup else None,
         "speedups": [round(each, 4) for each in point.speedups()],
         "outlier_rounds": find_outliers(point.speedups()),
-        "served_to_baseline": {} if point.unfit else _ratios(point),
-        "speedup_by_kind": {} if point.unfit or BASELINE not in point.rounds else category_speedups(*_arms(point)),
+        "served_to_baseline": {name: ratio_of_rounds(each).as_dict() for name, each in ratios.items() if each},
+        "speedup_by_kind": {} if unfit else category_speedups(point.pairs),
         "identical_texts": _identical(point),
     }
-
-
-def _ratios(point: Point) -> dict[str, Any]:
-    """Return the served arm's metrics divided by the baseline's, with intervals."""
-    from trtspec.bench.load.intervals import ratio_of_rounds
-
-    found = {
-        name: point.ratios(lambda each, attribute=attribute: getattr(each, attribute))  # type: ignore[misc]
-        for name, attribute in COMPARED.items()
-    }
-    return {name: ratio_of_rounds(ratios).as_dict() for name, ratios in found.items() if ratios}
 
 
 def find_outliers(ratios: Sequence[float]) -> list[int]:
@@ -278,21 +266,13 @@ def find_outliers(ratios: Sequence[float]) -> list[int]:
 
 def _identical(point: Point) -> dict[str, int] | None:
     """Return how many requests have identical texts in both arms, or None if unknown."""
-    if BASELINE not in point.rounds:
-        return None
-    both = [
+    digests = [
         (ours.text_sha256, theirs.text_sha256)
-        for served, alone in zip(*_arms(point), strict=True)
+        for served, alone in point.pairs
         for ours, theirs in zip(served.samples, alone.samples, strict=True)
         if ours.text_sha256 and theirs.text_sha256
     ]
-    if not both:
-        return None
-    return {"same": sum(ours == theirs for ours, theirs in both), "compared": len(both)}
-
-
-def _arms(point: Point) -> tuple[Sequence[Round], Sequence[Round]]:
-    return point.rounds[SERVED], point.rounds[BASELINE]
+    return {"same": sum(ours == theirs for ours, theirs in digests), "compared": len(digests)} if digests else None
 
 
 def find_crossover(points: Sequence[Point]) -> dict[str, Any] | None:

@@ -40,7 +40,6 @@ class RatioInterval:
         return (self.low > 1) - (self.high < 1)
 
     def inverse(self) -> RatioInterval:
-        """Return the reciprocal ratio."""
         high = 1 / self.low if self.low else math.inf
         return RatioInterval(1 / self.value, 1 / self.high, high, self.rounds, self.confidence)
 

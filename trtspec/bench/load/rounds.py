@@ -1,23 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one round of one arm and compute its metrics."""
+"""The workload of a load benchmark, and one round of one arm with its metrics.
+
+The prompts are in seeded order, the same for both arms, with a digest. Random prompts of a given length load a server
+like real text of that length, but they cannot measure acceptance: the text is unnatural, and models tend to repeat
+themselves on it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals import ArrivalProcess
 from trtspec.bench.load.client import Endpoint, LoadClient, clock
 from trtspec.bench.load.sample import MS, RequestSample, Slo
-from trtspec.bench.load.workload import LoadWorkload
+from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.prompts.prompt import Prompt
 
+TRIES = 16  # to generate a random prompt of the requested length
 MAX_FAILED = 0.01  # share of requests; above it, the completed ones no longer represent the workload
+
+
+def random_prompts(tokenizer: Path, tokens: int, count: int, seed: int) -> list[Prompt]:
+    """Return prompts of `tokens` tokens, special ones included; equal seeds give equal prompts.
+
+    If the tokenizer merges drawn tokens, the text is extended or cut; the closest of several attempts is used.
+    """
+    opened, draws = Tokenizer(tokenizer), random.Random(seed)
+    words = sorted(set(range(opened.vocab_size)) - opened.fragments - opened.silent)
+    return [Prompt(_text(opened, words, tokens, draws), f"random-{number}", "random") for number in range(count)]
+
+
+def _text(tokenizer: Tokenizer, words: list[int], tokens: int, draws: random.Random) -> str:
+    ids = draws.choices(words, k=tokens)
+    best = (tokens, "")
+    for _ in range(TRIES):
+        text = tokenizer.decode(ids)
+        missing = tokens - len(tokenizer.encode(text))
+        best = min(best, (abs(missing), text))
+        if not missing:
+            break
+        ids = [*ids, *draws.choices(words, k=missing)] if missing > 0 else ids[:missing] or ids[:1]
+    return best[1]
+
+
+@dataclass(frozen=True)
+class LoadWorkload:
+    """Prompts, generation parameters, the prompts' source, and the seed of their order and arrivals."""
+
+    prompts: Sequence[Prompt]
+    wanted: LoadSampling
+    source: str
+    seed: int = 0
+
+    @cached_property
+    def order(self) -> list[Prompt]:
+        """Return the prompts shuffled, because files group them by category and a round should mix categories."""
+        shuffled = list(self.prompts)
+        random.Random(self.seed).shuffle(shuffled)
+        return shuffled
+
+    def round_prompts(self, number: int, requests: int) -> list[Prompt]:
+        """Return the prompts of a round, cycling through all prompts; a negative number is for warm-up."""
+        first = number * requests
+        return [self.order[(first + place) % len(self.order)] for place in range(requests)]
+
+    def arrivals_seed(self, number: int) -> int:
+        """Return the seed of a round's arrivals: the same for both arms, different in each round."""
+        return (self.seed << 20) + number
+
+    @property
+    def sha256(self) -> str:
+        """Return a digest of the prompts and parameters; runs with equal digests had the same workload."""
+        texts = [(prompt.text, [dict(message) for message in prompt.messages]) for prompt in self.prompts]
+        said = json.dumps([texts, asdict(self.wanted), self.seed], ensure_ascii=False, sort_keys=True)
+        return hashlib.sha256(said.encode(errors="replace")).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompts": len(self.prompts),
+            "source": self.source,
+            "sha256": self.sha256,
+            "max_tokens": self.wanted.max_tokens,
+            "exact_len": self.wanted.exact_len,
+            "temperature": self.wanted.temperature,
+            "seed": self.seed,
+        }
 
 
 @dataclass(frozen=True)
@@ -43,7 +120,6 @@ class Round:
 
     @property
     def output_tokens(self) -> int:
-        """Return the number of output tokens."""
         return sum(sample.output_tokens for sample in self.answered)
 
     @cached_property
@@ -100,7 +176,6 @@ class Round:
         return late / early
 
     def as_dict(self, slo: Slo | None) -> dict[str, Any]:
-        """Return the JSON fields."""
         if not self.answered:
             return {"requests": 0, "failed": len(self.samples)}
         kept = sum(map(slo.holds, self.samples)) if slo else None
@@ -124,7 +199,6 @@ AskRound = Callable[[LoadClient, Endpoint, ArrivalProcess, LoadWorkload, int, in
 async def run_round(
     client: LoadClient, endpoint: Endpoint, load: ArrivalProcess, workload: LoadWorkload, number: int, requests: int
 ) -> Round:
-    """Send the requests of a round."""
     prompts = workload.round_prompts(number, requests)
     return await ask_all(client, endpoint, load, prompts, workload.wanted, workload.arrivals_seed(number))
 

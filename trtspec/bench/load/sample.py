@@ -23,6 +23,7 @@ from typing import Any
 from trtspec.core.errors import TrtspecError
 
 MS = 1000.0
+HINT = "examples: ttft=200ms,tpot=30ms or e2e=5s"
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,14 @@ class RequestSample:
 
     @property
     def ok(self) -> bool:
-        """Return whether the response is complete."""
         return not self.error
 
     @property
     def ttft_ms(self) -> float:
-        """Return the time to the first token."""
         return MS * self.chunks_s[0]
 
     @property
     def e2e_ms(self) -> float:
-        """Return the time to the last token."""
         return MS * self.chunks_s[-1]
 
     @property
@@ -72,7 +70,6 @@ class RequestSample:
 
     @property
     def itl_ms(self) -> list[float]:
-        """Return the times between chunks."""
         return [MS * (later - earlier) for earlier, later in pairwise(self.chunks_s)]
 
     @property
@@ -114,9 +111,6 @@ def _ms(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-HINT = "examples: ttft=200ms,tpot=30ms or e2e=5s"
-
-
 @dataclass(frozen=True)
 class Slo:
     """Upper limits for a request's latencies; a limit may be None."""
@@ -133,7 +127,6 @@ class Slo:
         return all(limit is None or (took or 0.0) <= limit for took, limit in limits)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
 
 

@@ -13,26 +13,17 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from trtspec.bench.load.arrivals import LARGER_IS_BETTER, THROUGHPUT, ArrivalProcess
-from trtspec.bench.load.client import Endpoint, LoadClient, clock, load_client
-from trtspec.bench.load.discovery import (
-    AUTO,
-    KEY_VARIABLE,
-    Counters,
-    ensure_answers,
-    find_endpoint,
-    read_counters,
-    target_alone,
-)
+from trtspec.bench.load.client import TIMEOUT_S, Endpoint, LoadClient, clock, load_client, runner
+from trtspec.bench.load.discovery import BASELINE, SERVED, Counters, ServerAddress, find_arms, read_counters
 from trtspec.bench.load.intervals import RatioInterval, ratio_of_rounds
-from trtspec.bench.load.rounds import MAX_FAILED, AskRound, Round, run_round
-from trtspec.bench.load.workload import LoadWorkload
+from trtspec.bench.load.rounds import MAX_FAILED, AskRound, LoadWorkload, Round
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 from trtspec.core.files import describe_read_error
 from trtspec.core.registry import find_extension
@@ -40,6 +31,7 @@ from trtspec.core.registry import find_extension
 NOISE_WORK = bytes(1 << 20)
 NOISE_REPEATS = 16
 NOISY = 0.1  # spread above which a warning is printed
+OnProgress = Callable[[str, int, int], None]
 
 
 def work_ms() -> float:
@@ -63,32 +55,23 @@ def summarize_noise(samples_ms: Sequence[float]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def samples_file(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file for the duration of the block; raise TrtspecError if that fails."""
-    if path is None:
-        yield None
-        return
+def samples_file(path: Path | None) -> AbstractContextManager[TextIO | None]:
+    """Open the file for raw samples, if requested; raise TrtspecError if that fails."""
     try:
-        file = path.open("w", encoding="utf-8")
+        return path.open("w", encoding="utf-8") if path else nullcontext()
     except OSError as error:
-        raise TrtspecError(
-            describe_read_error(error), where=str(path), hint="choose another file for --samples-out"
-        ) from None
-    with file:
-        yield file
+        hint = "choose another file for --samples-out"
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
 
 
 def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, done: Round) -> None:
-    """Append a round."""
     for place, sample in enumerate(done.samples):
         where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}
         file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII, because servers may send lone surrogates
     file.flush()
 
 
-SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
-OnProgress = Callable[[str, int, int], None]
+DRIVER = "trtspec"
 
 
 @dataclass(frozen=True)
@@ -109,6 +92,21 @@ class StopRule:
     until_crossover: bool = False
 
 
+@dataclass(frozen=True)
+class LoadPlan:
+    """The benchmark plan; without a `baseline`, the server runs the target alone if it supports that."""
+
+    served: ServerAddress
+    baseline: ServerAddress | None
+    workload: LoadWorkload
+    loads: Sequence[ArrivalProcess]
+    effort: StopRule = field(default_factory=StopRule)
+    timeout_s: float = TIMEOUT_S
+    driver: str = DRIVER
+    tokenizer: Path | None = None  # used by some drivers
+    is_judged: bool = False  # a gate needs the speed-up, and therefore a baseline
+
+
 @dataclass
 class Point:
     """One load: the rounds of each arm, the increase of its counters, and the noise measurements between rounds."""
@@ -119,10 +117,15 @@ class Point:
     counters: dict[str, Counters] = field(default_factory=dict)
     work_ms: list[float] = field(default_factory=list)
 
-    def ratios(self, value: Callable[[Round], float | None]) -> list[float]:
+    @property
+    def pairs(self) -> list[tuple[Round, Round]]:
+        """Return the rounds of both arms, (served, baseline); empty without a baseline."""
+        return list(zip(self.rounds[SERVED], self.rounds.get(BASELINE, ()), strict=False))
+
+    def ratios(self, metric: str) -> list[float]:
         """Return served / baseline values of the rounds in which both are known."""
-        pairs = zip(self.rounds[SERVED], self.rounds.get(BASELINE, ()), strict=False)
-        found = [(value(served), value(alone)) for served, alone in pairs if served.answered and alone.answered]
+        answered = [pair for pair in self.pairs if all(each.answered for each in pair)]
+        found = [(getattr(served, metric), getattr(alone, metric)) for served, alone in answered]
         return [ours / theirs for ours, theirs in found if ours and theirs]
 
     @property
@@ -145,7 +148,7 @@ class Point:
         """Return each round's speed-up by the metric of its load."""
         if self.unfit:
             return []
-        ratios = self.ratios(lambda each: getattr(each, self.load.judged_by))
+        ratios = self.ratios(self.load.judged_by)
         return ratios if LARGER_IS_BETTER[self.load.judged_by] else [1 / ratio for ratio in ratios]
 
     @property
@@ -164,145 +167,87 @@ class SweepResult:
     ended_by: str = ""
 
 
-@dataclass
-class Sweep:
-    """Configuration of a sweep: endpoints by arm, workload, loads and stop rule."""
+def measure(
+    plan: LoadPlan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
+) -> SweepResult:
+    """Run the plan and return the results of each load; raise DeployError if a server does not respond."""
+    return runner()(_measure(plan, samples, on_progress))
 
+
+async def _measure(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgress) -> SweepResult:
+    driver = find_extension("trtspec.bench.load.drivers", "DRIVER", plan.driver, "driver")
+    async with load_client(plan.timeout_s) as client:
+        arms = await find_arms(client, plan.served, plan.baseline)
+        if plan.is_judged and BASELINE not in arms:
+            raise GateNotMet("--fail-below requires a baseline", hint="give one with --baseline")
+        return await _Sweep(plan, client, arms, driver(plan.tokenizer, plan.timeout_s), samples, on_progress).run()
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """A running sweep: the plan, the endpoints by arm, and the function that measures a round."""
+
+    plan: LoadPlan
+    client: LoadClient
     arms: Mapping[str, Endpoint]
-    workload: LoadWorkload
-    loads: Sequence[ArrivalProcess]
-    effort: StopRule
-    samples: TextIO | None = None
-    on_progress: OnProgress = lambda what, done, total: None
-    ask_round: AskRound = run_round
+    ask_round: AskRound
+    samples: TextIO | None
+    on_progress: OnProgress
 
-    async def run(self, client: LoadClient) -> SweepResult:
+    async def run(self) -> SweepResult:
         """Measure the loads in order; raise DeployError if the first load fails completely.
 
         If a later load fails, the sweep ends with the completed loads.
         """
         points: list[Point] = []
-        for load in self.loads:
+        for load in self.plan.loads:
             try:
-                points.append(await self._measure(client, load))
+                points.append(await self._measure(load))
             except DeployError as error:
                 if not points:
                     raise
                 return SweepResult(self.arms, points, f"{load}: {error}")
             speedup = points[-1].speedup
-            if self.effort.until_crossover and speedup and speedup.shows < 0:
+            if self.plan.effort.until_crossover and speedup and speedup.shows < 0:
                 break
         return SweepResult(self.arms, points)
 
-    async def _measure(self, client: LoadClient, load: ArrivalProcess) -> Point:
-        point = Point(load, self.effort.requests or load.requests_a_round, {name: [] for name in self.arms})
-        began = clock()
-        for endpoint in self.arms.values():  # warm-up, not measured
-            warm = await self.ask_round(client, endpoint, load, self.workload, -1, point.requests)
-            _raise_for_silence(warm, endpoint)
-        before = {name: await read_counters(client, endpoint) for name, endpoint in self.arms.items()}
+    async def _measure(self, load: ArrivalProcess) -> Point:
+        requests = self.plan.effort.requests or load.requests_a_round
+        point, began = Point(load, requests, {name: [] for name in self.arms}), clock()
+        for name in self.arms:  # warm-up, not measured
+            await self._ask(point, name, -1)
+        before = {name: await read_counters(self.client, endpoint) for name, endpoint in self.arms.items()}
         while not self._is_enough(point, clock() - began):
-            await self._round(client, point)
+            await self._round(point)
         for name, endpoint in self.arms.items():
-            point.counters[name] = (await read_counters(client, endpoint)).since(before[name])
+            after = await read_counters(self.client, endpoint)
+            point.counters[name] = after.since(before[name]) if after else Counters()
         return point
 
-    async def _round(self, client: LoadClient, point: Point) -> None:
-        number = len(point.rounds[SERVED])
-        names = list(self.arms)
+    async def _round(self, point: Point) -> None:
+        number, names = len(point.rounds[SERVED]), list(self.arms)
         for name in names if number % 2 else names[::-1]:
             point.work_ms.append(work_ms())
-            done = await self.ask_round(client, self.arms[name], point.load, self.workload, number, point.requests)
-            _raise_for_silence(done, self.arms[name])
+            done = await self._ask(point, name, number)
             point.rounds[name].append(done)
             if self.samples:
                 write_samples(self.samples, point.load, number, name, done)
-        self.on_progress(str(point.load), number + 1, self.effort.most_rounds)
+        self.on_progress(str(point.load), number + 1, self.plan.effort.most_rounds)
+
+    async def _ask(self, point: Point, arm: str, number: int) -> Round:
+        """Return a round of an arm; raise DeployError if no request was answered."""
+        endpoint = self.arms[arm]
+        done = await self.ask_round(self.client, endpoint, point.load, self.plan.workload, number, point.requests)
+        if not done.answered:
+            raise DeployError(f"all {len(done.samples)} requests failed: {done.samples[0].error}", where=endpoint.url)
+        return done
 
     def _is_enough(self, point: Point, spent_s: float) -> bool:
-        """Return whether the load is finished."""
-        effort, done = self.effort, len(point.rounds[SERVED])
+        effort, done = self.plan.effort, len(point.rounds[SERVED])
         if done >= effort.most_rounds or (done and effort.duration_s is not None and spent_s >= effort.duration_s):
             return True
         if done < effort.least_rounds or effort.interval is None:
             return False
         speedup = point.speedup
         return speedup is not None and speedup.half_width <= effort.interval
-
-
-def _raise_for_silence(done: Round, endpoint: Endpoint) -> None:
-    if not done.answered:
-        raise DeployError(f"all {len(done.samples)} requests failed: {done.samples[0].error}",
-                          where=endpoint.url)  # fmt: skip
-
-
-T = TypeVar("T")
-TIMEOUT_S = 600.0
-DRIVER = "trtspec"
-
-
-@dataclass(frozen=True)
-class ServerAddress:
-    """A server's address and API; if `model` is empty, the first model that it lists is used."""
-
-    url: str
-    api: str = AUTO
-    model: str = ""
-    key_variable: str = KEY_VARIABLE
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """The benchmark plan; without a `baseline`, the server runs the target alone if it supports that."""
-
-    served: ServerAddress
-    baseline: ServerAddress | None
-    workload: LoadWorkload
-    loads: Sequence[ArrivalProcess]
-    effort: StopRule = field(default_factory=StopRule)
-    timeout_s: float = TIMEOUT_S
-    driver: str = DRIVER
-    tokenizer: Path | None = None  # used by some drivers
-    is_judged: bool = False  # a gate needs the speed-up, and therefore a baseline
-
-
-def measure(
-    plan: LoadPlan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
-) -> SweepResult:
-    """Run the plan and return the results of each load; raise DeployError if a server does not respond."""
-    return runner()(_measure_plan(plan, samples, on_progress))
-
-
-async def _measure_plan(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgress) -> SweepResult:
-    ask_round = find_extension("trtspec.bench.load.drivers", "DRIVER", plan.driver, "driver")(
-        plan.tokenizer, plan.timeout_s
-    )
-    async with load_client(plan.timeout_s) as client:
-        arms = await find_arms(client, plan.served, plan.baseline)
-        if plan.is_judged and BASELINE not in arms:
-            raise GateNotMet("--fail-below requires a baseline", hint="give one with --baseline")
-        sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
-        return await sweep.run(client)
-
-
-async def find_arms(client: LoadClient, served: ServerAddress, baseline: ServerAddress | None) -> dict[str, Endpoint]:
-    """Return the endpoints of the server and of the target alone, from `baseline` or the server itself."""
-    arms = {SERVED: await find_arm(client, served)}
-    alone = await find_arm(client, baseline) if baseline else await target_alone(client, arms[SERVED])
-    return arms | ({BASELINE: alone} if alone else {})
-
-
-async def find_arm(client: LoadClient, server: ServerAddress) -> Endpoint:
-    """Return the endpoint of a server; raise DeployError if a probe request fails."""
-    endpoint = await find_endpoint(client, server.url, server.api, server.model, server.key_variable)
-    await ensure_answers(client, endpoint)
-    return endpoint
-
-
-def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Return the function that runs the event loop; uvloop's, if installed, uses less processor time."""
-    try:
-        from uvloop import run
-    except ModuleNotFoundError:
-        from asyncio import run  # type: ignore[assignment]
-    return run

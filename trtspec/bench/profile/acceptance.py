@@ -15,29 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from trtspec.engine.measurement import ReplayedDraft
 
     Array: TypeAlias = npt.NDArray[Any]
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)
 SUREST, LONGEST = 0.98, 256  # largest continuation probability; tokens considered after a fully accepted draft
-
-
-class DraftOutcome(Protocol):
-    """The draft at one position: its depth, its total tokens, and the length of its matching prefix."""
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def matched(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,6 @@ class Estimate:
     high: float
 
     def as_list(self) -> list[float]:
-        """Return the three rounded numbers."""
         return [round(number, 3) for number in (self.value, self.low, self.high)]
 
     def __str__(self) -> str:
@@ -175,17 +163,17 @@ class AcceptanceStats:
         return AcceptanceStats(tuple(text.redrafted(draft_len, goes_on) for text in self.texts), self.kinds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {
             "acceptance_rate": round(self.rate, 4),
             "mean_accepted_len": {
                 "token_weighted": self.token_weighted.as_list(),
                 "request_weighted": self.request_weighted.as_list(),
             },
+            "by_position": [round(rate, 4) for rate in self.by_position],
         }
 
 
-def count_steps(places: Sequence[DraftOutcome], draft_len: int) -> StepCounts:
+def count_steps(places: Sequence[ReplayedDraft], draft_len: int) -> StepCounts:
     """Return the counts of one text with drafts of depth `draft_len` or less.
 
     `places` are the drafts after each token of the text except the last. All tokens of a tree count as drafted.

@@ -44,7 +44,6 @@ class CandidateSpec:
 
     @property
     def name(self) -> str:
-        """Return the display name."""
         return f"{self.method} ({self.source['model']})" if self.source else self.method
 
     def section(self, max_draft_len: int) -> dict[str, Any]:

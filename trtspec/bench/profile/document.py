@@ -17,17 +17,19 @@ from trtspec.bench.documents import (
     prompts_sha256,
     save_target_document,
 )
+from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.profile.acceptance import AcceptanceStats
 from trtspec.bench.profile.measured import CandidateMeasurements, Case
 from trtspec.bench.profile.options import ProfileRequest
 from trtspec.bench.profile.recommend import Recommendation, candidate_verdict
 from trtspec.bench.verdict import derive_verdict
-from trtspec.bench.verification_report import VerificationCheck
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.store.artifact import Manifest, load_manifest
+
+FORMAT_VERSION = 1
 
 
 def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
@@ -66,9 +68,6 @@ def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
     return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
 
 
-FORMAT_VERSION = 1
-
-
 @dataclass(frozen=True)
 class ServerProfile:
     """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone).
@@ -84,7 +83,6 @@ class ServerProfile:
     failures: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         speeds = [
             {"batch": batch, "draft_len": length, "output_tokens_per_s": round(speed, 1)}
             for (batch, length), speed in sorted(self.tokens_per_s.items())
@@ -120,7 +118,6 @@ class Profile:
     server: ServerProfile | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document."""
         chosen = self.chosen
         return {
             "format_version": FORMAT_VERSION,
@@ -161,8 +158,10 @@ def _method(measured: CandidateMeasurements, batch: int) -> dict[str, Any]:
         "options": candidate.options,
         "draft_len": best.draft_len,
         **acceptance.as_dict(),
-        "by_position": [round(rate, 4) for rate in acceptance.by_position],
-        "by_kind": [_kind(acceptance, kind) for kind in sorted(set(acceptance.kinds))],
+        "by_kind": [
+            {"kind": kind, "prompts": acceptance.kinds.count(kind), **acceptance.of_kind(kind).as_dict()}
+            for kind in sorted(set(acceptance.kinds))
+        ],
         "verdict": candidate_verdict(measured, batch),
         "best": [measured.best(each).as_dict() for each in measured.batches],
         "speedups": [each.as_dict() for each in measured.speedups],
@@ -178,9 +177,3 @@ def _method(measured: CandidateMeasurements, batch: int) -> dict[str, Any]:
             str(length): round(each.token_weighted.value, 3) for length, each in measured.acceptance.items()
         },
     }
-
-
-def _kind(acceptance: AcceptanceStats, kind: str) -> dict[str, Any]:
-    own = acceptance.of_kind(kind)
-    by_position = [round(rate, 4) for rate in own.by_position]
-    return {"kind": kind, "prompts": len(own.texts), **own.as_dict(), "by_position": by_position}

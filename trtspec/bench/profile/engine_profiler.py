@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trtspec.backends.base import in_process_backend
 from trtspec.bench.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
+from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.parity import check_parity
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
 from trtspec.bench.profile.candidates import build, find_candidates, recipe_candidate, skip_reason, temporary_workspace
@@ -22,7 +24,7 @@ from trtspec.bench.profile.options import (
     ProfileCandidate,
     ProfileRequest,
     ProgressUI,
-    SampleTexts,
+    SampleText,
     choose_batches,
     filter_fitting,
     require_outputs,
@@ -30,10 +32,9 @@ from trtspec.bench.profile.options import (
 )
 from trtspec.bench.profile.recommend import recommend
 from trtspec.bench.sources import find_source as find_origin
-from trtspec.bench.verification_report import VerificationCheck
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineResult, Stats
+from trtspec.engine.generation.request import EngineResult
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 
@@ -47,27 +48,16 @@ PREFILLS, PREFILL_TOKENS = 16, 8192
 
 def generate_responses(
     artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int, on_progress: OnProgress
-) -> tuple[SampleTexts, list[EngineResult]]:
+) -> tuple[list[SampleText], list[EngineResult]]:
     """Generate the target's greedy responses to prompts; drafts do not affect them."""
-    rows, results, requests = artifact.engine.settings.max_batch_size, list[EngineResult](), []
-    for start in range(0, len(prompts), rows):
-        asked = [artifact.request(prompt.text, max_tokens) for prompt in prompts[start : start + rows]]
-        requests += asked
-        results += artifact.engine.generate(asked)
-        on_progress("target responses", len(results), len(prompts))
-    told = [
-        (request.prompt_ids, result.ids, prompt.kind)
-        for request, result, prompt in zip(requests, results, prompts, strict=True)
-        if len(result.ids) > 1
-    ]
-    prompt_ids, said, kinds = zip(*told, strict=True) if told else ((), (), ())
-    return SampleTexts(tuple(prompt_ids), tuple(said), tuple(kinds)), results
+    found = artifact.respond([each.text for each in prompts], max_tokens, partial(on_progress, "target responses"))
+    texts = [SampleText(ids, result.ids, each.kind) for (ids, result), each in zip(found, prompts, strict=True)]
+    return [text for text in texts if len(text.response) > 1], [result for _, result in found]
 
 
 def measure(
-    candidate: ProfileCandidate, texts: SampleTexts, batches: Sequence[int], on_progress: OnProgress
+    candidate: ProfileCandidate, texts: Sequence[SampleText], batches: Sequence[int], on_progress: OnProgress
 ) -> CandidateMeasurements:
-    """Measure a candidate on the target's responses."""
     from trtspec.engine.measurement import prefill_seconds
     from trtspec.engine.speculator import Speculator
 
@@ -83,47 +73,49 @@ def measure(
     else:
         acceptance = {shape.max_depth: _counted(candidate, texts, shape.max_depth)}
     seconds = _times(candidate, speculator, texts, batches, [*acceptance], on_progress)
-    alone, drafting = prefill_seconds(speculator, texts.prompts[:PREFILLS], rounds=ROUNDS, max_tokens=PREFILL_TOKENS)
+    prompts = [text.prompt for text in texts]
+    alone, drafting = prefill_seconds(speculator, prompts[:PREFILLS], rounds=ROUNDS, max_tokens=PREFILL_TOKENS)
     prefills = {batch: (batch * alone, batch * drafting) for batch in batches}
-    return CandidateMeasurements(candidate, acceptance, seconds, prefills, texts.tokens / len(texts.said))
+    response_len = sum(len(text.response) for text in texts) / len(texts)
+    return CandidateMeasurements(candidate, acceptance, seconds, prefills, response_len)
 
 
 def replayed(
-    method: str, speculator: Speculator, texts: SampleTexts, lens: Sequence[int], on_progress: OnProgress
+    method: str, speculator: Speculator, texts: Sequence[SampleText], lens: Sequence[int], on_progress: OnProgress
 ) -> dict[int, AcceptanceStats]:
     """Return the acceptance on the target's responses by draft length; only for drafters that support replay."""
     from trtspec.engine.measurement import replay
 
-    pairs, rows = list(zip(texts.prompts, texts.said, strict=True)), speculator.settings.max_batch_size
-    places = []
+    pairs, rows, places = [text[:2] for text in texts], speculator.settings.max_batch_size, []
     for start in range(0, len(pairs), rows):
         places += replay(speculator, pairs[start : start + rows], PREFILL_TOKENS)
         on_progress(f"{method}: drafts", len(places), len(pairs))
-    return {
-        draft_len: AcceptanceStats(tuple(count_steps(each, draft_len) for each in places), texts.kinds)
-        for draft_len in lens
-    }
+    kinds = tuple(text.kind for text in texts)
+    return {length: AcceptanceStats(tuple(count_steps(each, length) for each in places), kinds) for length in lens}
 
 
-def _counted(candidate: ProfileCandidate, texts: SampleTexts, depth: int) -> AcceptanceStats:
+def _counted(candidate: ProfileCandidate, texts: Sequence[SampleText], depth: int) -> AcceptanceStats:
     """Return the engine's counts, for a drafter whose next draft depends on the previous outcome."""
     with open_artifact(candidate.root, candidate.manifest) as artifact:
-        requests = [
-            artifact.request_for_ids(prompt, len(said)) for prompt, said in zip(texts.prompts, texts.said, strict=True)
-        ]
-        counts = [_counts(result.stats, depth) for result in artifact.engine.generate(requests)]
-    return AcceptanceStats(tuple(counts), texts.kinds)
-
-
-def _counts(stats: Stats, depth: int) -> StepCounts:
-    reached = (*stats.accepted_by_position, *[0] * depth)[:depth]
-    return StepCounts(stats.steps, stats.drafted, stats.accepted, reached, (stats.draft_steps,) * depth)
+        requests = [artifact.request_for_ids(text.prompt, len(text.response)) for text in texts]
+        found = [result.stats for result in artifact.engine.generate(requests)]
+    counts = (
+        StepCounts(
+            each.steps,
+            each.drafted,
+            each.accepted,
+            (*each.accepted_by_position, *[0] * depth)[:depth],
+            (each.draft_steps,) * depth,
+        )
+        for each in found
+    )
+    return AcceptanceStats(tuple(counts), tuple(text.kind for text in texts))
 
 
 def _times(
     candidate: ProfileCandidate,
     speculator: Speculator,
-    texts: SampleTexts,
+    texts: Sequence[SampleText],
     batches: Sequence[int],
     lens: Sequence[int],
     on_progress: OnProgress,
@@ -134,7 +126,7 @@ def _times(
     return least_seconds(
         step_times(
             speculator,
-            list(zip(texts.prompts, texts.said, strict=True)),
+            [text[:2] for text in texts],
             batches,
             timed,
             steps=STEPS,
@@ -188,7 +180,8 @@ def _measure_all(
     _raise_for_none(measured, left_out)
     best, too_long = recommend(measured, limits.concurrency, own), len(asked_for) - len(prompts)
     head, name = document_metadata("profile", asked, loaded, candidates[0].root), loaded.recipe.name
-    return Profile(head, name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
+    kinds, tokens = [text.kind for text in texts], sum(len(text.response) for text in texts)
+    return Profile(head, name, kinds, tokens, measured, left_out, best, parity, too_long)
 
 
 def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
-from trtspec.bench.profile.acceptance import AcceptanceStats, Estimate, StepCounts
-from trtspec.bench.profile.options import ProfileCandidate, SampleTexts
+from trtspec.bench.profile.acceptance import AcceptanceStats, Estimate
+from trtspec.bench.profile.options import ProfileCandidate
 
 TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # other lengths are interpolated
 # Share of the fastest speed-up; predictions are not more precise (schedule.PAYS). For n-grams, 8 tokens were predicted
@@ -30,7 +30,6 @@ class ExpectedSpeedup:
     expected: Estimate
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         value, low, high = self.expected.as_list()
         return {"batch": self.batch, "draft_len": self.draft_len, "speedup": value, "interval": [low, high]}
 
@@ -39,15 +38,15 @@ class ExpectedSpeedup:
 class CandidateMeasurements:
     """Acceptance by draft length, and seconds of a step by (concurrency, draft_len), 0 for the target alone.
 
-    `prefills` are the total seconds of so many prefills, for the target alone and with the drafter; `answer_len` is the
-    mean number of response tokens.
+    `prefills` are the total seconds of so many prefills, for the target alone and with the drafter; `response_len` is
+    the mean number of response tokens.
     """
 
     candidate: ProfileCandidate
     acceptance: dict[int, AcceptanceStats]
     seconds: dict[tuple[int, int], float]
     prefills: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    answer_len: float = math.inf
+    response_len: float = math.inf
 
     @property
     def batches(self) -> list[int]:
@@ -70,7 +69,7 @@ class CandidateMeasurements:
 
     def speedup(self, batch: int, draft_len: int) -> ExpectedSpeedup:
         """Return the expected speed-up from the time per token, including the prefills that block all requests."""
-        tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
+        tokens, steps = self.acceptance[draft_len].token_weighted, self.response_len - 1
         prefill_alone, prefill_drafting = (self._prefill(batch, side) / steps for side in (0, 1))
         alone, step = self.step_seconds(batch, 0) + prefill_alone, self.step_seconds(batch, draft_len)
 
@@ -82,7 +81,7 @@ class CandidateMeasurements:
     def idle(self, batch: int) -> float:
         """Return the speed-up with the drafter loaded but idle (it still prefills)."""
         seconds = self.step_seconds(batch, 0)
-        alone, idle = (seconds + self._prefill(batch, side) / (self.answer_len - 1) for side in (0, 1))
+        alone, idle = (seconds + self._prefill(batch, side) / (self.response_len - 1) for side in (0, 1))
         return alone / idle
 
     def step_seconds(self, batch: int, draft_len: int) -> float:
@@ -121,41 +120,21 @@ def least_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
     }
 
 
-def dump_texts(texts: SampleTexts) -> dict[str, Any]:
-    """Return texts as JSON values."""
-    return {"prompts": texts.prompts, "said": texts.said, "kinds": texts.kinds}
-
-
-def read_texts(saved: dict[str, Any]) -> SampleTexts:
-    """Return texts from JSON values."""
-    prompts, said = (tuple(map(tuple, saved[key])) for key in ("prompts", "said"))
-    return SampleTexts(prompts, said, tuple(saved["kinds"]))
-
-
-def dump_measured(measured: CandidateMeasurements) -> dict[str, Any]:
+def dump_measured(measured: CandidateMeasurements) -> Any:
     """Return measurements without the candidate as JSON values."""
-    acceptance = {
-        str(length): {"texts": [astuple(text) for text in each.texts], "kinds": each.kinds}
-        for length, each in measured.acceptance.items()
-    }
-    return {
-        "acceptance": acceptance,
-        "seconds": [[*case, each] for case, each in measured.seconds.items()],
-        "prefills": [[batch, *pair] for batch, pair in measured.prefills.items()],
-        "answer_len": measured.answer_len,
-    }
+    seconds, prefills = [*measured.seconds.items()], [*measured.prefills.items()]
+    return _saved().dump_python((measured.acceptance, seconds, prefills, measured.response_len), mode="json")
 
 
-def read_measured(candidate: ProfileCandidate, saved: dict[str, Any]) -> CandidateMeasurements:
-    """Return a candidate's measurements from JSON values."""
-    acceptance = {
-        int(length): AcceptanceStats(tuple(_counts(*text) for text in each["texts"]), tuple(each["kinds"]))
-        for length, each in saved["acceptance"].items()
-    }
-    seconds = {(batch, length): each for batch, length, each in saved["seconds"]}
-    prefills = {batch: (alone, drafting) for batch, alone, drafting in saved["prefills"]}
-    return CandidateMeasurements(candidate, acceptance, seconds, prefills, saved["answer_len"])
+def read_measured(candidate: ProfileCandidate, saved: Any) -> CandidateMeasurements:
+    acceptance, seconds, prefills, response_len = _saved().validate_python(saved)
+    return CandidateMeasurements(candidate, acceptance, dict(seconds), dict(prefills), response_len)
 
 
-def _counts(steps: int, drafted: int, accepted: int, reached: list[int], drafted_at: list[int]) -> StepCounts:
-    return StepCounts(steps, drafted, accepted, tuple(reached), tuple(drafted_at))
+@cache
+def _saved() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(
+        tuple[dict[int, AcceptanceStats], list[tuple[Case, float]], list[tuple[int, tuple[float, float]]], float]
+    )

@@ -10,36 +10,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trtspec.bench.artifact import OpenArtifact, artifact_prompts
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import check_request
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.recipe.schema import Recipe
 from trtspec.store.artifact import Manifest, load_manifest
 from trtspec.store.executor import Observer
 
 if TYPE_CHECKING:
-    from trtspec.bench.load.sweep import ServerAddress
+    from trtspec.bench.load.discovery import ServerAddress
 
 
 OnProgress = Callable[[str, int, int], None]
-Tokens = tuple[int, ...]
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True)
-class SampleTexts:
-    """Prompts with at least two response tokens, the target's greedy responses, and the prompts' categories."""
+class SampleText(NamedTuple):
+    """A prompt, the target's greedy response of at least two tokens, and the prompt's category."""
 
-    prompts: tuple[Tokens, ...]
-    said: tuple[Tokens, ...]
-    kinds: tuple[str, ...]
-
-    @property
-    def tokens(self) -> int:
-        """Return the number of response tokens."""
-        return sum(map(len, self.said))
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -59,12 +53,10 @@ class ProfileCandidate:
 
     @property
     def draft(self) -> str | None:
-        """Return the draft's name or path."""
         return self.source["model"] if self.source else None
 
     @property
     def name(self) -> str:
-        """Return the display name."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
 
     @property
@@ -142,9 +134,6 @@ class ProgressUI:
     counting: Callable[[], AbstractContextManager[OnProgress]]
 
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-
-
 def sample_prompts(asked: ProfileRequest, root: Path | None) -> list[Prompt]:
     """Return a random sample of the given prompts, by default the artifact's."""
     prompts = artifact_prompts(root, asked.prompts)
@@ -166,12 +155,11 @@ def filter_fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens
 
 
 def choose_batches(recipe: Recipe, limits: SearchLimits) -> list[int]:
-    """Return the concurrencies to measure."""
     most = max(limits.concurrency, recipe.engine.max_batch_size)
     return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
 
 
-def require_outputs(texts: SampleTexts) -> None:
+def require_outputs(texts: Sequence[SampleText]) -> None:
     """Raise TrtspecError if the target generated no response of two tokens or more."""
-    if not texts.said:
+    if not texts:
         raise TrtspecError("the target generates fewer than two tokens for every prompt", hint="use other --prompts")

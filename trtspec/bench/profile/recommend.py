@@ -14,7 +14,7 @@ from typing import Any
 
 from trtspec.bench.profile.measured import CandidateMeasurements, ExpectedSpeedup
 from trtspec.bench.profile.options import ProfileCandidate
-from trtspec.bench.verdict import DraftOption, Proposal, RelativeSpeed
+from trtspec.bench.verdict import DraftOption, Proposal, RelativeSpeed, describe_load
 
 PAYS = 1.02  # minimum speed-up; less is within the noise of two equal runs
 LOSES = 1.0  # minimum speed-up of loads that draft only for the benefit of other loads
@@ -22,6 +22,8 @@ LOSES = 1.0  # minimum speed-up of loads that draft only for the benefit of othe
 # (benchmarks/experiments/log.md), and useless drafts make a server slower than its target alone.
 GOES_ON = 1.05
 CHANGES = 1.04  # minimum gain to change the length; predictions err by up to 5 % (benchmarks/experiments/log.md)
+# Below these acceptance rates, a draft that does not pay is harmful, and one that pays is worth training.
+HARMFUL, TRAINABLE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,6 @@ def _unsure(measured: CandidateMeasurements, batch: int) -> str:
     return f"an expected speed-up below {_clearly(measured, batch):.2f} is uncertain"
 
 
-# Below these acceptance rates, a draft that does not pay is harmful, and one that pays is worth training.
-HARMFUL, TRAINABLE = 0.5, 0.6
-
-
 @dataclass(frozen=True)
 class Recommendation:
     """The recommended recipe section: `candidate` is None if the target alone is fastest.
@@ -172,7 +170,6 @@ class Recommendation:
         return section
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields."""
         return {
             "method": self.candidate.method if self.candidate else "none",
             "draft": self.candidate.draft if self.candidate else None,
@@ -210,28 +207,24 @@ def recommend(
     ]
     paying = [(each, plan, plan.at) for each, plan in plans if plan.at and plan.at.expected.low >= PAYS]
     tried = {each.candidate.name: _option(each, each.best(batch)) for each in reversed(found)}
-    now = tried.get(own.name) if own else None
+    now, load = tried.get(own.name) if own else None, describe_load({"concurrency": batch})
     if not paying:
         best = _option(plans[0][0], plans[0][0].best(batch)) if plans else None
-        proposal = Proposal(None, best, now, load=_load(batch), why_alone=_why_alone(plans, batch))
+        proposal = Proposal(None, best, now, load=load, why_alone=_why_alone(plans, batch))
         return Recommendation(None, batch, 0, 1.0, (), _alone(plans, batch), proposal)
     first, plan, at = max(paying, key=lambda each: each[2].expected.value)
     lens = {length for _, length in plan.pairs}
     schedule = plan.pairs if len(lens) > 1 or plan.pairs[-1][0] < max(first.batches) else ()
     others = [each for each in plans if each[0] is not first]
     chosen = _option(first, at)
-    by_load = [(load, first.best(load).expected.value) for load in first.batches]
-    proposal = Proposal(chosen, chosen, now, at.draft_len, _load(batch), by_load)
+    by_load = [(each, first.best(each).expected.value) for each in first.batches]
+    proposal = Proposal(chosen, chosen, now, at.draft_len, load, by_load)
     why = _why(first, at, others)
     return Recommendation(first.candidate, batch, max(lens), at.expected.value, schedule, why, proposal)
 
 
 def _option(measured: CandidateMeasurements, at: ExpectedSpeedup) -> DraftOption:
     return DraftOption(measured.candidate.name, RelativeSpeed(at.expected.value, at.expected.low, at.expected.high))
-
-
-def _load(batch: int) -> str:
-    return "1 request" if batch == 1 else f"{batch} concurrent requests"
 
 
 def _why_alone(plans: Sequence[tuple[CandidateMeasurements, Schedule]], batch: int) -> str:

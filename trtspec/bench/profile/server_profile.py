@@ -15,13 +15,13 @@ from pathlib import Path
 
 from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals.closed import Closed
-from trtspec.bench.load.client import Endpoint, LoadClient, load_client
+from trtspec.bench.load.client import TIMEOUT_S, Endpoint, LoadClient, load_client, runner
+from trtspec.bench.load.discovery import BASELINE, SERVED, ServerAddress, find_arms, find_endpoint
 from trtspec.bench.load.intervals import ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, Round, ask_all
 from trtspec.bench.load.sample import MS, RequestSample
-from trtspec.bench.load.sweep import BASELINE, SERVED, TIMEOUT_S, ServerAddress, find_arm, find_arms, runner
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
-from trtspec.bench.profile.candidates import CandidateSpec, make_candidate, recipe_candidate
+from trtspec.bench.profile.candidates import make_candidate, recipe_candidate
 from trtspec.bench.profile.document import Profile, ServerProfile, document_metadata
 from trtspec.bench.profile.measured import TIMED_LENS, CandidateMeasurements, Case, least_seconds
 from trtspec.bench.profile.options import (
@@ -39,6 +39,15 @@ from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_recipe
+
+LEAST_ROUNDS, MOST_ROUNDS = 5, 10
+MAX_REL_CI = 0.05  # relative half-width of a speed-up's interval at which rounds end
+LEAST, REQUESTS_PER_SLOT = 16, 3  # minimum requests of a round, in total and per concurrent request
+DRAFTS_ALWAYS = "it cannot switch drafting off; give a server without speculation with --baseline"
+TELLS = "start vLLM with --per-request-spec-decode-metrics summary; trtspec servers always report drafts"
+STREAMS = "serving.streaming: true"
+FEWER = "check its log, or profile fewer concurrent requests with --set engine.max_batch_size=N"
+Answer = tuple[Prompt, RequestSample]
 
 
 def counts_from_sample(sample: RequestSample, draft_len: int) -> StepCounts:
@@ -97,17 +106,6 @@ def stream_times(samples: Sequence[RequestSample], batch: int, draft_len: int) -
     )
 
 
-LEAST_ROUNDS, MOST_ROUNDS = 5, 10
-MAX_REL_CI = 0.05  # relative half-width of a speed-up's interval at which rounds end
-LEAST, REQUESTS_PER_SLOT = 16, 3  # minimum requests of a round, in total and per concurrent request
-DRAFTS_ALWAYS = "it cannot switch drafting off; give a server without speculation with --baseline"
-TELLS = "start vLLM with --per-request-spec-decode-metrics summary; trtspec servers always report drafts"
-STREAMS = "serving.streaming: true"
-FEWER = "check its log, or profile fewer concurrent requests with --set engine.max_batch_size=N"
-
-Answer = tuple[Prompt, RequestSample]
-
-
 @dataclass(frozen=True)
 class ServerMeasurements:
     """Measurements of a server that drafts `own_len` tokens by default: responses by draft length, and stream times.
@@ -152,8 +150,9 @@ class ServerProfiler:
             endpoints, answers = {0: arms[BASELINE], own_len: served}, {own_len: own}
             prompts = [prompt for prompt, _ in own]
             if is_chain and not servers.baseline:  # the server accepts a draft length
-                for length in self._lens(own_len):
-                    endpoints[length] = _with_draft_len(served, length)
+                lens = [each for each in TIMED_LENS if 0 < each < own_len and each <= self.limits.max_draft_len]
+                for length in lens:
+                    endpoints[length] = replace(served, extra=dict.fromkeys(served.api.without_drafts, length))
                     answers[length], _ = await self._answers(client, endpoints[length], prompts)
             for other in servers.others:
                 length, endpoint, answers_of_it = await self._other(client, other, prompts)
@@ -167,13 +166,10 @@ class ServerProfiler:
         self, client: LoadClient, server: ServerAddress, prompts: Sequence[Prompt]
     ) -> tuple[int, Endpoint, list[Answer]]:
         """Return another server's draft length, endpoint and responses."""
-        endpoint = await find_arm(client, server)
+        endpoint = await find_endpoint(client, server)
         answers, _ = await self._answers(client, endpoint, prompts)
         length, _ = _drafted(answers, 0, endpoint.url)
         return length, endpoint, answers
-
-    def _lens(self, own_len: int) -> list[int]:
-        return [length for length in TIMED_LENS if 0 < length < own_len and length <= self.limits.max_draft_len]
 
     async def _send(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
@@ -270,11 +266,6 @@ def _is_usable(sample: RequestSample) -> bool:
     return sample.ok and sample.output_tokens > 1
 
 
-def _with_draft_len(endpoint: Endpoint, draft_len: int) -> Endpoint:
-    """Return the same server with a requested draft length."""
-    return replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, draft_len))
-
-
 def _drafted(answers: Sequence[Answer], depth: int, url: str) -> tuple[int, bool]:
     """Return a server's draft depth, and whether it drafts a chain."""
     samples = [sample for _, sample in answers]
@@ -295,14 +286,17 @@ def run(asked: ProfileRequest, servers: ServerSet, screen: ProgressUI) -> Profil
     if own is None:
         raise TrtspecError("the recipe's method is none, so its server does not speculate", where=str(asked.recipe))
     prompts, batches = sample_prompts(asked, servers.root), choose_batches(loaded.recipe, limits)
-    depth = _depth(own, loaded.recipe.speculation.draft_len)
+    method = find_method(own.method)
+    depth = method.shape_for(method.parse(own.options), own.draft_len).max_depth
     with screen.counting() as on_progress:
         heard = runner()(ServerProfiler(prompts, limits, batches, depth, on_progress).ask(servers))
     measured = to_measurements(make_candidate(asked, own, Path()), heard, limits.max_draft_len)
     answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency, measured.candidate)
     kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
     head = document_metadata("profile", asked, loaded, servers.root)
-    return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))
+    speeds, endpoint = {case: each.tokens_per_s for case, each in heard.times.items()}, heard.endpoint
+    server = ServerProfile(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
+    return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, server)
 
 
 def to_measurements(
@@ -324,7 +318,13 @@ def to_measurements(
 
 def _acceptance(heard: ServerMeasurements, max_draft_len: int, *, follows_text: bool) -> dict[int, AcceptanceStats]:
     """Return the acceptance of each length: measured, else derived from the next longer drafts."""
-    own = {length: _answers_acceptance(answers, length) for length, answers in heard.answers.items()}
+    own = {
+        length: AcceptanceStats(
+            tuple(counts_from_sample(sample, length) for _, sample in answers),
+            tuple(prompt.kind for prompt, _ in answers),
+        )
+        for length, answers in heard.answers.items()
+    }
     tells = heard.is_chain and any(text.reached for text in own[heard.own_len].texts)
     lens = {*own, *range(1, min(heard.own_len, max_draft_len) + 1)} if tells else {*own}
     shorter = AcceptanceStats.redrafted if follows_text else AcceptanceStats.cut
@@ -332,21 +332,5 @@ def _acceptance(heard: ServerMeasurements, max_draft_len: int, *, follows_text: 
             for length in sorted(lens)}  # fmt: skip
 
 
-def _answers_acceptance(answers: Sequence[Answer], draft_len: int) -> AcceptanceStats:
-    counts = tuple(counts_from_sample(sample, draft_len) for _, sample in answers)
-    return AcceptanceStats(counts, tuple(prompt.kind for prompt, _ in answers))
-
-
 def _tokens(answers: Sequence[Answer]) -> int:
     return sum(sample.output_tokens for _, sample in answers)
-
-
-def _server(heard: ServerMeasurements) -> ServerProfile:
-    speeds = {case: each.tokens_per_s for case, each in heard.times.items()}
-    endpoint = heard.endpoint
-    return ServerProfile(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
-
-
-def _depth(own: CandidateSpec, draft_len: int | None) -> int:
-    method = find_method(own.method)
-    return method.shape_for(method.parse(own.options), draft_len).max_depth

@@ -28,16 +28,14 @@ from trtspec.bench.profile.measured import (
     CandidateMeasurements,
     ExpectedSpeedup,
     dump_measured,
-    dump_texts,
     read_measured,
-    read_texts,
 )
 from trtspec.bench.profile.options import (
     OnProgress,
     ProfileCandidate,
     ProfileRequest,
     ProgressUI,
-    SampleTexts,
+    SampleText,
     choose_batches,
     filter_fitting,
     require_outputs,
@@ -54,40 +52,41 @@ from trtspec.recipe.load import LoadedRecipe, load_recipe
 from trtspec.store.artifact import load_manifest
 from trtspec.store.digest import dump_checksummed, load_checksummed
 
-SCHEMA = "trtspec.finished/1"
+SCHEMA = "trtspec.finished/2"
+Arm = TypeVar("Arm")
+LEAST_TEXTS = 4
+FORMAT_VERSION = 1
+# For methods with a configurable tree depth; chains try every length.
+TREE_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
 class ResultCache:
-    """The completed parts of one command's work; `found` counts those from earlier runs."""
+    """The completed parts of one command's work."""
 
     def __init__(self, command: str) -> None:
         self._root = cache_dir() / command
         self._used: list[Path] = []
-        self.found = 0
 
-    def get(self, depends_on: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return a cached part, or make and cache it; the key is the JSON values `depends_on` plus the machine."""
+    def get_or_compute(self, depends_on: Any, compute: Callable[[], Any]) -> Any:
+        """Return a part, from the cache or computed and cached.
+
+        The part and its key are JSON values; the key is `depends_on` plus the machine.
+        """
         whole = [__version__, platform.processor(), platform.node(), os.cpu_count(), depends_on]
         key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
         path = self._root / f"{key}.json"
         self._used.append(path)
         if kept := load_checksummed(SCHEMA, path):
-            self.found += 1
-            part: dict[str, Any] = kept["part"]
-        else:
-            part = make()
-            self._root.mkdir(parents=True, exist_ok=True)
-            replace_file(path, dump_checksummed(SCHEMA, {"part": part}), mode=0o600)
+            return kept["part"]
+        part = compute()
+        self._root.mkdir(parents=True, exist_ok=True)
+        replace_file(path, dump_checksummed(SCHEMA, {"part": part}), mode=0o600)
         return part
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove the used parts after the work is complete."""
         for path in self._used:
             path.unlink(missing_ok=True)
-
-
-Arm = TypeVar("Arm")
-LEAST_TEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,6 @@ def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int],
         left = better if own in better else [own, *better]
 
 
-FORMAT_VERSION = 1
-
-
 @dataclass(frozen=True)
 class Tuning:
     """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation.
@@ -131,7 +127,7 @@ class Tuning:
     about: Mapping[str, Any]
     name: str
     method: str
-    texts: SampleTexts
+    texts: Sequence[SampleText]
     rungs: Sequence[Rung[ProfileCandidate]]
     measured: Mapping[tuple[str, int], CandidateMeasurements]
     left_out: dict[str, str]
@@ -148,42 +144,26 @@ class Tuning:
         return found.best(self.recommendation.batch) if found else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document."""
         return {
             "format_version": FORMAT_VERSION,
             **derive_verdict(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "method": self.method,
-            "prompts": len(self.texts.prompts),
-            "tokens": self.texts.tokens,
+            "prompts": len(self.texts),
+            "tokens": sum(len(text.response) for text in self.texts),
             "rounds": [self._rung(rung) for rung in self.rungs],
             "left_out": [{"settings": name, "why": why} for name, why in self.left_out.items()],
             "recommendation": self.recommendation.as_dict(),
         }
 
     def _rung(self, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
-        arms = [self._arm(arm, rung) | {"kept": place < rung.kept} for place, (arm, _) in enumerate(rung.scores)]
+        arms = []
+        for place, (arm, _) in enumerate(rung.scores):
+            best = self.best_in_round(arm, rung)
+            measured = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
+            arms.append({"options": arm.options, **measured, "kept": place < rung.kept})
         return {"prompts": rung.texts, "tried": arms}
-
-    def _arm(self, arm: ProfileCandidate, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
-        best = self.best_in_round(arm, rung)
-        told = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
-        return {"options": arm.options, **told}
-
-
-TREE_DEPTHS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    16,
-)  # for methods with a configurable tree depth; chains try every length
 
 
 def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
@@ -202,40 +182,41 @@ def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
         with screen.counting() as on_progress:
             work = _Work(candidate, _texts(asked, candidate, finished, on_progress), finished, on_progress)
             tuning = _halved(work, loaded, asked)
-    finished.forget()
+    finished.clear()
     return tuning
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The inputs shared by all arms."""
-
     own: ProfileCandidate
-    texts: SampleTexts
+    texts: Sequence[SampleText]
     finished: ResultCache
     on_progress: OnProgress
 
     def measure(self, arm: ProfileCandidate, size: int, batches: Sequence[int]) -> CandidateMeasurements:
         """Return an arm's measurements on the first `size` texts."""
-        texts = SampleTexts(self.texts.prompts[:size], self.texts.said[:size], self.texts.kinds[:size])
-        depends_on = [_keys(arm.root), arm.options, arm.draft_len, dump_texts(texts), list(batches)]
-        part = self.finished.get(depends_on, lambda: dump_measured(measure(arm, texts, batches, self.on_progress)))
-        return read_measured(arm, part)
+        texts = self.texts[:size]
+        depends_on = [_keys(arm.root), arm.options, arm.draft_len, texts, batches]
+        return read_measured(
+            arm,
+            self.finished.get_or_compute(
+                depends_on, lambda: dump_measured(measure(arm, texts, batches, self.on_progress))
+            ),
+        )
 
 
 def _texts(
     asked: ProfileRequest, candidate: ProfileCandidate, finished: ResultCache, on_progress: OnProgress
-) -> SampleTexts:
+) -> list[SampleText]:
     prompts, most = sample_prompts(asked, candidate.root), asked.limits.max_tokens
 
-    def generate_all() -> dict[str, Any]:
+    def generate_all() -> list[SampleText]:
         with open_artifact(candidate.root) as artifact:
-            return dump_texts(
-                generate_responses(artifact, filter_fitting(artifact, prompts, most), most, on_progress)[0]
-            )
+            return generate_responses(artifact, filter_fitting(artifact, prompts, most), most, on_progress)[0]
 
     depends_on = [_keys(candidate.root), [(each.text, each.kind) for each in prompts], most]
-    texts = read_texts(finished.get(depends_on, generate_all))
+    saved = finished.get_or_compute(depends_on, generate_all)
+    texts = [SampleText(tuple(prompt), tuple(response), kind) for prompt, response, kind in saved]
     require_outputs(texts)
     return texts
 
@@ -247,7 +228,7 @@ def _keys(root: Path) -> list[str]:
 def _halved(work: _Work, loaded: LoadedRecipe, asked: ProfileRequest) -> Tuning:
     limits, left_out, found = asked.limits, dict[str, str](), dict[tuple[str, int], CandidateMeasurements]()
     arms = list(_arms(work.own, loaded.recipe.speculation.draft_len, limits.max_draft_len))
-    sizes = rung_sizes(len(work.texts.said), len(arms))
+    sizes = rung_sizes(len(work.texts), len(arms))
 
     def score(arm: ProfileCandidate, size: int) -> float:
         batches = choose_batches(loaded.recipe, limits) if size == sizes[-1] else [limits.concurrency]

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.bench.gates import GATES
-from trtspec.bench.verification_report import undecided_policy
+from trtspec.bench.gates import GATES, undecided_policy
 from trtspec.core.errors import DeployError, RolledBack, TrtspecError
 from trtspec.deployment.health import request_text
 from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from trtspec.bench.verification_report import PASS
+from trtspec.bench.gates import PASS
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded, read_typed, replace_file
 from trtspec.deployment.journal import MAX_STATE_BYTES, DeploymentJournal, DeploymentRecord

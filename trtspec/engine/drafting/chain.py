@@ -67,75 +67,45 @@ class SampledChain:
         )
 
 
-class GrowingChain:
-    """The chains of `rows` rows that grow together; a row's chain ends where its confidence is too low."""
-
-    def __init__(
-        self,
-        rows: int,
-        device: torch.device,
-        sampling: DraftSampling | None,
-        floors: ConfidenceFloor,
-        vocabulary: Vocabulary = SAME,
-    ) -> None:
-        self._drawn, self._floors = SampledChain(rows, device, sampling, vocabulary), floors
-        self._grows, self._lens = [True] * rows, [0] * rows
-        self._confidence = torch.ones(rows, device=device)
-
-    def add(self, logits: Tensor) -> Tensor | None:
-        """Draft a token of each row from logits [rows, the draft's vocabulary]; return the target's ids [rows].
-
-        Return None if all chains have ended.
-        """
-        if self._floors != NO_FLOOR:
-            self._end(max_probability(logits))
-        if not any(self._grows):
-            return None
-        self._lens = [length + grows for length, grows in zip(self._lens, self._grows, strict=True)]
-        return self._drawn.add(logits)
-
-    def _end(self, confidence: Tensor) -> None:
-        """End the chains whose confidence is too low, with one transfer to the host."""
-        self._confidence = self._confidence * confidence
-        sufficient = (confidence >= self._floors.token) & (self._confidence >= self._floors.chain)
-        self._grows = [grew and grows for grew, grows in zip(self._grows, sufficient.tolist(), strict=True)]
-
-    def draft(self) -> DraftTokens:
-        """Return the draft."""
-        return self._drawn.draft(self._lens)
-
-
 def max_probability(logits: Tensor) -> Tensor:
     """Return the probability [...] of the most probable token by logits [..., vocabulary]."""
     return torch.softmax(logits.float(), -1).amax(-1)
 
 
 def draft_chain(
+    logits: Tensor,
     forward: Callable[[Tensor, Window], Tensor],
-    tokens: Tensor,
     windows: Sequence[Window],
     sampling: DraftSampling | None,
     floors: ConfidenceFloor,
     vocabulary: Vocabulary = SAME,
 ) -> DraftTokens:
-    """Draft one token for each window, until all chains have ended.
+    """Draft a token after each text and at each window, until the confidence in all rows is too low.
 
     Args:
-        forward: returns each row's logits [rows, the draft's vocabulary] after tokens at a window; after the first
-            window, the tokens are the target's ids of the drafted tokens.
-        tokens: [rows, width of the first window], the end of each text; the other windows are one token wide.
-        windows: the positions of the tokens.
+        logits: [rows, the draft's vocabulary], after each text.
+        forward: returns the logits after drafted tokens [rows], given as the target's ids, at a window.
+        windows: the positions of the drafted tokens except the last.
         sampling: the sampling of drafts, or None if all rows are greedy.
-        floors: the minimum confidence.
+        floors: the minimum confidence, which costs one transfer to the host per token.
         vocabulary: the vocabulary of the logits.
     """
-    chain = GrowingChain(len(tokens), tokens.device, sampling, floors, vocabulary)
-    for window in windows:
-        drafted = chain.add(forward(tokens, window))
-        if drafted is None:
-            break
-        tokens = drafted
-    return chain.draft()
+    rows = len(logits)
+    chain = SampledChain(rows, logits.device, sampling, vocabulary)
+    grows, lens, confidence = [True] * rows, [0] * rows, torch.ones(rows, device=logits.device)
+    for window in (*windows, None):
+        if floors != NO_FLOOR:
+            probability = max_probability(logits)
+            confidence = confidence * probability
+            sufficient = (probability >= floors.token) & (confidence >= floors.chain)
+            grows = [grew and is_enough for grew, is_enough in zip(grows, sufficient.tolist(), strict=True)]
+            if not any(grows):
+                break
+        lens = [length + grew for length, grew in zip(lens, grows, strict=True)]
+        tokens = chain.add(logits)
+        if window is not None:
+            logits = forward(tokens, window)
+    return chain.draft(lens)
 
 
 def draft_parallel(

@@ -35,10 +35,6 @@ class IsolatedDrafter:
     _begins: bool = True  # whether the newest rows are drafted for
     _was_logged: bool = False
 
-    def tell(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
-        """Set the callbacks for the reason of each fallback and for changes of the circuit breaker."""
-        self.on_fallback, self.breaker.on_change = on_fallback, on_open
-
     @property
     def drafted(self) -> list[int]:
         """Return the rows that are drafted for, in the order of the drafter's rows."""
@@ -62,12 +58,10 @@ class IsolatedDrafter:
         self.drafter.begin(prompts, first, max_tokens)
 
     def read(self, features: Tensor, start: int) -> None:
-        """Process the target's features of new prompts."""
         if self._begins:
             self.drafter.read(features, start)
 
     def lower(self, row: int, prompt: Sequence[int], options: object) -> None:
-        """Set the options of a new row."""
         if (place := self._places[row]) is not None:
             self.drafter.lower(place, prompt, options)
 
@@ -151,7 +145,6 @@ def _scatter(values: Tensor, rows: list[int], count: int) -> Tensor:
 
 
 def _select(outcome: VerifyOutcome, rows: list[int]) -> VerifyOutcome:
-    """Return the outcome of some rows."""
     index = torch.tensor(rows, device=outcome.logits.device)
     features = None if outcome.features is None else outcome.features[index]
     return replace(

@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
-from trtspec.engine.drafting.chain import ConfidenceFloor, GrowingChain
+from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
 from trtspec.engine.drafting.vocabulary import SAME, Vocabulary
 from trtspec.engine.model.attention import KVCache
 from trtspec.engine.model.decoder import FINAL
@@ -88,14 +88,14 @@ class Chain(TreeBuilder):
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
     ) -> DraftTokens:
         """Return a chain of `depth` tokens, or fewer if the head's confidence is too low."""
-        chain = GrowingChain(len(features), features.device, sampling, self._floors, head.vocabulary)
-        tokens = chain.add(head.logits(features))
-        for window in head.windows.singles([end + 1 for end in ends], depth - 1):
-            if tokens is None:
-                break
+
+        def forward(tokens: Tensor, window: Window) -> Tensor:
+            nonlocal features
             features = head.forward(tokens.unsqueeze(1), features, window)
-            tokens = chain.add(head.logits(features))
-        return chain.draft()
+            return head.logits(features)
+
+        windows = head.windows.singles([end + 1 for end in ends], depth - 1)
+        return draft_chain(head.logits(features), forward, windows, sampling, self._floors, head.vocabulary)
 
 
 class FeaturePairDrafter(Drafter):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.drafting.feature_drafters import FeatureHead, TreeBuilder
-from trtspec.engine.model.positions import GrowingTree
+from trtspec.engine.model.positions import NextLevel
 from trtspec.kernels.sampling import pick
 from trtspec.kernels.tree import Choice, Tree, in_node_order
 
@@ -212,10 +212,10 @@ class DynamicTree(TreeBuilder):
         )
         levels = [self._rank(head, frontier)]
         # the root is the token of the last pair
-        windows = head.windows.growing(ends, self._top_k, self._levels - 1)
+        next_level = head.windows.growing(ends, self._top_k, self._levels - 1)
         before = 0
         for _ in range(1, self._levels):
-            frontier = self._advance(head, frontier, levels[-1], before, windows)
+            frontier = self._advance(head, frontier, levels[-1], before, next_level)
             before += levels[-1].tokens.shape[1]
             levels.append(self._rank(head, frontier))
         return self._best(levels)
@@ -231,13 +231,13 @@ class DynamicTree(TreeBuilder):
         )
 
     def _advance(
-        self, head: FeatureHead, frontier: Frontier, ranked: RankedTokens, before: int, windows: GrowingTree
+        self, head: FeatureHead, frontier: Frontier, ranked: RankedTokens, before: int, next_level: NextLevel
     ) -> Frontier:
         """Return the frontier of the last level's best tokens; `before` tokens were ranked in earlier levels."""
         best = _best_indices(ranked.scores, self._top_k)
         parents = best // self._top_k
         features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
-        passed = head.forward(ranked.tokens.gather(1, best), features.flatten(0, 1), windows.below(parents))
+        passed = head.forward(ranked.tokens.gather(1, best), features.flatten(0, 1), next_level(parents))
         return Frontier(passed.view_as(features), ranked.scores.gather(1, best), before + best)
 
     def _best(self, levels: list[RankedTokens]) -> DraftTokens:

@@ -13,15 +13,32 @@ from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, VocabMapping, read
 
 
 class Vocabulary:
-    """The vocabulary of a draft with the target's token ids."""
+    """The vocabulary of a draft with the target's tokens; a text has up to `longer` times as many draft tokens."""
+
+    longer = 1
 
     def to_target(self, tokens: Tensor) -> Tensor:
         """Return the target's ids of drafted tokens."""
         return tokens
 
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        """Return the draft's ids of drafted tokens, which are given as ids of the target."""
+        return tokens
+
+    def spell(self, tokens: Iterable[int]) -> list[int]:
+        """Return the draft's tokens for the target's tokens, at least one for each."""
+        return [*tokens]
+
+    def shared(self, logits: Tensor) -> Tensor:
+        """Return the logits of the tokens that may be drafted, from logits [rows, all of the draft's tokens]."""
+        return logits
+
     def spread(self, probs: Tensor) -> Tensor:
-        """Map probabilities [..., the draft's vocabulary] to the target's vocabulary."""
+        """Map probabilities [..., tokens that may be drafted] to the target's vocabulary; the other ids get 0."""
         return probs
+
+
+SAME = Vocabulary()
 
 
 class SmallerVocabulary(Vocabulary):
@@ -34,42 +51,15 @@ class SmallerVocabulary(Vocabulary):
         self._target_ids, self._size = target_ids, size
 
     def to_target(self, tokens: Tensor) -> Tensor:
-        """Return the target's ids of drafted tokens."""
         return self._target_ids[tokens]
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Map probabilities to the target's vocabulary; ids outside the subset get 0."""
         whole = probs.new_zeros((*probs.shape[:-1], self._size))
         return whole.index_copy_(-1, self._target_ids, probs)
 
 
-SAME = Vocabulary()
-
-
-class VocabAdapter:
-    """The adapter of a draft with the target's tokens.
-
-    `vocabulary` is the vocabulary of the `shared` logits; a text has up to `longer` times as many draft tokens.
-    """
-
-    vocabulary: Vocabulary = SAME
-    longer = 1
-
-    def spell(self, tokens: Iterable[int]) -> list[int]:
-        """Return the draft's tokens for the target's tokens, at least one for each."""
-        return [*tokens]
-
-    def read(self, drafted: Tensor) -> Tensor:
-        """Return the draft's ids of drafted tokens, which are given as ids of the target."""
-        return drafted
-
-    def shared(self, logits: Tensor) -> Tensor:
-        """Return the logits of the tokens that may be drafted, from logits [rows, the draft's vocabulary]."""
-        return logits
-
-
-class TranslatingAdapter(VocabAdapter):
-    """The adapter of a draft with another vocabulary, which drafts only tokens that both vocabularies have.
+class TranslatedVocabulary(SmallerVocabulary):
+    """The vocabulary of a draft with other tokens, which drafts only tokens that the target has too.
 
     The draft's distribution is computed from the logits of these tokens only, so that verification uses the
     distribution from which the tokens were sampled.
@@ -77,28 +67,24 @@ class TranslatingAdapter(VocabAdapter):
 
     longer = MAX_LENGTH_RATIO
 
-    def __init__(self, translation: VocabMapping, device: torch.device) -> None:
-        self._spellings = translation.spellings
-        self._draft_ids = torch.tensor(translation.draft_ids, device=device)
-        target_ids = torch.tensor(translation.target_ids, device=device)
-        self._draft_of = torch.zeros(len(self._spellings), dtype=torch.int64, device=device)
-        self._draft_of[target_ids] = self._draft_ids
-        self.vocabulary = SmallerVocabulary(target_ids, len(self._spellings))
+    def __init__(self, mapping: VocabMapping, device: torch.device) -> None:
+        super().__init__(torch.tensor(mapping.target_ids, device=device), len(mapping.spellings))
+        self._spellings = mapping.spellings
+        self._draft_ids = torch.tensor(mapping.draft_ids, device=device)
+        self._draft_of = torch.zeros(len(mapping.spellings), dtype=torch.int64, device=device)
+        self._draft_of[self._target_ids] = self._draft_ids
+
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        return self._draft_of[tokens]
 
     def spell(self, tokens: Iterable[int]) -> list[int]:
-        """Return the draft's tokens for the target's tokens."""
         return [drafted for token in tokens for drafted in self._spellings[token]]
 
-    def read(self, drafted: Tensor) -> Tensor:
-        """Return the draft's ids of drafted tokens."""
-        return self._draft_of[drafted]
-
     def shared(self, logits: Tensor) -> Tensor:
-        """Return the logits of the tokens that both vocabularies have."""
         return logits[:, self._draft_ids]
 
 
-def load_vocab_adapter(root: Path, target_size: int, draft_size: int, device: torch.device) -> VocabAdapter:
-    """Return the adapter for the draft in the checkpoint `root`; the sizes are the numbers of vocabulary entries."""
-    translation = read_vocab_mapping(root, target_size, draft_size)
-    return TranslatingAdapter(translation, device) if translation else VocabAdapter()
+def load_vocabulary(root: Path, target_size: int, draft_size: int, device: torch.device) -> Vocabulary:
+    """Return the vocabulary of the draft in the checkpoint `root`; the sizes are the numbers of vocabulary entries."""
+    mapping = read_vocab_mapping(root, target_size, draft_size)
+    return TranslatedVocabulary(mapping, device) if mapping else SAME

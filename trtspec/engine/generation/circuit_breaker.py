@@ -30,7 +30,6 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the breaker is open."""
         return self._failed >= self._limit
 
     def allows(self) -> bool:
@@ -44,7 +43,6 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> None:
-        """Record a successful call."""
         with self._lock:
             closes, self._failed = self.is_open, 0
         if closes:

@@ -22,10 +22,13 @@ MODEL = "model"  # the value of serving.defaults
 MAX_WORDS = 4096
 MAX_NGRAM = 1024
 TOP_K = 50  # transformers' default if a model samples without top_k
-SAMPLING = ("temperature", "top_k", "top_p")
-APPLIED = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "min_new_tokens", "suppress_tokens",
-           "begin_suppress_tokens", "bad_words_ids", "sequence_bias")  # fmt: skip
-# Unsupported keys that change the output, with their neutral values.
+# Keys that change the output, with their neutral values: the supported keys, and those of sampling.
+APPLIED: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,), "no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,),
+    "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "bad_words_ids": ([],), "sequence_bias": ([], {}),
+}  # fmt: skip
+SAMPLING: Mapping[str, tuple[Any, ...]] = {"temperature": (1,), "top_k": (TOP_K,), "top_p": (1,)}
+# The same for unsupported keys.
 OTHERS: Mapping[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -46,11 +49,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
 }
 OTHER_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,), "top_h": (), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-}  # fmt: skip
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1,), "no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,),
-    "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "bad_words_ids": ([],), "sequence_bias": ([], {}),
-    "temperature": (1,), "top_k": (TOP_K,), "top_p": (1,),
 }  # fmt: skip
 
 
@@ -79,13 +77,10 @@ def load_model_defaults(root: Path) -> ModelDefaults:
 
 def effective_keys(config: GenerationConfig) -> dict[str, Any]:
     """Return the keys that change the output, with their values; sampling keys only if the model samples."""
-    keys: list[tuple[str, tuple[Any, ...]]] = [(key, NEUTRAL[key]) for key in APPLIED] + [*OTHERS.items()]
-    if config.values.get("do_sample") is True:
-        keys += [(key, NEUTRAL[key]) for key in SAMPLING] + [*OTHER_SAMPLING.items()]
-    found = {key: config.values[key] for key, neutral in keys if key in config.values and not _is(config, key, neutral)}
-    if config.values.get("do_sample") is True:
-        found = {"do_sample": True} | found
-    return found
+    samples = config.values.get("do_sample") is True
+    neutral = {**APPLIED, **OTHERS, **(SAMPLING if samples else {}), **(OTHER_SAMPLING if samples else {})}
+    found = {key: config.values[key] for key in neutral if key in config.values and not _is(config, key, neutral[key])}
+    return {"do_sample": True} | found if samples else found
 
 
 def unsupported_keys(config: GenerationConfig) -> dict[str, Any]:
@@ -111,12 +106,6 @@ def read_defaults(config: GenerationConfig, end_ids: Sequence[int] = ()) -> Mode
     )
     min_length = 0 if "min_new_tokens" in config.values else _count(config, "min_length", 1 << 31)
     return ModelDefaults(edits, min_length, _sampling(config))
-
-
-def default_token_ids(defaults: ModelDefaults) -> set[int]:
-    """Return the token ids that occur in the defaults."""
-    edits = defaults.edits
-    return {*edits.bias, *edits.begin_suppressed, *(token for word in edits.bad_words for token in word)}
 
 
 def _sampling(config: GenerationConfig) -> dict[str, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and results: plain values without torch, independent of the engine that serves them.
+"""Requests and results: plain values without torch, independent of the engine that serves them, and their validation.
 
 A request may change the target's logits before sampling by penalties, biases and forbidden tokens. TensorRT-LLM, vLLM
 and transformers differ; Triton clients, which may expect any of them, get this:
@@ -18,11 +18,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import zip_longest
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Any
 
+from trtspec.core.errors import TrtspecError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
+
+MOST_LOG_PROBS = 20  # OpenAI's limit
 LARGEST = 1e4  # the largest penalty or bias; larger values would overflow float32 logits
 
 
@@ -49,49 +58,17 @@ class LogitEdits:
     begin_suppressed: tuple[int, ...] = ()
 
     @property
+    def token_ids(self) -> set[int]:
+        """Return the ids that the edits name."""
+        return {*self.bias, *self.begin_suppressed, *chain(*self.bad_words)}
+
+    @property
     def has_penalties(self) -> bool:
         """Return whether a penalty is set, so that earlier tokens change the logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 NO_EDITS = LogitEdits()
-
-
-def find_edit_errors(edits: LogitEdits, vocab_size: int) -> dict[str, bool]:
-    """Return the possible errors of a request's edits as {message: whether it applies}."""
-    ids = {*edits.bias, *edits.begin_suppressed, *(token for word in edits.bad_words for token in word)}
-    return {
-        f"repetition_penalty is {edits.repetition_penalty}, expected more than 0 and at most {LARGEST:g}": (
-            not 1 / LARGEST <= edits.repetition_penalty <= LARGEST
-        ),
-        f"presence_penalty is {edits.presence_penalty}, expected -{LARGEST:g} to {LARGEST:g}": (
-            not _is_small(edits.presence_penalty)
-        ),
-        f"frequency_penalty is {edits.frequency_penalty}, expected -{LARGEST:g} to {LARGEST:g}": (
-            not _is_small(edits.frequency_penalty)
-        ),
-        f"prompt_ignore_length is {edits.prompt_ignore_len}, expected 0 or more": edits.prompt_ignore_len < 0,
-        f"min_tokens is {edits.min_tokens}, expected 0 or more": edits.min_tokens < 0,
-        f"no_repeat_ngram_size is {edits.no_repeat_ngram}, expected 0 or more": edits.no_repeat_ngram < 0,
-        "a bad word is empty": any(not word for word in edits.bad_words),
-        f"a bad word or a bias has a token id outside 0..{vocab_size - 1}": (
-            any(not 0 <= token < vocab_size for token in ids)
-        ),
-        f"a bias is not within -{LARGEST:g} and {LARGEST:g}": not all(map(_is_small, edits.bias.values())),
-    }
-
-
-def _is_small(value: float) -> bool:
-    return math.isfinite(value) and abs(value) <= LARGEST
-
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from trtspec.engine.generation.scores import Scores
-
-    Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -156,7 +133,7 @@ class EngineRequest:
     draft_len: int | None = None
     options: Mapping[str, int] = field(default_factory=dict)
     draft_ids: tuple[int, ...] = ()
-    draft_logits: Logits | None = field(default=None, compare=False)
+    draft_logits: Floats | None = field(default=None, compare=False)
     return_logits: bool = False
     edits: LogitEdits = NO_EDITS
     return_log_probs: bool = False
@@ -166,6 +143,35 @@ class EngineRequest:
     def scored(self) -> bool:
         """Return whether the request wants `Scores`."""
         return self.return_logits or self.return_log_probs
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """A row for each of n tokens; fields that the request did not want are None.
+
+    `logits` [n, vocab] are the model's unprocessed logits. `log_probs` [n] are the log probabilities of the tokens by
+    the softmax of these logits, as in OpenAI's API and vLLM's `raw_logprobs`: without temperature, top_k, top_p and
+    penalties. `top_log_probs` [n, k] are the k highest log probabilities, sorted, of the tokens `top_ids`.
+    """
+
+    logits: Floats | None = None
+    log_probs: Floats | None = None
+    top_log_probs: Floats | None = None
+    top_ids: npt.NDArray[np.int32] | None = None
+
+    def part(self, start: int, end: int | None = None) -> Scores:
+        return Scores(*(None if rows is None else rows[start:end] for rows in self._rows()))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Scores]) -> Scores:
+        """Concatenate the rows of several scores, which must have the same fields."""
+        import numpy as np  # imported late, because commands that only read recipes import this module
+
+        columns = zip(*(part._rows() for part in parts), strict=True)
+        return cls(*(None if column[0] is None else np.concatenate(column) for column in columns))
+
+    def _rows(self) -> list[Any]:
+        return [getattr(self, each.name) for each in fields(self)]
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,6 @@ class Stats:
     draft_steps: int = 0
 
     def __add__(self, other: Stats) -> Stats:
-        """Return the sum of the counts of two requests."""
         positions = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
         return Stats(
             self.prompt_tokens + other.prompt_tokens,
@@ -242,3 +247,90 @@ class EngineResult:
     finish_reason: str
     stats: Stats
     scores: Scores | None = field(default=None, compare=False)
+
+
+def check_request(request: EngineRequest, limits: TokenLimits, vocab_size: int, has_tokenizer: bool) -> None:
+    """Raise TrtspecError with the invalid value if the engine cannot serve a request."""
+    parts = (
+        _text_errors(request, limits, vocab_size, has_tokenizer),
+        _sampling_errors(request.sampling),
+        _draft_errors(request, vocab_size),
+        _edit_errors(request.edits, vocab_size),
+    )
+    for error in chain(*parts):
+        raise TrtspecError(error)
+
+
+def _text_errors(request: EngineRequest, limits: TokenLimits, vocab_size: int, has_tokenizer: bool) -> Iterator[str]:
+    prompt_len, most = len(request.prompt_ids), limits.max_input_len
+    total = prompt_len + request.max_new_tokens
+    if not prompt_len:
+        yield "the prompt is empty"
+    if request.max_new_tokens < 1:
+        yield f"max_tokens is {request.max_new_tokens}, expected at least 1"
+    if _is_outside(request.prompt_ids, vocab_size):
+        yield f"the prompt has a token id outside 0..{vocab_size - 1}"
+    if most is not None and prompt_len > most:
+        yield f"the prompt has {prompt_len} tokens, expected at most {most} (engine.max_input_len)"
+    if total > limits.max_seq_len:
+        fitting = f"at most {limits.max_seq_len} fit (engine.max_seq_len)"
+        yield f"prompt and max_tokens are {total} tokens together, {fitting}"
+    if not 0 <= request.num_top_log_probs <= MOST_LOG_PROBS:
+        yield f"num_top_logprobs is {request.num_top_log_probs}, expected 0 to {MOST_LOG_PROBS}"
+    if not all(request.stop):
+        yield "a stop text is empty"
+    if request.stop and not has_tokenizer:
+        yield "stop texts need the engine to have a tokenizer"
+
+
+def _sampling_errors(sampling: SamplingOptions) -> Iterator[str]:
+    if not math.isfinite(sampling.temperature) or sampling.temperature < 0:
+        yield f"temperature is {sampling.temperature}, expected 0 or more"
+    if sampling.top_k < 0:
+        yield f"top_k is {sampling.top_k}, expected 0 (all) or more"
+    if not 0 < sampling.top_p <= 1:
+        yield f"top_p is {sampling.top_p}, expected more than 0 and at most 1"
+    if not 0 <= sampling.seed < 1 << 64:
+        yield f"seed is {sampling.seed}, expected 0 to 2^64 - 1"
+
+
+def _draft_errors(request: EngineRequest, vocab_size: int) -> Iterator[str]:
+    ids, logits = request.draft_ids, request.draft_logits
+    if (request.draft_len or 0) < 0:
+        yield f"the draft length is {request.draft_len}, expected 0 or more"
+    if _is_outside(ids, vocab_size):
+        yield f"the draft has a token id outside 0..{vocab_size - 1}"
+    if logits is None:
+        return
+    if logits.shape != (len(ids), vocab_size):
+        shape = " x ".join(map(str, logits.shape))
+        yield f"draft logits are {shape}, expected {len(ids)} x {vocab_size}: tokens and vocabulary"
+    # the maximum of a row with NaN is NaN; a row of only -inf is not a valid distribution either
+    elif not all(map(math.isfinite, logits.max(-1))):
+        yield "a row of draft logits has NaN, infinity or no finite value"
+
+
+def _edit_errors(edits: LogitEdits, vocab_size: int) -> Iterator[str]:
+    if not 1 / LARGEST <= edits.repetition_penalty <= LARGEST:
+        yield f"repetition_penalty is {edits.repetition_penalty}, expected more than 0 and at most {LARGEST:g}"
+    for name, penalty in (("presence", edits.presence_penalty), ("frequency", edits.frequency_penalty)):
+        if not abs(penalty) <= LARGEST:
+            yield f"{name}_penalty is {penalty}, expected -{LARGEST:g} to {LARGEST:g}"
+    counts = {
+        "prompt_ignore_length": edits.prompt_ignore_len,
+        "min_tokens": edits.min_tokens,
+        "no_repeat_ngram_size": edits.no_repeat_ngram,
+    }
+    for name, count in counts.items():
+        if count < 0:
+            yield f"{name} is {count}, expected 0 or more"
+    if not all(edits.bad_words):
+        yield "a bad word is empty"
+    if _is_outside(edits.token_ids, vocab_size):
+        yield f"a bad word or a bias has a token id outside 0..{vocab_size - 1}"
+    if not all(abs(bias) <= LARGEST for bias in edits.bias.values()):
+        yield f"a bias is not within -{LARGEST:g} and {LARGEST:g}"
+
+
+def _is_outside(ids: Iterable[int], vocab_size: int) -> bool:
+    return any(not 0 <= token < vocab_size for token in ids)

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.request import EngineRequest, Stats, Update, add_accepted
-from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.request import EngineRequest, Scores, Stats, Update, add_accepted
 from trtspec.engine.generation.text import StopConditions
 
 
@@ -42,7 +41,6 @@ class RequestHandle:
 
     @property
     def cancelled(self) -> bool:
-        """Return whether `cancel` was called."""
         return self._cancelled.is_set()
 
 
@@ -73,7 +71,6 @@ class RunningRequest:
 
     @property
     def stats(self) -> Stats:
-        """Return the counts so far."""
         prompt = len(self.request.prompt_ids)
         positions = tuple(self._accepted_at)
         new = len(self.text) - prompt

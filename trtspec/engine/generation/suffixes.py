@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 ROOT = 0  # the empty string
 NOWHERE = -1  # the root's link
+ROUNDING = 1e-6  # tolerance for floating-point comparisons
 
 
 class SuffixIndex:
@@ -50,7 +51,6 @@ class SuffixIndex:
         return len(self._text)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
         for token in tokens:
             self._advance_match(token)
             self._grow(token)
@@ -79,7 +79,6 @@ class SuffixIndex:
         self._match, self.matched = state, length
 
     def _grow(self, token: int) -> None:
-        """Add a token to the automaton."""
         whole = self._add_state({}, ROOT, len(self._text) + 1, len(self._text) + 1)
         state = self._whole
         self._whole = whole
@@ -122,9 +121,6 @@ class SuffixIndex:
             state = self._link[state]
 
 
-ROUNDING = 1e-6  # tolerance for floating-point comparisons
-
-
 @dataclass(eq=False, slots=True)
 class SuffixNode:
     """A string that occurred `count` times; `ranked` has its continuations, most frequent first.
@@ -164,7 +160,6 @@ class SuffixTree:
         self._root = SuffixNode()
 
     def append(self, sequence: SuffixHistory, token: int) -> None:
-        """Append a token to a sequence."""
         sequence.tokens.append(token)
         reached, sequence.open = [*sequence.open, (self._root, 0)], []
         for node, depth in reached:

@@ -11,6 +11,7 @@ from trtspec.core.errors import TrtspecError
 
 # Texts after which a tokenizer may encode the same text differently.
 ANCHORS = ("", "a", "!", "\n")
+STOP_MARGIN = 8  # tokens of context that decoding the beginning of a stop text may need
 
 
 class TextPieces:
@@ -58,9 +59,6 @@ class TextStream:
         decode = self._pieces.decode if self._begun else self._tokenizer.decode
         self._begun = True
         return decode(shown), until
-
-
-STOP_MARGIN = 8  # tokens of context that decoding the beginning of a stop text may need
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from trtspec.engine.model.attention import KVCache, attend
 from trtspec.engine.model.layer_pass import embedding_scale
 from trtspec.engine.model.layers import DecoderLayer, Norm
 from trtspec.engine.model.positions import Window, Windows
-from trtspec.engine.model.weights import WeightLoader
+from trtspec.engine.model.weights import DecoderWeights
 
 # The auxiliary layer number of the hidden state after the final norm, which is the input of the LM head.
 FINAL = -1
@@ -51,7 +51,7 @@ class Decoder:
     ) -> None:
         self.checkpoint, self.config = checkpoint, checkpoint.config
         self.device, self.dtype = device, dtype
-        self.weights = WeightLoader(self.checkpoint, device, dtype)
+        self.weights = DecoderWeights(self.checkpoint, device, dtype)
         self.embedding = self.weights.embedding()
         self._embedding_scale = embedding_scale(self.config, dtype).to(device)
         self.layers = [self.weights.layer(number) for number in range(self.config.num_layers)]

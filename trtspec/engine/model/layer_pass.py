@@ -29,11 +29,9 @@ class AmaxObserver:
         self.found: dict[tuple[str, str], Tensor] = {}
 
     def see(self, kind: str, module: str, values: Tensor) -> None:
-        """Update a peak with values of any shape."""
         self._lift((kind, module), values.abs().amax())
 
     def merge(self, other: AmaxObserver) -> None:
-        """Update all peaks with the peaks of `other`."""
         for at, peak in other.found.items():
             self._lift(at, peak)
 

@@ -12,10 +12,10 @@ dtype. A model's output therefore equals the output of its FP8 engine up to the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,17 @@ E4M3_MAX = 448.0
 # tensorrt_llm/quantization/functional.py quantize_fp8_per_token): larger values are clamped, smaller scales are raised
 CLAMP = 1200.0
 LEAST_SCALE = 1.0 / (E4M3_MAX * 512.0)
+# Row counts used with oneDNN, which generates and caches code for each count and weight shape: 0.6 MB, 0.3 ms.
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+_PADDED = [0, *(next(count for count in COUNTS if count >= rows) for rows in range(1, COUNTS[-1]))]
+PACKED_FROM = 1 << 17  # weights; the overhead of some 10 us per oneDNN call does not pay off for smaller matrices
+# Activations of an MLP's gate by TensorRT-LLM's names; its gelu is the tanh approximation.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swiglu": F.silu,
+    "gelu": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 def round_to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
@@ -58,7 +69,7 @@ class Norm:
         self._offset = torch.tensor((width * epsilon) ** 0.5, device=device)
 
     def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Normalize hidden [n, width] with a weight [width] that was loaded by `Weights`."""
+        """Normalize hidden [n, width] with a weight [width] from `WeightLoader.norm`."""
         if hidden.dtype != torch.float32:
             return F.rms_norm(hidden, weight.shape, weight, self._epsilon)
         # a third of the operations; at batch 1 the overhead of an operation exceeds its arithmetic
@@ -86,65 +97,43 @@ def mix_experts(hidden: Tensor, router: Tensor, top_k: int, expert: Callable[[in
     return mixed
 
 
-# Row counts used with oneDNN, which generates and caches code for each count and weight shape: 0.6 MB, 0.3 ms.
-COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-_PADDED = [0, *(next(count for count in COUNTS if count >= rows) for rows in range(1, COUNTS[-1]))]
-PACKED_FROM = 1 << 17  # weights; the overhead of some 10 us per oneDNN call does not pay off for smaller matrices
+@dataclass(frozen=True)
+class WeightMatrix:
+    """A weight that maps rows [n, in] to [n, out]; here `stored` is a plain matrix [in, out]."""
 
-
-class WeightMatrix(Protocol):
-    """A weight that maps rows [n, in] to [n, out]."""
+    stored: Tensor
 
     @property
     def weight(self) -> Tensor:
         """Return the weight [out, in], which may be a copy."""
+        return self.stored.t()
 
     def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Map rows [n, in] to [n, out]."""
+        return torch.mm(rows, self.stored) if bias is None else torch.addmm(bias, rows, self.stored)
 
     def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Return residual [n, out] plus the product for rows [n, in]."""
-
-    def taken(self, count: int) -> int:
-        """Return the number of rows that a product of `count` rows computes; passing as many rows avoids a copy."""
-
-
-@dataclass(frozen=True)
-class PlainMatrix(WeightMatrix):
-    """A plain `matrix` [in, out]."""
-
-    matrix: Tensor
-
-    @property
-    def weight(self) -> Tensor:
-        return self.matrix.t()
-
-    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.mm(rows, self.matrix) if bias is None else torch.addmm(bias, rows, self.matrix)
-
-    def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        total = torch.addmm(residual, rows, self.matrix)
+        total = torch.addmm(residual, rows, self.stored)
         return total if bias is None else total.add_(bias)
 
     def taken(self, count: int) -> int:
+        """Return the number of rows that a product of `count` rows computes; passing as many rows avoids a copy."""
         return count
 
 
-@dataclass(frozen=True)
 class PackedMatrix(WeightMatrix):
     """A weight in oneDNN's layout, multiplied only by COUNTS rows: other numbers of rows are padded or split."""
 
-    packed: Tensor
-
     @property
     def weight(self) -> Tensor:
-        return self.packed.to_dense()
+        return self.stored.to_dense()
 
     def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         count = len(rows)
         if count in COUNTS:
             return self._product(rows, bias)
-        found = rows.new_empty((count, self.packed.shape[0]))
+        found = rows.new_empty((count, self.stored.shape[0]))
         for start in range(0, count, COUNTS[-1]):
             part = rows[start : start + COUNTS[-1]]
             padding = self.taken(len(part)) - len(part)
@@ -154,7 +143,7 @@ class PackedMatrix(WeightMatrix):
     def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
         if len(rows) not in COUNTS:
             return self.product(rows, bias).add_(residual)
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self.packed, bias, "add")
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self.stored, bias, "add")
         return found
 
     def taken(self, count: int) -> int:
@@ -162,7 +151,7 @@ class PackedMatrix(WeightMatrix):
         return whole * COUNTS[-1] + _PADDED[rest]
 
     def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.packed, bias, "none", [], "")
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.stored, bias, "none", [], "")
         return found
 
 
@@ -170,7 +159,7 @@ def make_matrix(weight: Tensor, *, is_shared: bool = False) -> WeightMatrix:
     """Return a weight [out, in] in the fastest layout on its device; without a copy on other devices if `is_shared`."""
     if weight.device.type == "cpu" and weight.numel() >= PACKED_FROM and weight.dtype in _packable():
         return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
-    return PlainMatrix(weight.t() if is_shared else weight.t().contiguous())
+    return WeightMatrix(weight.t() if is_shared else weight.t().contiguous())
 
 
 def _packable() -> tuple[torch.dtype, ...]:
@@ -181,17 +170,20 @@ def _packable() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16) if in_bfloat16 else (torch.float32,)
 
 
-# Activations of an MLP's gate by TensorRT-LLM's names; its gelu is the tanh approximation.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swiglu": F.silu,
-    "gelu": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
+class Sublayer(ABC):
+    """Maps rows of hidden states [n, in] to [n, out]."""
+
+    @abstractmethod
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the output [n, out]."""
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """Return residual [n, out] plus the output."""
+        return residual + self(rows)
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Sublayer):
     """A matrix with an optional bias and an optional quantization of its input."""
 
     matrix: WeightMatrix
@@ -199,11 +191,9 @@ class Linear:
     quantize: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Map rows [n, in] to [n, out]."""
         return self.matrix.product(self._quantized(rows), self.bias)
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, out] plus the output for rows [n, in]."""
         return self.matrix.added(residual, self._quantized(rows), self.bias)
 
     def _quantized(self, rows: Tensor) -> Tensor:
@@ -211,7 +201,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class GatedMlp:
+class GatedMlp(Sublayer):
     """down(activate(a) * b), where a and b are the halves of `gate_up`'s output."""
 
     gate_up: Linear
@@ -219,11 +209,9 @@ class GatedMlp:
     activate: Callable[[Tensor], Tensor] = F.silu
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Map rows [n, hidden] to [n, hidden]."""
         return self.down(self._gated(rows))
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, hidden] plus the output for rows [n, hidden]."""
         return self.down.add_to(residual, self._gated(rows))
 
     def _gated(self, rows: Tensor) -> Tensor:
@@ -232,28 +220,26 @@ class GatedMlp:
 
 
 @dataclass(frozen=True)
-class MixtureOfExperts:
+class MixtureOfExperts(Sublayer):
     """A mixture of experts: each row uses its `top_k` experts by the router [experts, hidden]."""
 
     router: Tensor
     top_k: int
     experts: tuple[GatedMlp, ...]
 
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, hidden] plus the output for rows [n, hidden]."""
-        return residual + mix_experts(rows, self.router, self.top_k, lambda number, part: self.experts[number](part))
+    def __call__(self, rows: Tensor) -> Tensor:
+        return mix_experts(rows, self.router, self.top_k, lambda number, part: self.experts[number](part))
 
 
 @dataclass(frozen=True)
-class NormalizedModule:
-    """A module whose output is normalized before it is added to the residual."""
+class NormalizedSublayer(Sublayer):
+    """A sublayer whose output is normalized before it is added to the residual."""
 
-    inner: Linear | GatedMlp
+    inner: Sublayer
     norm: Callable[[Tensor], Tensor]
 
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, hidden] plus the normalized output for rows [n, in]."""
-        return residual + self.norm(self.inner(rows))
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.norm(self.inner(rows))
 
 
 @dataclass(frozen=True)
@@ -279,9 +265,9 @@ class Block:
     qkv: Linear
     qk_norm: Tensor | None
     kv_scale: Tensor | None
-    dense: Linear | NormalizedModule
+    dense: Sublayer
     post_norm: Tensor
-    mlp: GatedMlp | MixtureOfExperts | NormalizedModule
+    mlp: Sublayer
 
 
 @dataclass(frozen=True)

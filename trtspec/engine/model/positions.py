@@ -39,7 +39,6 @@ def sliding_window_config(config: ModelConfig) -> ModelConfig:
 
 
 def attention_factor(config: ModelConfig) -> float:
-    """Return the factor of sines and cosines."""
     return config.rope_scaling.attention_factor if config.rope_scaling else 1.0
 
 
@@ -119,6 +118,9 @@ class Window:
         return Window(self.first_row, rows, last - first, slots, rotation, mask, self.key_len, near)
 
 
+NextLevel = Callable[[Tensor], Window]  # see `Windows.growing`
+
+
 class Windows:
     """Creates the windows of a model with `max_len` cache positions per row, for texts of at most `length` tokens."""
 
@@ -176,20 +178,31 @@ class Windows:
         keys = self._positions[:key_len].expand(rows, -1).scatter(1, places, begin + depths)
         return self._with_near(window, positions, keys.unsqueeze(1))
 
-    def growing(self, starts: list[int], width: int, levels: int) -> GrowingTree:
-        """Return the builder of windows for trees that grow level by level: `levels` of `width` nodes below the root.
+    def growing(self, starts: list[int], width: int, levels: int) -> NextLevel:
+        """Return a function that creates the windows of trees that grow: `levels` of `width` nodes below the root.
 
-        The root is at `starts[i]` in row i, and keys are stored as in `tree`.
+        Each call returns the window of the next level; its argument is the index [rows, width] of each node's parent in
+        the previous level. The root is at `starts[i]` in row i, and keys are stored as in `tree`.
         """
         begin, nodes = self._column(starts), width * levels
         places = begin + self._positions[1 : 1 + nodes]
         rotation = self._rotations[begin + self._positions[1 : 1 + levels]]
-        hidden = self._positions[: max(starts) + 1 + nodes] > begin
         rotation = rotation.unsqueeze(2).expand(-1, -1, width, -1, -1)
         shape = len(starts), levels, width
         parts = places.view(shape), self._slots(places, 0).view(shape), rotation
-        by_level = list(zip(*(part.unbind(1) for part in parts), strict=True))
-        return GrowingTree(by_level, self._hiding(hidden).unsqueeze(1), self._grouped)
+        by_level = zip(*(part.unbind(1) for part in parts), strict=True)
+        key_len = max(starts) + 1 + nodes
+        mask = self._hiding(self._positions[:key_len] > begin).unsqueeze(1)
+
+        def next_level(parents: Tensor) -> Window:
+            nonlocal mask
+            places, slots, rotation = next(by_level)
+            seen = mask.gather(1, parents.unsqueeze(2).expand(-1, -1, key_len))
+            mask = seen.scatter_(2, places.unsqueeze(2), 0.0)
+            slots, rotation = slots.flatten(), rotation.flatten(0, 1)
+            return Window(0, len(starts), width, slots, rotation, self._grouped(mask), key_len)
+
+        return next_level
 
     def singles(self, starts: list[int], count: int) -> list[Window]:
         """Return `count` windows of one token at `starts`, `starts` + 1, and so on, computed together."""
@@ -248,26 +261,3 @@ class Windows:
     def _grouped(self, mask: Tensor) -> Tensor:
         """Expand a mask [rows, width or 1, key_len] to the grouped queries of a window."""
         return mask.unsqueeze(1).expand(-1, self._group, -1, -1).flatten(1, 2).unsqueeze(1)
-
-
-class GrowingTree:
-    """Creates the window of each level of a tree in turn; created by `Windows.growing`.
-
-    `levels` are the positions of each level's keys, their slots [rows, width] and their rotations [rows, width, 1,
-    rotary_size / 2]. `mask` [rows, 1, key_len] is the root's mask; `grouped` expands a mask to a window's mask.
-    """
-
-    def __init__(
-        self, levels: list[tuple[Tensor, Tensor, Tensor]], mask: Tensor, grouped: Callable[[Tensor], Tensor]
-    ) -> None:
-        self._levels = iter(levels)
-        self._mask, self._grouped = mask, grouped
-
-    def below(self, parents: Tensor) -> Window:
-        """Return the window of the next level; `parents` [rows, width] are indices into the previous level."""
-        places, slots, rotation = next(self._levels)
-        rows, width = places.shape
-        key_len = self._mask.shape[2]
-        seen = self._mask.gather(1, parents.unsqueeze(2).expand(-1, -1, key_len))
-        self._mask = seen.scatter_(2, places.unsqueeze(2), 0.0)
-        return Window(0, rows, width, slots.flatten(), rotation.flatten(0, 1), self._grouped(self._mask), key_len)

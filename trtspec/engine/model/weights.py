@@ -7,19 +7,19 @@ from the target's checkpoint by the rules with which they were stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.quant_scheme import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
-from trtspec.checkpoints.rules import Rule, Stage
+from trtspec.checkpoints.rules import Rule, layer_tensor
 from trtspec.checkpoints.safetensors import TensorInfo
-from trtspec.checkpoints.sharding import ShardedTarget, ShardRegion, distinct_regions, shard
+from trtspec.checkpoints.sharding import ShardedTarget, distinct_regions, shard
 from trtspec.checkpoints.trtllm import AGAIN, EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, TrtllmCheckpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.device import TORCH_DTYPES, map_tensor
@@ -32,7 +32,8 @@ from trtspec.engine.model.layers import (
     Linear,
     MixtureOfExperts,
     Norm,
-    NormalizedModule,
+    NormalizedSublayer,
+    Sublayer,
     dequantize,
     make_matrix,
     round_rows_to_e4m3,
@@ -61,20 +62,15 @@ def join_shards(checkpoint: TrtllmCheckpoint, rule: Rule) -> Tensor:
     whole = torch.empty((sum(heights), prod(rule.sources[0].shape[1:])), dtype=first.dtype)
     parts = torch.split_with_sizes(whole, heights)
     for number, place in distinct_regions(sharded):
-        _copy(shares[place.rank], place, parts[number])
+        rows, columns = place.rows, place.columns
+        held = shares[place.rank].view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
+        parts[number][rows.start : rows.stop, columns.start : columns.stop] = held
     leading = (rule.experts, -1) if rule.experts else (len(whole),)
     return whole.view(*leading, *rule.sources[0].shape[1:])
 
 
 def _shard(checkpoint: TrtllmCheckpoint, rule: Rule) -> ShardedTarget:
     return shard(rule, checkpoint.mapping, checkpoint.config.num_layers)
-
-
-def _copy(share: Tensor, place: ShardRegion, source: Tensor) -> None:
-    """Copy a rank's rectangle to its position in a source tensor [rows, columns]."""
-    rows, columns = place.rows, place.columns
-    held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
-    source[rows.start : rows.stop, columns.start : columns.stop] = held
 
 
 def _share(checkpoint: TrtllmCheckpoint, sharded: ShardedTarget, rank: int) -> Tensor:
@@ -91,142 +87,162 @@ def _share(checkpoint: TrtllmCheckpoint, sharded: ShardedTarget, rank: int) -> T
     return map_tensor(tensor)
 
 
-# A layer's number in the whole model, or the stage of a tensor outside the layers.
-At: TypeAlias = int | Stage
-
-
-def stored_rules(config: ModelConfig) -> dict[tuple[At, str], Rule]:
-    """Return the rules of all tensors except scales, by position and target."""
-    return {(rule.at, rule.target): rule for rule in decoder_rules(config)}
-
-
 class WeightLoader:
-    """The tensors of a checkpoint on a device; every call reads, and raises CheckpointError if a tensor is missing."""
+    """The tensors of some rules on a device, by full name.
+
+    Every call reads from the checkpoint and raises CheckpointError if a tensor is missing.
+    """
+
+    def __init__(
+        self, checkpoint: TrtllmCheckpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
+        self._rules = {rule.name: rule for rule in rules}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rules
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor in the compute dtype, or in `dtype`."""
+        return self._read(self._rules[name], dtype)
+
+    def target_ids(self, name: str) -> Tensor:
+        """Return the target's ids of a draft's tokens, which are stored as offsets from the draft's ids."""
+        offsets = self.tensor(name, torch.int64)
+        return offsets + torch.arange(len(offsets), device=self._device)
+
+    def norm(self, module: str) -> Tensor:
+        """Return a norm's weight in the form that `Norm` expects."""
+        return norm_weight(self.tensor(f"{module}.weight"))
+
+    def weight(self, name: str) -> Tensor:
+        """Return a weight [out, in], or [experts, out, in], in the compute dtype."""
+        rule = self._rules[name]
+        stored = join_shards(self._checkpoint, rule).to(self._device)
+        if stored.dtype != torch.float8_e4m3fn:
+            return stored.to(self._dtype)
+        scale = row_scales(rule) if self._checkpoint.quantization.algo == FP8_ROWWISE else weight_scale(rule)
+        return dequantize(stored, self._read(scale, torch.float32).unsqueeze(-1), self._dtype)
+
+    def linear(self, *modules: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> Linear:
+        """Return modules with the same input fused into one; `order` permutes the concatenated outputs."""
+        weights = [f"{module}.weight" for module in modules]
+        biases = [self.tensor(f"{module}.bias") for module in modules if f"{module}.bias" in self]
+        return Linear(
+            matrix=make_matrix(order(_stack([self.weight(name) for name in weights]))),
+            bias=order(_stack(biases)) if biases else None,
+            quantize=self.quantization(weights),
+        )
+
+    def quantization(self, weights: Sequence[str]) -> Callable[[Tensor], Tensor] | None:
+        """Return the input quantization of weights that share their input, or None unless they are FP8."""
+        stored = find_shard(self._checkpoint, self._rules[weights[0]])
+        if stored is None or stored.dtype != "F8_E4M3":
+            return None
+        if self._checkpoint.quantization.algo == FP8_ROWWISE:
+            return round_rows_to_e4m3
+        scales = [self._read(activation_scale(self._rules[name]), torch.float32) for name in weights]
+        return partial(round_to_e4m3, scale=torch.cat(scales).amax())
+
+    def block(self, prefix: str, config: ModelConfig) -> Block:
+        """Return a layer whose tensors have TensorRT-LLM's names after `prefix`."""
+        attention = f"{prefix}.attention"
+        q_norm, k_norm = (f"{attention}.{kind}_layernorm.weight" for kind in "qk")
+        return Block(
+            qkv=self.linear(f"{attention}.qkv", order=partial(_paired_qkv, config=config)),
+            qk_norm=_qk_norm(self.tensor(q_norm), self.tensor(k_norm), config) if q_norm in self else None,
+            kv_scale=None,
+            dense=self.linear(f"{attention}.dense"),
+            post_norm=self.norm(f"{prefix}.post_layernorm"),
+            mlp=self.mlp(f"{prefix}.mlp"),
+        )
+
+    def mlp(self, prefix: str) -> Sublayer:
+        return GatedMlp(self.linear(f"{prefix}.fc", f"{prefix}.gate"), self.linear(f"{prefix}.proj"))
+
+    def _read(self, rule: Rule, dtype: torch.dtype | None = None) -> Tensor:
+        return join_shards(self._checkpoint, rule).to(self._device, dtype or self._dtype)
+
+
+class DecoderWeights(WeightLoader):
+    """The tensors of a converted checkpoint, by the rules of a decoder for its config."""
 
     def __init__(self, checkpoint: TrtllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-        self._checkpoint, self._config = checkpoint, checkpoint.config
-        self._device, self._dtype = device, dtype
-        self._rules = stored_rules(checkpoint.config)
+        super().__init__(checkpoint, decoder_rules(checkpoint.config), device, dtype)
+        self._config = checkpoint.config
 
     def embedding(self) -> Tensor:
         """Return the embedding [vocab, hidden]."""
-        return self._weight(self._rules[Stage.FIRST, EMBEDDING])
+        return self.weight(EMBEDDING)
 
     def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
         """Return the LM head, which is the embedding if they are tied."""
         tied = self._config.tied_embeddings
-        head = Linear(make_matrix(embedding, is_shared=True)) if tied else self._linear(Stage.LAST, "lm_head")
+        head = Linear(make_matrix(embedding, is_shared=True)) if tied else self.linear("lm_head")
         return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
 
     def final_norm(self) -> Tensor:
-        """Return the weight of the final norm."""
-        return self._norm(Stage.LAST, FINAL_NORM)
+        return norm_weight(self.tensor(FINAL_NORM))
 
     def layer(self, number: int) -> DecoderLayer:
-        """Return the weights of layer `number`."""
-        config = self._config
-        qkv = self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config))
-        dense = self._linear(number, "attention.dense", bias=config.dense_bias)
-        norm_before_mlp = "pre_feedforward_layernorm" if config.inner_norms else "post_layernorm"
-        return DecoderLayer(
-            has_window=config.has_window(number),
-            input_norm=self._norm(number, "input_layernorm.weight"),
-            qkv=qkv,
-            qk_norm=self._qk_norm(number) if config.qk_norm else None,
-            kv_scale=self._kv_scale(number) if self._checkpoint.quantization.kv_cache_algo else None,
-            dense=self._normed(dense, number, "post_layernorm") if config.inner_norms else dense,
-            post_norm=self._norm(number, f"{norm_before_mlp}.weight"),
-            mlp=self._feed_forward(number),
-        )
+        prefix = layer_tensor(number, "").removesuffix(".")
+        block = self.block(prefix, self._config)
+        if self._config.inner_norms:
+            block = replace(
+                block,
+                dense=self._normed(block.dense, f"{prefix}.post_layernorm"),
+                post_norm=self.norm(f"{prefix}.pre_feedforward_layernorm"),
+                mlp=self._normed(block.mlp, f"{prefix}.post_feedforward_layernorm"),
+            )
+        if self._checkpoint.quantization.kv_cache_algo:
+            block = replace(block, kv_scale=self._kv_scale(f"{prefix}.{QKV}"))
+        input_norm = self.norm(f"{prefix}.input_layernorm")
+        return DecoderLayer(**vars(block), input_norm=input_norm, has_window=self._config.has_window(number))
 
-    def _feed_forward(self, layer: int) -> GatedMlp | MixtureOfExperts | NormalizedModule:
+    def mlp(self, prefix: str) -> Sublayer:
+        """Return the MLP of a layer with the config's activation, or its mixture of experts."""
         if self._config.num_experts:
-            return self._mixture(layer)
-        mlp = self._mlp(layer)
-        return self._normed(mlp, layer, "post_feedforward_layernorm") if self._config.inner_norms else mlp
-
-    def _normed(self, inner: Linear | GatedMlp, layer: int, module: str) -> NormalizedModule:
-        norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
-        return NormalizedModule(inner, partial(norm, weight=self._norm(layer, f"{module}.weight")))
-
-    def _mlp(self, layer: int) -> GatedMlp:
-        bias, act = self._config.mlp_bias, self._config.hidden_act
+            return self._mixture(prefix)
+        act = self._config.hidden_act
         if act not in ACTIVATIONS:
             message = f"hidden_act {act!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
             raise self._checkpoint.document.unsupported(message)
         if act == "swiglu":  # the linear half is stored above the activated one
             halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=0)
-            gate_up = self._linear(layer, "mlp.fc", bias=bias, order=halves)
+            gate_up = self.linear(f"{prefix}.fc", order=halves)
         else:
-            gate_up = self._linear(layer, "mlp.fc", "mlp.gate", bias=bias)
-        return GatedMlp(gate_up, self._linear(layer, "mlp.proj", bias=bias), ACTIVATIONS[act])
+            gate_up = self.linear(f"{prefix}.fc", f"{prefix}.gate")
+        return GatedMlp(gate_up, self.linear(f"{prefix}.proj"), ACTIVATIONS[act])
 
-    def _mixture(self, layer: int) -> MixtureOfExperts:
+    def _mixture(self, prefix: str) -> MixtureOfExperts:
         """Return the mixture with separate experts; the router is always float32."""
         # the experts' linear half is stored above the activated one
         halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=1)
-        fc, proj = self._rules[layer, "mlp.fc.weight"], self._rules[layer, "mlp.proj.weight"]
         return MixtureOfExperts(
-            router=self._take(self._rules[layer, "mlp.router.weight"], torch.float32),
+            router=self.tensor(f"{prefix}.router.weight", torch.float32),
             top_k=self._config.experts_per_token,
-            experts=tuple(map(GatedMlp, self._experts(fc, halves), self._experts(proj))),
+            experts=tuple(map(GatedMlp, self._experts(f"{prefix}.fc", halves), self._experts(f"{prefix}.proj"))),
         )
 
-    def _linear(
-        self, at: At, *modules: str, bias: bool = False, order: Callable[[Tensor], Tensor] = lambda rows: rows
-    ) -> Linear:
-        """Return the modules stacked into one; `order` permutes rows."""
-        weights = [self._rules[at, f"{module}.weight"] for module in modules]
-        biases = [self._take(self._rules[at, f"{module}.bias"]) for module in modules if bias]
-        return Linear(
-            matrix=make_matrix(order(stack([self._weight(weight) for weight in weights]))),
-            bias=order(stack(biases)) if biases else None,
-            quantize=self._quantize(weights),
-        )
-
-    def _experts(self, rule: Rule, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> list[Linear]:
+    def _experts(self, module: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> list[Linear]:
         """Return the experts of a weight [experts, out, in]."""
-        quantize = self._quantize([rule])
-        return [Linear(make_matrix(weight), None, quantize) for weight in order(self._weight(rule))]
+        name = f"{module}.weight"
+        quantize = self.quantization([name])
+        return [Linear(make_matrix(weight), None, quantize) for weight in order(self.weight(name))]
 
-    def _weight(self, rule: Rule) -> Tensor:
-        """Return a weight [out, in], or [experts, out, in]."""
-        stored = join_shards(self._checkpoint, rule).to(self._device)
-        if stored.dtype != torch.float8_e4m3fn:
-            return stored.to(self._dtype)
-        scale = row_scales(rule) if self._checkpoint.quantization.algo == FP8_ROWWISE else weight_scale(rule)
-        return dequantize(stored, self._take(scale, torch.float32).unsqueeze(-1), self._dtype)
+    def _normed(self, inner: Sublayer, module: str) -> NormalizedSublayer:
+        norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
+        return NormalizedSublayer(inner, partial(norm, weight=self.norm(module)))
 
-    def _quantize(self, weights: list[Rule]) -> Callable[[Tensor], Tensor] | None:
-        """Return the input quantization of weights that share their input, or None unless they are FP8."""
-        stored = find_shard(self._checkpoint, weights[0])
-        if stored is None or stored.dtype != "F8_E4M3":
-            return None
-        if self._checkpoint.quantization.algo == FP8_ROWWISE:
-            return round_rows_to_e4m3
-        scales = [self._take(activation_scale(weight), torch.float32) for weight in weights]
-        return partial(round_to_e4m3, scale=torch.cat(scales).amax())
-
-    def _kv_scale(self, layer: int) -> Tensor:
+    def _kv_scale(self, qkv: str) -> Tensor:
         """Return the KV cache's scale as in TensorRT-LLM: the larger of the scales of k and v, or the common scale."""
-        rules = {kind: cache_scale(self._rules[layer, QKV], kind) for kind in KV_SCALES}
+        rules = {kind: cache_scale(self._rules[qkv], kind) for kind in KV_SCALES}
         separate = all(find_shard(self._checkpoint, rules[kind]) for kind in ("k", "v"))
         kinds = ("k", "v") if separate else ("kv",)
-        return torch.cat([self._take(rules[kind], torch.float32) for kind in kinds]).amax()
-
-    def _norm(self, at: At, target: str) -> Tensor:
-        return norm_weight(self._take(self._rules[at, target]))
-
-    def _qk_norm(self, layer: int) -> Tensor:
-        names = (f"attention.{kind}_layernorm.weight" for kind in "qk")
-        q, k = (self._take(self._rules[layer, name]) for name in names)
-        return qk_norm(q, k, self._config)
-
-    def _take(self, rule: Rule, dtype: torch.dtype | None = None) -> Tensor:
-        return join_shards(self._checkpoint, rule).to(self._device, dtype or self._dtype)
+        return torch.cat([self._read(rules[kind], torch.float32) for kind in kinds]).amax()
 
 
-def stack(tensors: list[Tensor]) -> Tensor:
+def _stack(tensors: list[Tensor]) -> Tensor:
     """Concatenate tensors along the first dimension; a single tensor is returned without a copy."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
@@ -236,13 +252,13 @@ def norm_weight(weight: Tensor) -> Tensor:
     return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
 
 
-def paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
+def _paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
     """Reorder the rows of q and k within the rows of q, k and v for `Block`."""
     turning = (config.num_heads + config.num_kv_heads) * config.head_size
     return torch.cat([_paired(rows[:turning], config), rows[turning:]])
 
 
-def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
+def _qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
     """Return the norm weights of q and k, [head_size] each, in the form of `Block.qk_norm`."""
     heads = ((q, config.num_heads), (k, config.num_kv_heads))
     return torch.cat([_paired(weight, config).expand(count, -1) for weight, count in heads])
@@ -254,53 +270,3 @@ def _paired(heads: Tensor, config: ModelConfig) -> Tensor:
     order = torch.arange(config.head_size, device=heads.device)
     order[:size] = order[:size].view(2, -1).t().flatten()
     return heads.view(-1, config.head_size, *heads.shape[1:])[:, order].reshape(heads.shape)
-
-
-class HeadWeights:
-    """A draft head's tensors on a device, by full name; only tensors of the rules are available.
-
-    Every call reads from the checkpoint and raises CheckpointError if a tensor is missing.
-    """
-
-    def __init__(
-        self, checkpoint: TrtllmCheckpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
-        self._rules = {rule.target: rule for rule in rules}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._rules
-
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor in the compute dtype, or in `dtype`."""
-        return join_shards(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
-
-    def target_ids(self, name: str) -> Tensor:
-        """Return the target's ids of a draft's tokens, which are stored as offsets from the draft's ids."""
-        offsets = self.tensor(name, torch.int64)
-        return offsets + torch.arange(len(offsets), device=self._device)
-
-    def norm(self, module: str) -> Tensor:
-        """Return a norm's weight in the form that `Norm` expects."""
-        return norm_weight(self.tensor(f"{module}.weight"))
-
-    def linear(self, *modules: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> Linear:
-        """Return modules with the same input fused into one; `order` permutes the concatenated outputs."""
-
-        def stacked(kind: str) -> Tensor:
-            return order(stack([self.tensor(f"{module}.{kind}") for module in modules]))
-
-        return Linear(make_matrix(stacked("weight")), stacked("bias") if f"{modules[0]}.bias" in self else None)
-
-    def block(self, prefix: str, config: ModelConfig) -> Block:
-        """Return a layer whose tensors have TensorRT-LLM's names after `prefix`."""
-        attention = f"{prefix}.attention"
-        q_norm, k_norm = (f"{attention}.{kind}_layernorm.weight" for kind in "qk")
-        return Block(
-            qkv=self.linear(f"{attention}.qkv", order=partial(paired_qkv, config=config)),
-            qk_norm=qk_norm(self.tensor(q_norm), self.tensor(k_norm), config) if q_norm in self else None,
-            kv_scale=None,
-            dense=self.linear(f"{attention}.dense"),
-            post_norm=self.norm(f"{prefix}.post_layernorm"),
-            mlp=GatedMlp(self.linear(f"{prefix}.mlp.fc", f"{prefix}.mlp.gate"), self.linear(f"{prefix}.mlp.proj")),
-        )

@@ -7,7 +7,8 @@ with limits of memory, time and output. The result equals transformers' `apply_c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +48,6 @@ class ChatTemplate:
 
     @property
     def is_there(self) -> bool:
-        """Return whether there is a template."""
         return bool(self._source)
 
     @cached_property
@@ -59,18 +59,14 @@ class ChatTemplate:
     def render(self, messages: Any) -> RenderedText:
         """Return the prompt of `messages` with the generation prompt; raise ChatError if rendering fails."""
         argument = self._argument(messages)
-        try:
+        with _chat_errors():
             return _rendered(self._pool.ask(f"{RENDERING}:render", argument))
-        except SandboxError as error:
-            raise _chat_error(error) from None
 
     async def render_async(self, messages: Any) -> RenderedText:
         """Render without blocking the event loop; see `render`."""
         argument = self._argument(messages)
-        try:
+        with _chat_errors():
             return _rendered(await self._pool.ask_async(f"{RENDERING}:render", argument))
-        except SandboxError as error:
-            raise _chat_error(error) from None
 
     def start(self) -> None:
         """Start a child process, so that the first chat does not wait for it."""
@@ -78,7 +74,6 @@ class ChatTemplate:
             self._pool.start()
 
     def close(self) -> None:
-        """Stop the child processes."""
         if "_pool" in self.__dict__:
             self._pool.close()
 
@@ -94,9 +89,14 @@ def _rendered(reply: dict[str, str]) -> RenderedText:
     return RenderedText(reply["text"])
 
 
-def _chat_error(error: SandboxError) -> ChatError:
-    what = "cannot be used" if error.cause == "refused" else "was stopped"
-    return ChatError(f"the chat template {what}: {error.message}", code="chat_template_failed")
+@contextmanager
+def _chat_errors() -> Iterator[None]:
+    """Raise ChatError for a failure of the child process."""
+    try:
+        yield
+    except SandboxError as error:
+        what = "cannot be used" if error.cause == "refused" else "was stopped"
+        raise ChatError(f"the chat template {what}: {error.message}", code="chat_template_failed") from None
 
 
 def _source(root: Path) -> str:

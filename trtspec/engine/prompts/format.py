@@ -23,6 +23,7 @@ from trtspec.engine.prompts.prompt import (
 from trtspec.engine.prompts.records import HINT
 
 PACKAGE, ATTRIBUTE = "trtspec.engine.prompts.formats", "FORMAT"
+SPEC_BENCH_CATEGORIES = {"translation", "summarization", "qa", "math_reasoning", "rag"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class PromptFormat:
     recognizes: Callable[[Sequence[PromptRecord]], bool]
     read: Callable[[PromptRecord], Prompt | None]
     columns: tuple[str, ...] = ()
+
+
+def first_has(*keys: str) -> Callable[[Sequence[PromptRecord]], bool]:
+    """Return a `recognizes` for files whose first record has all these keys."""
+    return lambda records: records[0].has(*keys)
 
 
 def detect_format(records: Sequence[PromptRecord]) -> tuple[str, PromptFormat]:
@@ -76,22 +82,18 @@ def chat(record: PromptRecord, messages: object, kind: str, name: str, further_t
     return Prompt(plain_text(read), name, kind, tuple(read), further_turns, answer)
 
 
-SPEC_BENCH_CATEGORIES = {"translation", "summarization", "qa", "math_reasoning", "rag"}
+def question_set(records: Sequence[PromptRecord]) -> str | None:
+    """Return the module's name of a set of questions with turns, or None for other records.
 
-
-def has_turns(records: Sequence[PromptRecord]) -> bool:
-    """Return whether a file has this record format."""
-    return records[0].has("question_id", "category", "turns")
-
-
-def is_speed_bench(records: Sequence[PromptRecord]) -> bool:
-    """Return whether a file is from SPEED-Bench, whose records name the source of their text."""
-    return any(records[0].has(key) for key in ("src_id", "sub_category", "multiturn"))
-
-
-def is_spec_bench(records: Sequence[PromptRecord]) -> bool:
-    """Return whether a file is Spec-Bench or a part of it, by categories that MT-bench does not have."""
-    return any(str(record.get("category")) in SPEC_BENCH_CATEGORIES for record in records)
+    SPEED-Bench's records name the source of their text. Spec-Bench, or a part of it, has categories that MT-bench does
+    not have.
+    """
+    if not records[0].has("question_id", "category", "turns"):
+        return None
+    if any(records[0].has(key) for key in ("src_id", "sub_category", "multiturn")):
+        return "speed_bench"
+    in_spec_bench = any(str(record.get("category")) in SPEC_BENCH_CATEGORIES for record in records)
+    return "spec_bench" if in_spec_bench else "mt_bench"
 
 
 def read_turns(record: PromptRecord) -> Prompt:

@@ -25,6 +25,8 @@ SAME = {"coding": CODE, "math_reasoning": MATH, "qa": QUESTION_ANSWERING, "writi
 KEYS = ("prompt", "messages", "kind", "document", "response", "id", "category", "body", "custom_id", "task_id",
         "entry_point", "question", "answer", "question_id", "turns", "src_id", "sub_category", "multiturn",
         "conversations", "system", "tools")  # fmt: skip
+MAX_MESSAGES = 4096
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,6 @@ def kind_for_category(category: object) -> str:
     """Return the kind of a published set's category, or the category itself; "" for None."""
     name = "" if category is None else str(category)
     return SAME.get(name, name)
-
-
-MAX_MESSAGES = 4096
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 class ChatError(TrtspecError):

@@ -24,7 +24,7 @@ MAX_PROMPTS = 100_000
 MAX_VALUES = 100_000  # lists, objects and commas of one line
 MAX_NESTED = 4_000_000  # lists and objects of a file; each uses far more memory than its bytes in the file
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
-HINT = "see trtspec prompts --list for examples and docs/prompts.md for the supported formats"
+HINT = "see trtspec datasets --list for examples and docs/prompts.md for the supported formats"
 PART_HINT = "use a part of the file: head -n 1000, or for a long JSON list jq '.[:1000]'"
 SPACE = re.compile(r"[ \t\r\n]*")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f]")
@@ -86,7 +86,6 @@ def _read_text(path: Path, raw: bytes) -> list[PromptRecord]:
 
 
 def _parse(where: str, line: str) -> dict[str, Any]:
-    """Return the JSON object of a line."""
     try:
         return parse_object(line.encode(), MAX_VALUES)
     except ValueError as error:

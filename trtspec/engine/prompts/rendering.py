@@ -114,9 +114,7 @@ def _compiled(source: str) -> jinja2.Template:
         return environment.from_string(source)
     except (MemoryError, RecursionError):
         raise
-    except (
-        Exception
-    ) as error:  # Python's compiler rejects some input that jinja's parser accepts (break outside a loop)
+    except Exception as error:  # Python's compiler rejects input that jinja's parser accepts, as a break outside a loop
         raise TrtspecError(str(error).strip().splitlines()[0][:500]) from None
 
 

@@ -1,31 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafts, bit-exact on every machine: plugins/README.md in numpy, the reference for compiled kernels.
 
-The rules equal `reference`, whose output distribution is tested exactly. Here they compute in integers, so that
-CUDA and C++ must return equal ids. The code is vectorized over the vocabulary, with plain loops over requests and
-positions for readability.
+The rules equal tests/kernels/reference.py, whose output distribution is tested exactly. Here they compute in integers,
+so that CUDA and C++ must return equal ids. The code is vectorized over the vocabulary, with plain loops over requests
+and positions for readability.
 """
 
-from trtspec.kernels.bit_exact.batch import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
+from trtspec.kernels.bit_exact.batch import ChainBatch, ChainResult, DraftKind, Mode, TreeBatch, TreeResult
 from trtspec.kernels.bit_exact.chain import verify_block, verify_chain
-from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, uniform_bits
+from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE
 from trtspec.kernels.bit_exact.tree import compact_kv, kv_moves, verify_tree
 
 __all__ = [
-    "BAD_DRAFT",
-    "DRAFT_NONFINITE",
-    "EMPTY",
-    "NONFINITE",
-    "ChainBatch",
-    "DraftKind",
-    "ExactChainResult",
-    "ExactTreeResult",
-    "Mode",
-    "TreeBatch",
-    "compact_kv",
-    "kv_moves",
-    "uniform_bits",
-    "verify_block",
-    "verify_chain",
+    "BAD_DRAFT", "DRAFT_NONFINITE", "EMPTY", "NONFINITE", "ChainBatch", "ChainResult", "DraftKind", "Mode",
+    "TreeBatch", "TreeResult", "compact_kv", "kv_moves", "verify_block", "verify_chain",
     "verify_tree",
-]
+]  # fmt: skip

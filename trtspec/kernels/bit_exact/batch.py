@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from trtspec.kernels.abi import Array
 from trtspec.kernels.bit_exact.fixed_point import (
     FIXED_ONE,
     Floats,
@@ -67,26 +68,6 @@ class VerifyBatch:
     top_p: Logits | None = None
     uniforms: Uniforms | None = None
 
-    def request(self, index: int) -> BatchRequest:
-        """Return one request."""
-        sampling = RowSampling(
-            1.0 if self.temperature is None else float(self.temperature[index]),
-            0 if self.top_k is None else int(self.top_k[index]),
-            1.0 if self.top_p is None else float(self.top_p[index]),
-        )
-        if self.uniforms is None:
-            sampling = RowSampling(temperature=0.0)
-        return BatchRequest(
-            target=self.target[index],
-            tokens=self.tokens[index].tolist(),
-            draft=None if self.draft is None or sampling.greedy else self.draft[index],
-            draft_kind=self.draft_kind,
-            draft_column=self.draft_column,
-            sampling=sampling,
-            # a greedy request samples from one-hot rows, so the uniform does not matter
-            uniforms=[0] * self.target.shape[1] if self.uniforms is None else self.uniforms[index].tolist(),
-        )
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChainBatch(VerifyBatch):
@@ -122,24 +103,22 @@ class TreeBatch(VerifyBatch):
             raise ValueError("Mode.SAMPLED requires draft")
 
 
-@dataclass(frozen=True, eq=False)
-class ExactChainResult:
-    """Arrays [batch]; `output` [batch, draft_len + 1] has the accepted tokens, the next token, then -1."""
+class ChainResult(NamedTuple):
+    """Int32 arrays [batch]; `output` [batch, draft_len + 1] has the accepted tokens, the next token, then -1."""
 
-    accepted: Ints
-    output: Ints
-    next: Ints
-    status: Ints
+    accepted: Array
+    output: Array
+    next: Array
+    status: Array
 
 
-@dataclass(frozen=True, eq=False)
-class ExactTreeResult:
-    """Arrays [batch]; `path` [batch, nodes] has the accepted nodes from the root down, then -1."""
+class TreeResult(NamedTuple):
+    """Int32 arrays [batch]; `path` [batch, nodes] has the accepted nodes from the root down, then -1."""
 
-    path: Ints
-    path_len: Ints
-    next: Ints
-    status: Ints
+    path: Array
+    path_len: Array
+    next: Array
+    status: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,45 +140,47 @@ class DraftRow:
         return bool(0.0 <= self.probs[token] <= 1.0)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class BatchRequest:
     """One request of a batch: its rows of each array, and its sampling parameters. A greedy request lacks a draft."""
 
-    target: Values
-    tokens: list[int]
-    draft: Values | None
-    draft_kind: DraftKind
-    draft_column: Ints | None
-    sampling: RowSampling
-    uniforms: list[int]
-
-    @property
-    def vocab(self) -> int:
-        """The number of ids."""
-        return self.target.shape[1]
+    def __init__(self, batch: VerifyBatch, index: int) -> None:
+        self._batch, self._target = batch, batch.target[index]
+        self.vocab = self._target.shape[1]
+        self.tokens: list[int] = batch.tokens[index].tolist()
+        if batch.uniforms is None:
+            self.sampling = RowSampling(temperature=0.0)
+            # a greedy request samples from one-hot rows, so the uniform does not matter
+            self.uniforms: list[int] = [0] * len(self._target)
+        else:
+            self.sampling = RowSampling(
+                1.0 if batch.temperature is None else float(batch.temperature[index]),
+                0 if batch.top_k is None else int(batch.top_k[index]),
+                1.0 if batch.top_p is None else float(batch.top_p[index]),
+            )
+            self.uniforms = batch.uniforms[index].tolist()
+        self._draft = None if batch.draft is None or self.sampling.greedy else batch.draft[index]
 
     def row(self, position: int) -> WeightRow:
-        """Read a row of the target."""
-        return read_row(self.target[position], self.sampling)
+        return read_row(self._target[position], self.sampling)
 
     def draft_row(self, position: int) -> DraftRow:
         """Read a row of the draft; without a draft, a row of zeros."""
-        if self.draft is None:
+        if self._draft is None:
             zeros = np.zeros(self.vocab)
             return DraftRow(zeros, fix(zeros), FIXED_ONE, 0, usable=True)
-        if self.draft_kind == DraftKind.LOGITS:
-            row = read_row(self.draft[position], self.sampling)
+        if self._batch.draft_kind == DraftKind.LOGITS:
+            row = read_row(self._draft[position], self.sampling)
             if row.status:
                 return DraftRow(np.full(self.vocab, np.nan), row.weights, FIXED_ONE, 0, usable=False)
             return DraftRow(self._by_id(row.probs), self._by_id(row.weights), float(row.total), row.total, usable=True)
-        probs = self.draft[position].astype(np.float64)
+        probs = self._draft[position].astype(np.float64)
         usable = bool(np.all((probs >= 0.0) & (probs <= 1.0)))
         masses = fix(np.nan_to_num(probs))
         return DraftRow(self._by_id(probs), self._by_id(masses), FIXED_ONE, wrapped_sum(masses), usable)
 
     def _by_id(self, by_column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
         """Return the values of columns [draft_vocab] by id [vocab]; 0 for ids without a column."""
-        columns = np.arange(self.vocab) if self.draft_column is None else self.draft_column
+        columns = np.arange(self.vocab) if self._batch.draft_column is None else self._batch.draft_column
         there = (columns >= 0) & (columns < len(by_column))
         by_id = np.zeros(self.vocab, dtype=by_column.dtype)
         by_id[there] = by_column[columns[there]]

@@ -3,7 +3,7 @@
 
 Token by token, each token is tested against its row, and a replacement is sampled for the first rejected one. As a
 whole, every prefix is tested, and the token after the longest accepted one is sampled; the rule equals
-`reference.verify_block`, with the remaining mass in integers.
+`verify_block` of tests/kernels/reference.py, with the remaining mass in integers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtspec.kernels.bit_exact.batch import BatchRequest, ChainBatch, DraftRow, ExactChainResult, unfilled
+from trtspec.kernels.bit_exact.batch import BatchRequest, ChainBatch, ChainResult, DraftRow, unfilled
 from trtspec.kernels.bit_exact.fixed_point import (
     BAD_DRAFT,
     DRAFT_NONFINITE,
@@ -27,17 +27,17 @@ from trtspec.kernels.bit_exact.fixed_point import (
 )
 
 
-def verify_chain(batch: ChainBatch) -> ExactChainResult:
+def verify_chain(batch: ChainBatch) -> ChainResult:
     """Return the accepted part of each request's chain, and its next token."""
     return verify_each(batch, walk)
 
 
-def verify_each(batch: ChainBatch, rule: Callable[[BatchRequest, int], tuple[int, int, int]]) -> ExactChainResult:
+def verify_each(batch: ChainBatch, rule: Callable[[BatchRequest, int], tuple[int, int, int]]) -> ChainResult:
     """Apply a rule to each request and the length of its chain; the rule returns (accepted, next token, status)."""
     size, draft_len = batch.tokens.shape
-    results = ExactChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
+    results = ChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
     for index in range(size):
-        request = batch.request(index)
+        request = BatchRequest(batch, index)
         length = draft_len if batch.lengths is None else min(max(int(batch.lengths[index]), 0), draft_len)
         accepted, token, status = rule(request, length)
         results.accepted[index], results.next[index], results.status[index] = accepted, token, status
@@ -74,7 +74,7 @@ def _test(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple[We
     return (rest if rest.any() else row.weights), 0
 
 
-def verify_block(batch: ChainBatch) -> ExactChainResult:
+def verify_block(batch: ChainBatch) -> ChainResult:
     """Return the part of each request's chain that is accepted as a whole, and its next token."""
     return verify_each(batch, _walk_block)
 

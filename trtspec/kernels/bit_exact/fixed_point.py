@@ -70,7 +70,6 @@ class WeightRow:
 
     @cached_property
     def total(self) -> int:
-        """The sum of the weights."""
         return int(self.weights.sum())
 
     @cached_property
@@ -184,8 +183,3 @@ def wrapped_sum(weights: Weights) -> int:
 def to_unit(uniform: int) -> float:
     """Convert 32 bits to a number in [0, 1)."""
     return uniform * 2.0**-32
-
-
-def uniform_bits(uniforms: Floats) -> npt.NDArray[np.uint32]:
-    """Convert numbers in [0, 1) to 32 bits each."""
-    return (uniforms * 2.0**32).astype(np.uint32)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.kernels.bit_exact.batch import DraftRow, ExactTreeResult, Ints, Mode, TreeBatch, unfilled
+from trtspec.kernels.bit_exact.batch import BatchRequest, DraftRow, Ints, Mode, TreeBatch, TreeResult, unfilled
 from trtspec.kernels.bit_exact.fixed_point import (
     BAD_DRAFT,
     DRAFT_NONFINITE,
@@ -52,10 +52,10 @@ def compact_kv(cache: npt.NDArray[Scalar], moves: Ints) -> npt.NDArray[Scalar]:
     return moved
 
 
-def verify_tree(batch: TreeBatch) -> ExactTreeResult:
+def verify_tree(batch: TreeBatch) -> TreeResult:
     """Return the accepted path of each request's tree, and its next token."""
     size, nodes = batch.tokens.shape
-    results = ExactTreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
+    results = TreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
     for index in range(size):
         walk = _Walk(batch, index)
         token = _walk_to_end(walk, batch)
@@ -66,36 +66,31 @@ def verify_tree(batch: TreeBatch) -> ExactTreeResult:
 
 def _walk_to_end(walk: _Walk, batch: TreeBatch) -> int:
     """Walk to the end, and return the next token."""
-    if walk.request.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
+    if walk.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
         return _choose(walk)
     if batch.mode == Mode.SAMPLED:
         return _reject_recursively(walk)
     return _take_typical(walk, np.float32(batch.threshold), np.float32(batch.alpha))
 
 
-class _Walk:
+class _Walk(BatchRequest):
     """One request's tree; `path` and `status` are the state of the walk."""
 
     def __init__(self, batch: TreeBatch, index: int) -> None:
-        self.request = batch.request(index)
+        super().__init__(batch, index)
         self.path: list[int] = []
-        self._limit = len(self.request.tokens) if batch.limits is None else int(batch.limits[index])
+        self._limit = len(self.tokens) if batch.limits is None else int(batch.limits[index])
         parents = enumerate(batch.parents[index].tolist())
         used = {node: parent for node, parent in parents if 0 <= parent < node}
-        self._parents = {node: parent for node, parent in used.items() if self._is_id(self.request.tokens[node])}
+        self._parents = {node: parent for node, parent in used.items() if 0 <= self.tokens[node] < self.vocab}
         self.status = BAD_DRAFT if len(self._parents) < len(used) else 0
-
-    def _is_id(self, token: int) -> bool:
-        return 0 <= token < self.request.vocab
 
     @property
     def node(self) -> int:
-        """The current node."""
         return self.path[-1] if self.path else 0
 
     def row(self, node: int) -> WeightRow:
-        """Read a row of the target."""
-        row = self.request.row(node)
+        row = super().row(node)
         self.status |= row.status
         return row
 
@@ -106,7 +101,7 @@ class _Walk:
         return [child for child, parent in self._parents.items() if parent == node and within]
 
     def token(self, node: int) -> int:
-        return self.request.tokens[node]
+        return self.tokens[node]
 
 
 def _choose(walk: _Walk) -> int:
@@ -115,8 +110,8 @@ def _choose(walk: _Walk) -> int:
         row = walk.row(walk.node)
         if row.status:
             return row.argmax
-        sampled = draw(row.weights, walk.request.uniforms[walk.node])
-        child = next((child for child in walk.children(walk.path) if walk.token(child) == sampled), None)
+        sampled = draw(row.weights, walk.uniforms[walk.node])
+        child = next((child for child in walk.children(walk.path) if walk.tokens[child] == sampled), None)
         if child is None:
             return sampled
         walk.path.append(child)
@@ -128,20 +123,20 @@ def _reject_recursively(walk: _Walk) -> int:
         row = walk.row(walk.node)
         if row.status:
             return row.argmax
-        residual = _Residual(row, walk.request.draft_row(walk.node))
+        residual = _Residual(row, walk.draft_row(walk.node))
         child = _first_accepted(walk, residual)
         if child is None:
-            return draw(residual.weights(), walk.request.uniforms[0])
+            return draw(residual.weights(), walk.uniforms[0])
         walk.path.append(child)
 
 
 def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
     """Return the first accepted child, or None, also if the draft's row is unusable."""
     for child in walk.children(walk.path):
-        token = walk.token(child)
+        token = walk.tokens[child]
         if not residual.open[token]:
             continue
-        if residual.accepts(token, walk.request.uniforms[child]):
+        if residual.accepts(token, walk.uniforms[child]):
             return child
         if not residual.draft.usable:
             walk.status |= DRAFT_NONFINITE
@@ -201,18 +196,18 @@ class _Residual:
 def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
     """Find the longest path of typical tokens, and draw the token after it."""
     paths: dict[int, list[int]] = {0: []}
-    for node in range(len(walk.request.tokens)):
+    for node in range(len(walk.tokens)):
         children = walk.children(paths[node]) if node in paths else []
         row = walk.row(node) if children else None
         if row is None or row.status:
             continue
         bound = min(float(threshold), float(alpha) * _exp_of_minus_entropy(row))
         for child in children:
-            if row.probs[walk.token(child)] > bound:
+            if row.probs[walk.tokens[child]] > bound:
                 paths[child] = [*paths[node], child]
     walk.path = max((paths[node] for node in sorted(paths)), key=len)
     row = walk.row(walk.node)
-    return row.argmax if row.status else draw(row.weights, walk.request.uniforms[0])
+    return row.argmax if row.status else draw(row.weights, walk.uniforms[0])
 
 
 def _exp_of_minus_entropy(row: WeightRow) -> float:

@@ -13,19 +13,39 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Skip
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion, VocabularyNames
 from trtspec.methods.dflash.net import BlockNet, Keys, detect_kind, layer_config, net_rules, read_block_net, render
 from trtspec.methods.draft_head import check_ids, check_layer, check_layers, check_mask, check_sizes
 
 SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left to engines that read the source")]
 
 
-def suggest(source: Source, kind: str) -> Suggestion | None:
-    """Return the suggestion of the method `kind` for a draft, or None if it is not such a net."""
-    names = {"dflash": "a DFlash net: it fills a block of mask tokens", "dspark": "a DSpark net: it has a Markov head"}
-    if detect_kind(source) != kind:
-        return None
-    return Suggestion(0, f"DRAFT is {names[kind]}", draft_len=read_block_net(source, "auto", kind).drafts)
+def block_net_method(kind: str, summary: str, why: str) -> Method:
+    """Return the method of block nets of a kind; `why` states how a draft is recognized as such a net."""
+
+    def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
+        return describe(source, base, kind)
+
+    def suggest(source: Source) -> Suggestion | None:
+        if detect_kind(source) != kind:
+            return None
+        return Suggestion(0, f"DRAFT is {why}", draft_len=read_block_net(source, "auto", kind).drafts)
+
+    return Method(
+        summary=summary,
+        drafts_with="head",
+        has_confidence=True,
+        draft_passes="one",
+        draft_lens=range(1, 33),
+        default_draft_len=7,
+        read_head=read_head,
+        suggest=suggest,
+        vocabulary_names=_vocabulary_names,
+    )
+
+
+def _vocabulary_names(source: Source) -> VocabularyNames:
+    return VocabularyNames(rows=tuple(name for name in source.tensors if name.endswith("markov_w2.weight")))
 
 
 def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
@@ -107,22 +127,8 @@ def _check_defaults(keys: Keys, net: BlockNet) -> Iterator[Diagnostic]:
         yield Diagnostic("model", "block-size", message, "measure both lengths", "warning")
 
 
-def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
-    """Describe the net in `source`; raise CheckpointError if it is not a DFlash net."""
-    return describe(source, base, "dflash")
-
-
-def _suggest(source: Source) -> Suggestion | None:
-    return suggest(source, "dflash")
-
-
-METHOD = Method(
-    summary="a net trained for the target fills a block of tokens in one pass",
-    drafts_with="head",
-    has_confidence=True,
-    draft_passes="one",
-    draft_lens=range(1, 33),
-    default_draft_len=7,
-    read_head=read_head,
-    suggest=_suggest,
+METHOD = block_net_method(
+    "dflash",
+    "a net trained for the target fills a block of tokens in one pass",
+    "a DFlash net: it fills a block of mask tokens",
 )

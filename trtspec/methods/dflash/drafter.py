@@ -24,7 +24,7 @@ from trtspec.engine.model.attention import KVCache, attend, cache_context
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.layers import Linear, Norm, make_matrix
 from trtspec.engine.model.positions import Window, Windows
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.methods.dflash.net import net_rules, stored_net
 
 
@@ -44,7 +44,7 @@ class BlockNetwork:
         self.net, self.config = net, net.layer
         self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
         stored = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]
-        self.weights = weights = HeadWeights(checkpoint, net_rules(net, kind, stored), room.device, room.dtype)
+        self.weights = weights = WeightLoader(checkpoint, net_rules(net, kind, stored), room.device, room.dtype)
         self._embedding = (
             weights.tensor(f"{kind}.embed_tokens.weight") if "embed_tokens.weight" in stored else target.embedding
         )

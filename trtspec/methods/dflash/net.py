@@ -21,6 +21,7 @@ names, other tensors the names that most dialects share.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -30,8 +31,8 @@ from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import MOST_LAYERS, read_config
 from trtspec.core.diagnostics import quote_value
-from trtspec.families.decoder import attention, mlp, read_decoder
-from trtspec.methods.draft_head import NOT_THIS_KIND, count_layers, resolve_num_layers
+from trtspec.families.decoder import read_decoder
+from trtspec.methods.draft_head import NOT_THIS_KIND, count_layers, layer_rules, resolve_num_layers
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
 # Defaults of transformers' Qwen3Config, 5.23.
@@ -41,6 +42,10 @@ _USUAL = {
     "use_swa": False, "attention_sink_bias": False, "add_swa_attention_sink_bias": False, "attention_value_scale": 1.0,
     "is_neox_style": True, "logit_scale": 1.0, "markov_head_type": "vanilla",
 }  # fmt: skip
+MARKOV, CONFIDENCE = "markov_head.", "confidence_head.proj."
+# ModelOpt stores the tensors of both heads at the top level.
+_TOP_LEVEL = re.compile(r"^(?:(?P<markov>markov_w[12]|gate_proj|joint_proj)\.|confidence_proj\.)")
+_NUMBERS = ("block_size", "drafts", "mask_token", "draft_vocab_size", "markov_rank", "confidence_width")
 
 T = TypeVar("T")
 
@@ -123,12 +128,11 @@ class Keys:
 def detect_kind(source: Source) -> str:
     """Return "dflash" or "dspark" for a block net, "" for anything else."""
     keys = Keys(source)
-    is_net = keys.speculators in ("dflash", "dflash2", "dspark") if keys.speculators else _reads_a_block(keys)
+    if keys.speculators:
+        is_net = keys.speculators in ("dflash", "dflash2", "dspark")
+    else:
+        is_net = keys.has("block_size") and keys.has("target_layer_ids")
     return ("dspark" if keys.sequential() else "dflash") if is_net else ""
-
-
-def _reads_a_block(keys: Keys) -> bool:
-    return keys.has("block_size") and keys.has("target_layer_ids")
 
 
 def special_keys(source: Source) -> list[str]:
@@ -159,7 +163,8 @@ def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
         dialect=keys.dialect,
         layer=layer,
         block_size=block,
-        drafts=block if _drafts_at_anchor(keys) else block - 1,
+        # without the key, by the trainer's default
+        drafts=block if keys.get("sample_from_anchor", bool, keys.sequential()) else block - 1,
         mask_token=keys.get("mask_token_id", int),
         target_layers=_read_target_layers(keys),
         num_target_layers=keys.number("num_target_layers") if keys.has("num_target_layers") else 0,
@@ -189,17 +194,6 @@ def _read_target_layers(keys: Keys) -> tuple[int, ...]:
     if not 0 < len(named) <= MOST_LAYERS or not all(type(number) is int for number in named):
         raise keys.reader.refuse_value(f"{key} is {quote_value(named)}, expected numbers of layers")
     return tuple(number - first for number in named)
-
-
-def _drafts_at_anchor(keys: Keys) -> bool:
-    """Return whether a token is drafted at the anchor too; without the key, by the trainer's default."""
-    return keys.get("sample_from_anchor", bool, keys.sequential())
-
-
-MARKOV, CONFIDENCE = "markov_head.", "confidence_head.proj."
-# ModelOpt stores the tensors of both heads at the top level.
-_SHARED = {"markov_w1.": f"{MARKOV}markov_w1.", "markov_w2.": f"{MARKOV}markov_w2.", "confidence_proj.": CONFIDENCE}
-_NUMBERS = ("block_size", "drafts", "mask_token", "draft_vocab_size", "markov_rank", "confidence_width")
 
 
 def layer_config(kind: str) -> str:
@@ -240,7 +234,7 @@ def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
     hidden, vocab, drafted, rank = (
         net.layer.hidden_size, net.layer.vocab_size, net.draft_vocab_size, net.markov_rank
     )  # fmt: skip
-    sources = {_shared(name): name for name in names}
+    sources = {common_name(name): name for name in names}
     shapes = {
         "fc.weight": (hidden, len(net.target_layers) * net.target_hidden_size),
         "hidden_norm.weight": (hidden,),
@@ -258,20 +252,15 @@ def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
     shapes |= {name: shape for name, shape in optional.items() if name in sources}
     found = [_rule(kind, name, sources.get(name, name), shape) for name, shape in shapes.items()]
     for number in range(net.layer.num_layers):
-        found += [_in_net(kind, number, rule) for rule in attention(net.layer, number) + mlp(net.layer, number)]
+        found += layer_rules(net.layer, number, f"{kind}.layers.{number}", f"layers.{number}")
     return found
 
 
-def _shared(name: str) -> str:
-    start = next((start for start in _SHARED if name.startswith(start)), "")
-    return f"{_SHARED.get(start, '')}{name.removeprefix(start)}"
+def common_name(name: str) -> str:
+    """Return the name of a net's tensor in most dialects."""
+    return _TOP_LEVEL.sub(lambda found: f"{MARKOV}{found[0]}" if found["markov"] else CONFIDENCE, name)
 
 
 def _rule(kind: str, name: str, source: str, shape: tuple[int, ...]) -> Rule:
     rule = Rule(f"{kind}.{name}", (SourceTensor(source, shape),), Stage.LAST, Split.WHOLE)
     return replace(rule, dtype="I64") if name == "d2t" else rule
-
-
-def _in_net(kind: str, number: int, rule: Rule) -> Rule:
-    sources = tuple(replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in rule.sources)
-    return Rule(f"{kind}.layers.{number}.{rule.target}", sources, Stage.LAST, rule.split)

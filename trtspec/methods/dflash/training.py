@@ -18,20 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoints.source import load_source
 from trtspec.methods.base import HeadTarget
 from trtspec.methods.dflash import describe
 from trtspec.methods.dflash.net import BlockNet, net_rules, read_block_net
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.layers import BlockAttention, SharedWeights, TrainableLayer, View
-from trtspec.training.tensors import SourceTensors
+from trtspec.training.layers import BlockAttention, SharedWeights, TrainableLayer, View, linear, rms_norm
 from trtspec.training.trainable import (
     LEAST_READ,
     DraftInitializer,
     DraftSource,
     DraftTrainer,
     InitialDraft,
-    Initializer,
     TrainableDraft,
     plain_layer,
 )
@@ -79,9 +76,6 @@ def make(origin: DraftInitializer) -> InitialDraft:
     return initial_draft(origin, initial_net(origin, origin.draft_len + 1), "dflash", "DFlashDraftModel", {}, {})
 
 
-MAKER = Initializer(make, ("layers",))
-
-
 class TrainableDFlash(TrainableDraft):
     """A net in any of the dialects that `methods/dflash/net` reads; its embedding, if it has one, is frozen.
 
@@ -91,27 +85,23 @@ class TrainableDFlash(TrainableDraft):
     method = "dflash"
 
     def __init__(self, source: DraftSource) -> None:
-        origin, target, settings = load_source(source.root), source.target, source.settings
+        origin, target = source.origin, source.target
         self.net = net = read_block_net(origin, target.config.dtype, self.method)
         self.config, self.width = net.layer, net.layer.hidden_size
         self.passes = min(source.draft_len, net.drafts)
         self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
         rules = describe(origin, HeadTarget(target.config, [], self.passes), self.method).rules
         self._embedding, self._head = (f"{self.method}.{name}.weight" for name in ("embed_tokens", "lm_head"))
-        self.tensors = SourceTensors(
-            origin, rules, lambda rule: rule.name != self._embedding, settings.lora, settings.seed, target.device
-        )
+        self.tensors = source.tensors(origin, rules, frozen=[self._embedding])
         self._borrowed = SharedWeights.of(target)
         if "d2t" in origin.tensors:
             self.vocab = torch.arange(net.draft_vocab_size, device=target.device) + self.tensors.tensor("d2t")
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the net's final hidden states at each drafting position of the blocks."""
-        if features is None:
-            raise ValueError("block nets need features of the target")
         silent = self.net.block_size - self.net.drafts
         blocks = BlockAttention(batch, self.passes + silent, is_causal=self.net.is_causal)
-        context = self._norm(view, F.linear(features, view[f"{self.method}.fc.weight"]), "hidden_norm")
+        context = self._norm(view, linear(view, f"{self.method}.fc", features), "hidden_norm")
         hidden = F.embedding(self._tokens(batch, blocks), view.get(self._embedding, self._borrowed.embedding))
         for number in range(self.config.num_layers):
             layer = TrainableLayer(view, f"{self.method}.layers.{number}", self.config, number)
@@ -131,8 +121,7 @@ class TrainableDFlash(TrainableDraft):
         return torch.where(is_anchor, anchors, self.net.mask_token)
 
     def _norm(self, view: View, rows: Tensor, module: str) -> Tensor:
-        weight = view[f"{self.method}.{module}.weight"]
-        return F.rms_norm(rows, weight.shape, weight, self.config.norm_epsilon)
+        return rms_norm(view, f"{self.method}.{module}", rows, self.config.norm_epsilon)
 
 
-TRAINABLE = DraftTrainer(TrainableDFlash)
+TRAINABLE = DraftTrainer(TrainableDFlash, make, ("layers",))

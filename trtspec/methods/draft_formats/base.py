@@ -18,7 +18,8 @@ from trtspec.methods.medusa import MedusaNames
 PACKAGE, ATTRIBUTE = "trtspec.methods.draft_formats.formats", "DIALECT"
 
 WEIGHTS = "model.safetensors"
-EMBEDDING, LM_HEAD = OF_THE_TARGET = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+MEDUSA = "medusa"  # the only kind without layers
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,26 @@ class Key:
         return not value if self.inverted else value
 
 
+# Keys that several dialects share; z-lab/dflash:dflash/model.py@44947fb reads the first two at the top level.
+BLOCK_KEYS = (
+    Key("block_size", ("block_size",), is_needed=True),
+    Key("num_target_layers", ("num_target_layers",), is_needed=True),
+    Key("hidden_layers", ("dflash_config", "target_layer_ids"), shift=-1),
+    Key("mask_token", ("dflash_config", "mask_token_id"), is_needed=True),
+)
+MARKOV_KEYS = (
+    Key("markov_rank", ("dflash_config", "markov_rank")),
+    Key("markov_head", ("dflash_config", "markov_head_type")),
+)
+MEDUSA_SIZES = (Key("hidden_size", ("hidden_size",)), Key("vocab_size", ("vocab_size",)))
+MEDUSA_CARRIED = dict.fromkeys(("dtype", "torch_dtype", "transformers_version", "_name_or_path"))
+
+
 @dataclass(frozen=True)
 class DraftSchema:
     """A dialect's schema of one kind of draft.
 
-    Config: `means` are the values of facts without a key, if they are not the neutral ones. `fixed` are keys with a
+    Config: `implied` are the values of facts without a key, if they are not the neutral ones. `fixed` are keys with a
     required value, by path; a file with another value is rejected. `carried` are keys that do not affect computation
     (dots separate the keys of a path), each with its default value or None. `marks` are keys and tensor name prefixes
     that identify the dialect. `section` has the config of the layers, None for the top level. `names_target` is a key
@@ -55,7 +71,7 @@ class DraftSchema:
 
     Tensors: `renames` maps common tensor name prefixes to the dialect's. `needs` are required tensors, `shared` are
     tensors that it takes from the target, and `lacks` maps regular expressions of unsupported tensors to the reason.
-    `told_by_tensors` are facts that follow from the tensors. `weights` is the file name.
+    `in_tensors` are facts that follow from the tensors. `weights` is the file name.
 
     Medusa heads have separate `names` and no layers; names with a prefix mean that the heads are written into the
     target's config and tensors.
@@ -63,7 +79,7 @@ class DraftSchema:
 
     architecture: str
     keys: tuple[Key, ...]
-    means: Mapping[str, Any] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[tuple[str, ...], Any] = field(default_factory=dict)
     carried: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
@@ -74,8 +90,8 @@ class DraftSchema:
     lacks: Mapping[str, str] = field(default_factory=dict)
     maps_whole_vocabulary: bool = False  # d2t and t2d are present even if all tokens are drafted
     has_t2d: bool = True
-    says_verifier: bool = False  # speculators_config
-    told_by_tensors: tuple[str, ...] = ()
+    has_speculators_config: bool = False
+    in_tensors: tuple[str, ...] = ()
     names: MedusaNames | None = None
     names_target: str = ""
     weights: str = WEIGHTS
@@ -86,22 +102,22 @@ class DraftSchema:
         return {key.path for key in self.keys} | set(self.fixed) | {tuple(key.split(".")) for key in self.carried}
 
     @property
-    def is_whole_model(self) -> bool:
+    def includes_target(self) -> bool:
         """Return whether its files contain the target's config and tensors."""
         return self.names is not None and bool(self.names.prefix)
 
     @property
-    def key_of(self) -> dict[str, Key]:
+    def keys_by_fact(self) -> dict[str, Key]:
         """Return its keys by fact."""
         return {key.fact: key for key in self.keys}
 
 
 @dataclass(frozen=True)
 class DraftFormat:
-    """One dialect, registered as `DIALECT` of a module in `formats/`; `forms` are by kind (a method's name)."""
+    """One dialect, registered as `DIALECT` of a module in `formats/`; `schemas` are by kind (a method's name)."""
 
     title: str
-    forms: Mapping[str, DraftSchema]
+    schemas: Mapping[str, DraftSchema]
 
 
 def dialects() -> dict[str, DraftFormat]:
@@ -116,31 +132,14 @@ def find_dialect(name: str) -> DraftFormat:
 
 
 def schemas_for(kind: str) -> dict[str, DraftSchema]:
-    """Return the form of a kind for each dialect that supports it."""
-    return {name: dialect.forms[kind] for name, dialect in dialects().items() if kind in dialect.forms}
+    """Return the schema of a kind for each dialect that supports it."""
+    return {name: dialect.schemas[kind] for name, dialect in dialects().items() if kind in dialect.schemas}
 
 
 def find_schema(name: str, kind: str) -> DraftSchema:
-    """Return a dialect's form of a kind of draft; raise TrtspecError if the dialect does not support the kind."""
+    """Return a dialect's schema of a kind of draft; raise TrtspecError if the dialect does not support the kind."""
     dialect = find_dialect(name)
-    if kind not in dialect.forms:
+    if kind not in dialect.schemas:
         known = ", ".join(schemas_for(kind)) or "none"
         raise TrtspecError(f"{dialect.title} does not support {kind} drafts", hint=f"supported by: {known}")
-    return dialect.forms[kind]
-
-
-# z-lab/dflash:dflash/model.py@44947fb reads block_size and num_target_layers at the top level.
-BLOCK = (
-    Key("block_size", ("block_size",), is_needed=True),
-    Key("num_target_layers", ("num_target_layers",), is_needed=True),
-    Key("hidden_layers", ("dflash_config", "target_layer_ids"), shift=-1),
-    Key("mask_token", ("dflash_config", "mask_token_id"), is_needed=True),
-)
-MARKOV = (
-    Key("markov_rank", ("dflash_config", "markov_rank")),
-    Key("markov_head", ("dflash_config", "markov_head_type")),
-)
-
-
-SIZES = (Key("hidden_size", ("hidden_size",)), Key("vocab_size", ("vocab_size",)))
-CARRIED = dict.fromkeys(("dtype", "torch_dtype", "transformers_version", "_name_or_path"))
+    return dialect.schemas[kind]

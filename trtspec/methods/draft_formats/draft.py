@@ -10,18 +10,18 @@ from typing import Any
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import find_parts, match
-from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.safetensors import TensorInfo, read_tensor
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.trtllm import EMBEDDING as TARGET_EMBEDDING
 from trtspec.checkpoints.trtllm import LM_HEAD as TARGET_LM_HEAD
 from trtspec.checkpoints.trtllm import MOST_LAYERS
-from trtspec.checkpoints.writer import chunks
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import HeadTarget, find_method, methods
-from trtspec.methods.draft_formats.base import EMBEDDING, LM_HEAD, OF_THE_TARGET, DraftSchema, schemas_for
+from trtspec.methods.dflash.net import common_name
+from trtspec.methods.draft_formats.base import EMBEDDING, LM_HEAD, MEDUSA, DraftSchema, schemas_for
 from trtspec.methods.draft_formats.facts import (
     LEFT_OUT,
     READERS,
@@ -33,26 +33,31 @@ from trtspec.methods.draft_formats.facts import (
     layer_keys,
 )
 from trtspec.methods.draft_head import count_layers
-from trtspec.methods.eagle3 import find_names
+from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.methods.medusa import LISTED, OF_THE_BASE, SHARED, Heads, find_heads
 
-EAGLE = ("eagle3", "p_eagle")
+# The embedding and the LM head of a target, by the names of a draft's copies.
+TARGET_NAMES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
 # Tensors that are only needed for training, or are computed.
 _LEFT_OUT = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq")
-# ModelOpt stores a Markov head's tensors at the top level.
-_BARE = re.compile(r"(markov_w[12]|gate_proj|joint_proj)\..*")
+# Tensors that the methods' rules skip and leave to engines.
+_OPTIONAL = re.compile(
+    r"(.*\.)?t2d|verifier_.*|.*rotary_emb\.inv_freq"
+    r"|confidence_(head\.)?proj\.(weight|bias)|(markov_head\.)?(gate|joint)_proj\.(weight|bias)"
+)
+# Placeholder values that the reader of a decoder's config requires; Medusa heads do not describe the target's layers.
+_NO_LAYERS = {
+    "architectures": ["LlamaForCausalLM"], "num_attention_heads": 1, "head_dim": 2, "num_hidden_layers": 1,
+    "intermediate_size": 1, "max_position_embeddings": 1, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_VLLMS_HEADS = 5  # vLLM's default
 
 
-def shared_names(source: Source, kind: str, form: DraftSchema) -> dict[str, TensorInfo]:
-    """Return a draft's tensors by the names that most dialects share; for Medusa heads, by TensorRT-LLM's names."""
-    return dict(_head_tensors(source) if form.names else _renamed(source, kind, form))
-
-
-def dialect_names(facts: Facts, form: DraftSchema) -> Callable[[str], str]:
+def dialect_names(facts: Facts, schema: DraftSchema) -> Callable[[str], str]:
     """Return the function that maps a common tensor name to the dialect's name."""
-    if form.names is None:
-        return lambda name: _replace_start(name, form.renames)
-    heads = Heads(facts["num_heads"], facts["num_layers"], facts["hidden_size"], facts["vocab_size"], form.names)
+    if schema.names is None:
+        return lambda name: _replace_start(name, schema.renames)
+    heads = Heads(facts["num_heads"], facts["num_layers"], facts["hidden_size"], facts["vocab_size"], schema.names)
     named = {rule.name: rule.sources[0].name for rule in heads.rules()}
     return lambda name: named.get(name, name)
 
@@ -64,19 +69,11 @@ def _head_tensors(source: Source) -> Iterator[tuple[str, TensorInfo]]:
             yield LM_HEAD if stored == heads.shared else rule.name, source.tensors[stored]
 
 
-def _renamed(source: Source, kind: str, form: DraftSchema) -> Iterator[tuple[str, TensorInfo]]:
-    eagle = find_names(source) if kind in EAGLE else None
-    prefix = eagle.prefix if eagle else ""
-    back = {renamed: shared for shared, renamed in form.renames.items() if renamed}
-    if eagle:
-        back = {f"{eagle.layer}.": "layers.0."}
+def _renamed(source: Source) -> Iterator[tuple[str, TensorInfo]]:
     for stored, tensor in source.tensors.items():
-        name = stored.removeprefix(prefix)
-        if _LEFT_OUT.fullmatch(name):
-            continue
-        if not eagle and _BARE.fullmatch(name):
-            name = f"markov_head.{name}"
-        yield _replace_start(name, back), tensor
+        name = _replace_start(stored.removeprefix("eagle_module."), {"midlayer.": "layers.0."})
+        if not _LEFT_OUT.fullmatch(name):
+            yield common_name(name), tensor
 
 
 def _replace_start(name: str, starts: Mapping[str, str]) -> str:
@@ -84,12 +81,9 @@ def _replace_start(name: str, starts: Mapping[str, str]) -> str:
     return name if start is None else f"{starts[start]}{name.removeprefix(start)}"
 
 
-RULES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
-
-
 def target_tensor(name: str, target: SourceModel) -> TensorInfo:
     """Return the target's embedding or LM head."""
-    rules = [rule for rule in target.rules if rule.target == RULES[name]]
+    rules = [rule for rule in target.rules if rule.target == TARGET_NAMES[name]]
     ((tensor,),) = find_parts(rules, target.source).values()
     return tensor
 
@@ -98,16 +92,7 @@ def have_equal_bits(one: TensorInfo, other: TensorInfo) -> bool:
     """Return whether two tensors are bit-identical."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return all(left == right for left, right in zip(chunks(one), chunks(other), strict=True))
-
-
-KIND = "medusa"
-# Placeholder values that the reader of a decoder's config requires; the heads do not describe the target's layers.
-_NO_LAYERS = {
-    "architectures": ["LlamaForCausalLM"], "num_attention_heads": 1, "head_dim": 2, "num_hidden_layers": 1,
-    "intermediate_size": 1, "max_position_embeddings": 1, "rms_norm_eps": 1e-6,
-}  # fmt: skip
-_VLLMS_HEADS = 5  # vLLM's default
+    return all(left == right for left, right in zip(read_tensor(one), read_tensor(other), strict=True))
 
 
 def described_target(source: Source) -> ModelConfig:
@@ -149,7 +134,7 @@ def _adds_nothing(source: Source, heads: Heads, head: int) -> bool:
     """Return whether all blocks of a head are zero."""
     rules = [rule(head, layer) for layer in range(heads.num_layers) for rule in (heads.weight, heads.bias)]
     blocks = [source.tensors[rule.sources[0].name] for rule in rules if rule.sources[0].name]
-    return all(chunk.count(0) == len(chunk) for tensor in blocks for chunk in chunks(tensor))
+    return all(chunk.count(0) == len(chunk) for tensor in blocks for chunk in read_tensor(tensor))
 
 
 def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceModel | None) -> bool:
@@ -158,19 +143,12 @@ def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceM
     return heads.shared == "" or bool(target and matrix and have_equal_bits(matrix, target_tensor(LM_HEAD, target)))
 
 
-# Tensors that the methods' rules skip and leave to engines.
-_OPTIONAL = re.compile(
-    r"(.*\.)?t2d|verifier_.*|.*rotary_emb\.inv_freq"
-    r"|confidence_(head\.)?proj\.(weight|bias)|(markov_head\.)?(gate|joint)_proj\.(weight|bias)"
-)
-
-
 @dataclass(frozen=True)
 class SourceDraft:
     """A draft of one `kind` (a method's name), read from the dialect `dialect`.
 
     `layer` is the config of its layers, and `tensors` are by the names that most dialects share. `carried` are keys by
-    dialect that do not affect computation. `beside` are the target's tensors in the same files, by their names.
+    dialect that do not affect computation. `target_tensors` are the target's tensors in the same files, by their names.
     `warnings` come from the methods' readers.
     """
 
@@ -181,14 +159,19 @@ class SourceDraft:
     tensors: dict[str, TensorInfo]
     carried: Carried
     where: str
-    beside: dict[str, TensorInfo]
+    target_tensors: dict[str, TensorInfo]
     warnings: tuple[Diagnostic, ...]
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Return the names of shared target tensors that an earlier conversion omitted."""
         names = self.carried.get("facts", {}).get(LEFT_OUT)
-        return tuple(name for name in OF_THE_TARGET if isinstance(names, list) and name in names)
+        return tuple(name for name in TARGET_NAMES if isinstance(names, list) and name in names)
+
+    def layers_read(self, num_layers: int) -> tuple[int, ...]:
+        """Return the target's layers whose hidden states the draft reads, numbered by their inputs."""
+        named: tuple[int, ...] | None = self.facts.get("hidden_layers") or self.facts.get("aux_layers")
+        return named or default_aux_layers(num_layers)
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
         """Return the error to raise for this draft."""
@@ -206,21 +189,22 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
         raise source.reader.refuse(
             "its weights are quantized; conversion requires unquantized weights", "use the draft before quantization"
         )
-    config = target.config if target else described_target(source) if kind == KIND else _claimed(source)
+    config = target.config if target else described_target(source) if kind == MEDUSA else _claimed(source)
     found, skipped = _check(source, kind, config, target)
-    warnings = (*found, *(check_heads(source, target) if kind == KIND else ()))
+    warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
     name = _detect_dialect(source, kind)
-    form = schemas_for(kind)[name]
-    check_keys(source, kind, form, drop)
-    carried = carried_keys(source, name, form, drop)
+    schema = schemas_for(kind)[name]
+    check_keys(source, kind, schema, drop)
+    carried = carried_keys(source, name, schema, drop)
     facts = READERS[kind](source, config)
     facts[SOFT] = target.config.num_layers if target else facts[SOFT] or _soft(carried)
-    tensors = shared_names(source, kind, form)
-    beside = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
-    layer = layer_keys(source, form)
+    # by the names that most dialects share; Medusa heads by TensorRT-LLM's names
+    tensors = dict(_head_tensors(source) if schema.names else _renamed(source))
+    target_tensors = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
+    layer = layer_keys(source, schema)
     if layer.get("num_hidden_layers") and (layers := count_layers(tensors)):
         layer["num_hidden_layers"] = layers  # some heads have the target's number here
-    return SourceDraft(kind, name, facts, layer, tensors, carried, str(source.root), beside, warnings)
+    return SourceDraft(kind, name, facts, layer, tensors, carried, str(source.root), target_tensors, warnings)
 
 
 def is_quantized(source: Source) -> bool:
@@ -273,7 +257,7 @@ def _check(
 
 def _detect_dialect(source: Source, kind: str) -> str:
     """Return the dialect with the largest share of its marks present; of equal shares, the one with the most marks."""
-    marks = {name: [_has(source, mark) for mark in form.marks] for name, form in schemas_for(kind).items()}
+    marks = {name: [_has(source, mark) for mark in schema.marks] for name, schema in schemas_for(kind).items()}
     counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
     return max(counted, key=lambda name: counted[name])
 

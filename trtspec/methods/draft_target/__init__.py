@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trtspec.checkpoints.source import Source
 from trtspec.methods.base import Method, Options, Suggestion
 
 
@@ -23,10 +22,6 @@ class DraftTargetOptions(Options):
     )
 
 
-def _suggest(source: Source) -> Suggestion:
-    return Suggestion(9, "DRAFT is not a draft head, so it is treated as a model")
-
-
 METHOD = Method(
     summary="a smaller model drafts, the target verifies",
     drafts_with="model",
@@ -34,6 +29,6 @@ METHOD = Method(
     draft_lens=range(1, 65),
     default_draft_len=5,
     options=DraftTargetOptions,
-    suggest=_suggest,
+    suggest=lambda source: Suggestion(9, "DRAFT is not a draft head, so it is treated as a model"),
     variants=lambda options: ({"stop_below": probability} for probability in (0.0, 0.2, 0.4, 0.6)),
 )

@@ -17,30 +17,27 @@ from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
-from trtspec.engine.drafting.vocabulary import load_vocab_adapter
+from trtspec.engine.drafting.vocabulary import load_vocabulary
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.positions import Window
 from trtspec.engine.prefill import PrefixCache, prefill
 
 
-class DraftModelDrafter(Drafter):
-    """Drafts with a converted checkpoint of the target's vocabulary, or of one with a stored vocabulary mapping."""
+class ModelDrafter(Drafter):
+    """A converted checkpoint of the target's vocabulary, or of one with a stored vocabulary mapping, with its cache."""
 
-    def __init__(self, setup: DrafterConfig) -> None:
+    def __init__(self, setup: DrafterConfig, method: str) -> None:
         if setup.root is None:
-            raise CheckpointError("draft_target needs a draft checkpoint", hint="set speculation.draft")
+            raise CheckpointError(f"{method} needs a draft checkpoint", hint="set speculation.draft")
         room, checkpoint = setup.room, load_checkpoint(setup.root)
         sizes = setup.target.config.vocab_size, checkpoint.config.vocab_size
-        self._reading = load_vocab_adapter(setup.root, *sizes, room.device)
+        self._reading = load_vocabulary(setup.root, *sizes, room.device)
         self._room = room.max_len * self._reading.longer
         length = room.length * self._reading.longer
         self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
         self._prefixes = PrefixCache(self._model.cache, room.kept_tokens * self._reading.longer)
-        self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
-        self._draws: bool = setup.options.use_draft_logits
         self._known = [0] * room.rows  # number of processed tokens of each row's text
         self._at = [0] * room.rows  # their number of draft tokens, which are in the cache
-        self._ahead = 0  # number of drafted tokens processed in this step
         self.vocab_size = None if self._reading.longer > 1 else sizes[1]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
@@ -51,25 +48,44 @@ class DraftModelDrafter(Drafter):
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._at[first_row : first_row + len(prompts)] = map(len, encoded)
 
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Add the keys and values of the processed tokens to the prefix cache."""
+        if self._at[row] < self._room:  # otherwise the text was too long, and the entries are undefined
+            self._prefixes.keep(row, self._reading.spell(text), self._at[row])
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row's cache."""
+        self._model.cache.move_row(source, target, self._at[source])
+        self._known[target], self._at[target] = self._known[source], self._at[source]
+
+
+class DraftModelDrafter(ModelDrafter):
+    """Drafts one token per pass."""
+
+    def __init__(self, setup: DrafterConfig) -> None:
+        super().__init__(setup, "draft_target")
+        self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
+        self._draws: bool = setup.options.use_draft_logits
+        self._ahead = 0  # number of drafted tokens processed in this step
+
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft one token per pass until all chains have ended; rows whose text is too long get no draft."""
         model, reading, unread = self._model, self._reading, self._unread(texts, depth)
         rows = [each or (0, [0]) for each in unread]
         width = max(len(new) for _, new in rows)
         first = model.windows.chain([start for start, _ in rows], width)
-        windows = [first, *model.windows.singles([start + len(new) for start, new in rows], depth - 1)]
+        windows = model.windows.singles([start + len(new) for start, new in rows], depth - 1)
         tokens = torch.tensor([new + [0] * (width - len(new)) for _, new in rows], device=model.device)
         lasts = torch.tensor([row * width + len(new) - 1 for row, (_, new) in enumerate(rows)], device=model.device)
-        self._ahead = -1
+        logits = reading.shared(model.forward(tokens, first, lasts))
+        self._ahead = 0
 
         def forward(tokens: Tensor, window: Window) -> Tensor:
             self._ahead += 1
-            if window is first:
-                return reading.shared(model.forward(tokens, window, lasts))
-            return reading.shared(model.forward(reading.read(tokens), window))
+            return reading.shared(model.forward(reading.to_draft(tokens), window))
 
         drawn = sampling if self._draws else None
-        draft = draft_chain(forward, tokens, windows, drawn, self._floors, reading.vocabulary)
+        draft = draft_chain(logits, forward, windows, drawn, self._floors, reading)
         lens = [length if each else 0 for length, each in zip(draft.lens or (), unread, strict=True)]
         return replace(draft, lens=lens)
 
@@ -90,16 +106,6 @@ class DraftModelDrafter(Drafter):
             self._known[row] += accepted
             self._at[row] += accepted
         self._ahead = 0
-
-    def keep(self, row: int, text: Sequence[int]) -> None:
-        """Add the keys and values of the processed tokens to the prefix cache."""
-        if self._at[row] < self._room:  # otherwise the text was too long, and the entries are undefined
-            self._prefixes.keep(row, self._reading.spell(text), self._at[row])
-
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's cache."""
-        self._model.cache.move_row(source, target, self._at[source])
-        self._known[target], self._at[target] = self._known[source], self._at[source]
 
 
 DRAFTER = DraftModelDrafter

@@ -22,13 +22,11 @@ from trtspec.engine.model.layer_pass import embedding_scale
 from trtspec.families.decoder import decoder_rules
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import TrainableLayer, View, cap
-from trtspec.training.tensors import SourceTensors
 from trtspec.training.trainable import (
     DraftInitializer,
     DraftSource,
     DraftTrainer,
     InitialDraft,
-    Initializer,
     TrainableDraft,
     plain_layer,
 )
@@ -73,21 +71,17 @@ def _narrowed(rows: Tensor, width: int) -> Tensor:
     return rows @ directions[:, -width:]
 
 
-MAKER = Initializer(make, ("layers", "hidden_size"))
-
-
 class TrainableModel(TrainableDraft):
     """A dense model of any family."""
 
     reads_on = True
 
     def __init__(self, source: DraftSource) -> None:
-        model, settings = load_model(source.root, "auto"), source.settings
+        model = load_model(source.root, "auto")
         self.config, self.width = model.config, model.config.hidden_size
-        device = source.target.device
-        self.tensors = SourceTensors(model.source, model.rules, lambda rule: True, settings.lora, settings.seed, device)
+        self.tensors = source.tensors(model.source, model.rules)
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the output of the final norm."""
         config = self.config
         hidden = F.embedding(batch.tokens, view[EMBEDDING])
@@ -103,4 +97,4 @@ class TrainableModel(TrainableDraft):
         return cap(F.linear(hidden, view[LM_HEAD]), self.config.logit_cap)
 
 
-TRAINABLE = DraftTrainer(TrainableModel)
+TRAINABLE = DraftTrainer(TrainableModel, make, ("layers", "hidden_size"))

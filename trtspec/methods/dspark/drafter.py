@@ -14,27 +14,11 @@ from torch import Tensor
 
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.chain import NO_FLOOR, ConfidenceFloor, SampledChain, max_probability
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.methods.dflash.drafter import BlockDrafter
 from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
 
 NAME = "dspark"
-
-
-class MarkovHead:
-    """The Markov head: a low-rank map from a token to a bias on the logits of the next token."""
-
-    def __init__(self, weights: HeadWeights) -> None:
-        self._from = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
-        self._to = weights.linear(f"{NAME}.{MARKOV}markov_w2")
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [rows, rank] of the target's tokens [rows]."""
-        return F.embedding(tokens, self._from)
-
-    def biased(self, logits: Tensor, embedded: Tensor) -> Tensor:
-        """Return logits [rows, the draft's vocabulary] plus the bias of the previous tokens."""
-        return self._to.add_to(logits, embedded)
 
 
 class ConfidenceHead:
@@ -43,7 +27,7 @@ class ConfidenceHead:
     It reads the position's hidden state and, if it was trained that way, the previous token's Markov embedding.
     """
 
-    def __init__(self, weights: HeadWeights, reads_markov: bool) -> None:
+    def __init__(self, weights: WeightLoader, reads_markov: bool) -> None:
         name, self._reads_markov = f"{NAME}.{CONFIDENCE}", reads_markov
         self._weight = weights.tensor(f"{name}weight", torch.float32)
         self._bias = weights.tensor(f"{name}bias", torch.float32) if f"{name}bias" in weights else None
@@ -60,7 +44,9 @@ class DSparkDrafter(BlockDrafter):
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, NAME)
         weights, width = self.network.weights, self.network.net.confidence_width
-        self._markov = MarkovHead(weights)
+        # the Markov head: a low-rank map from a token to a bias on the logits of the next token
+        self._markov_embedding = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
+        self._markov_bias = weights.linear(f"{NAME}.{MARKOV}markov_w2")
         is_used = width and setup.confidence  # without a bound the head is not needed
         self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if is_used else None
         self._floors = ConfidenceFloor(chain=setup.confidence)
@@ -73,8 +59,8 @@ class DSparkDrafter(BlockDrafter):
         tokens = torch.tensor([text[-1] for text in texts], device=hidden.device)
         embedded, biased = list[Tensor](), list[Tensor]()
         for position in range(depth):
-            embedded.append(self._markov.embed(tokens))
-            biased.append(self._markov.biased(logits[:, position], embedded[-1]))
+            embedded.append(F.embedding(tokens, self._markov_embedding))
+            biased.append(self._markov_bias.add_to(logits[:, position], embedded[-1]))
             tokens = chain.add(biased[-1])
         if self._floors == NO_FLOOR:
             return chain.draft([depth] * rows)

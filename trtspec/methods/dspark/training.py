@@ -19,7 +19,7 @@ from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
 from trtspec.methods.dflash.training import TrainableDFlash, initial_draft, initial_net
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
-from trtspec.training.trainable import DraftInitializer, DraftTrainer, InitialDraft, Initializer
+from trtspec.training.trainable import DraftInitializer, DraftTrainer, InitialDraft
 
 RANK, LEAST_WIDTH = 256, 4  # the rank is at most a quarter of the target's width
 
@@ -45,15 +45,12 @@ def make(origin: DraftInitializer) -> InitialDraft:
     return initial_draft(origin, net, "dspark", "DSparkDraftModel", inner, zeros)
 
 
-MAKER = Initializer(make, ("layers",))
-
-
 class TrainableDSpark(TrainableDFlash):
     """A net with a Markov head; its hidden states include the Markov embedding of the previous token."""
 
     method = "dspark"
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the block's hidden states concatenated with the Markov embeddings of the previous tokens."""
         states, embedding = super().hidden(view, batch, features), view[f"{self.method}.{MARKOV}markov_w1.weight"]
         previous = (F.embedding(batch.tokens_after(step), embedding) for step in range(self.passes))
@@ -64,7 +61,7 @@ class TrainableDSpark(TrainableDFlash):
         states, previous = hidden[:, : self.width], hidden[:, self.width :]
         return super().logits(view, states, step) + F.linear(previous, view[f"{self.method}.{MARKOV}markov_w2.weight"])
 
-    def sureness(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
+    def confidence(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
         """Return the logits of the confidence head, or None if the net does not have one."""
         name = f"{self.method}.{CONFIDENCE}"
         if not self.net.confidence_width:
@@ -73,4 +70,4 @@ class TrainableDSpark(TrainableDFlash):
         return F.linear(seen, view[f"{name}weight"], view.get(f"{name}bias")).squeeze(-1)
 
 
-TRAINABLE = DraftTrainer(TrainableDSpark)
+TRAINABLE = DraftTrainer(TrainableDSpark, make, ("layers",))

@@ -20,9 +20,9 @@ from trtspec.checkpoints.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import EMBEDDING, LM_HEAD
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.families.decoder import HEAD_DEFAULTS, attention, mlp, read_decoder
+from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.draft_head import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers
+from trtspec.methods.draft_head import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers, layer_rules
 from trtspec.methods.tree_choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices, smaller_trees
 from trtspec.recipe.schema import refuse
 
@@ -46,6 +46,12 @@ class Growth(NamedTuple):
     nodes: int
 
 
+def _size(option: str, most: int, what: str) -> Any:
+    """Return the field of an option for dynamic trees; its default depends on `dynamic`."""
+    description = f"Dynamic: {what} ({_DEFAULTS[option]})"
+    return Field(default=None, validate_default=True, ge=1, le=most, description=description)
+
+
 class EagleOptions(LossyOptions):
     """Either the choices of a static tree, or with `dynamic` the size of a dynamic tree; the other options are None."""
 
@@ -57,27 +63,9 @@ class EagleOptions(LossyOptions):
         validate_default=True,
         description=f"Name of a published tree, or paths: [0, 2] is the third best after the best ({_DEFAULT_CHOICES})",
     )
-    top_k: int | None = Field(
-        default=None,
-        validate_default=True,
-        ge=1,
-        le=64,
-        description=f"Dynamic: tokens ranked after a node, and nodes extended per level ({_DEFAULTS['top_k']})",
-    )
-    depth: int | None = Field(
-        default=None,
-        validate_default=True,
-        ge=1,
-        le=32,
-        description=f"Dynamic: levels of tokens, one more than EAGLE-2's depth ({_DEFAULTS['depth']})",
-    )
-    nodes: int | None = Field(
-        default=None,
-        validate_default=True,
-        ge=1,
-        le=MOST_NODES,
-        description=f"Dynamic: total drafted tokens ({_DEFAULTS['nodes']})",
-    )
+    top_k: int | None = _size("top_k", 64, "tokens ranked after a node, and nodes extended per level")
+    depth: int | None = _size("depth", 32, "levels of tokens, one more than EAGLE-2's depth")
+    nodes: int | None = _size("nodes", MOST_NODES, "total drafted tokens")
 
     @field_validator("choices", mode="before")
     @classmethod
@@ -123,11 +111,8 @@ def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
             ("vocab_embedding.weight", SourceTensor(_EMBEDDING, (vocab, hidden)), Split.EMBEDDING),
         )
     ]
-    for rule in attention(config, 0) + mlp(config, 0):
-        if rule.target != "input_layernorm.weight":
-            sources = tuple(replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in rule.sources)
-            found.append(Rule(f"{prefix}.layers.0.{rule.target}", sources, Stage.LAST, rule.split, copy=True))
-    return found
+    layer = layer_rules(config, 0, f"{prefix}.layers.0", "layers.0")
+    return found + [replace(rule, copy=True) for rule in layer if not rule.name.endswith(".input_layernorm.weight")]
 
 
 def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftHead:

@@ -18,7 +18,7 @@ from trtspec.engine.model.attention import attend
 from trtspec.engine.model.decoder import FINAL, Decoder
 from trtspec.engine.model.layers import Norm
 from trtspec.engine.model.positions import Window
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
 
 # an engine has an identical head for each level of the tree; the first one is used
@@ -38,7 +38,7 @@ class EagleHead(FeatureHead):
             raise CheckpointError("does not contain an EAGLE head", where=str(checkpoint.root), hint=hint)
         config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
         super().__init__(config, room)
-        weights = HeadWeights(checkpoint, head_rules(config, _NET), room.device, room.dtype)
+        weights = WeightLoader(checkpoint, head_rules(config, _NET), room.device, room.dtype)
         embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
         # usually a copy of the target's embedding, which is then shared
         self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding

@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
 from trtspec.methods.eagle import NETS, OPTIONAL, head_rules, read_head_config
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.layers import MOST_PASSES, RolloutAttention, SharedWeights, TrainableLayer, View
-from trtspec.training.tensors import SourceTensors
+from trtspec.training.layers import MOST_PASSES, RolloutAttention, SharedWeights, TrainableLayer, View, linear
 from trtspec.training.trainable import (
     DraftInitializer,
     DraftSource,
     DraftTrainer,
     InitialDraft,
-    Initializer,
     TrainableDraft,
     plain_layer,
 )
+
+NET = f"{NETS}.0.drafter"
+EMBEDDING = f"{NET}.vocab_embedding.weight"
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
@@ -40,40 +40,29 @@ def make(origin: DraftInitializer) -> InitialDraft:
     return InitialDraft(config, origin.fill(rules, {"fc.weight": fused}))
 
 
-MAKER = Initializer(make)
-
-
-NET = f"{NETS}.0.drafter"
-EMBEDDING = f"{NET}.vocab_embedding.weight"
-
-
 class TrainableEagle(TrainableDraft):
     """A head of one layer; its embedding is frozen, and the LM head is the target's."""
 
     aux_layers = (FINAL,)
 
     def __init__(self, source: DraftSource) -> None:
-        target, settings, origin = source.target, source.settings, load_source(source.root)
+        target, origin = source.target, source.origin
         self.config = read_head_config(origin, target.config)
         self.width, self.passes = self.config.hidden_size, min(source.draft_len, MOST_PASSES)
         rules = [rule for rule in head_rules(self.config, NET) if rule.sources[0].name in origin.tensors]
-        self.tensors = SourceTensors(
-            origin, rules, lambda rule: rule.name != EMBEDDING, settings.lora, settings.seed, target.device
-        )
+        self.tensors = source.tensors(origin, rules, frozen=[EMBEDDING])
         self._borrowed = SharedWeights.of(target)
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the output of each pass for the pairs (hidden state of t, token at t + 1)."""
-        if features is None:
-            raise ValueError("EAGLE heads need features of the target")
         embedding = view.get(EMBEDDING, self._borrowed.embedding)
         chains, hidden, outputs = RolloutAttention(batch), features, []
         layer = TrainableLayer(view, f"{NET}.layers.0", self.config)
         for _ in range(self.passes):
             pairs = torch.cat([F.embedding(chains.tokens, embedding), hidden], -1)
-            joined = F.linear(pairs, view[f"{NET}.fc.weight"], view.get(f"{NET}.fc.bias"))
-            hidden = layer.finish(chains.own(joined), chains.attend(layer, joined))
-            outputs.append(hidden[batch.is_place])
+            joined = linear(view, f"{NET}.fc", pairs)
+            hidden = layer.finish(chains.at_starts(joined), chains.attend(layer, joined))
+            outputs.append(hidden[batch.is_valid])
         return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
@@ -81,4 +70,4 @@ class TrainableEagle(TrainableDraft):
         return self._borrowed.logits(hidden)
 
 
-TRAINABLE = DraftTrainer(TrainableEagle)
+TRAINABLE = DraftTrainer(TrainableEagle, make)

@@ -103,8 +103,8 @@ def find_names(source: Source) -> Eagle3Names:
             raise reader.refuse("is an EAGLE-1 or EAGLE-2 head: its layer has no hidden_norm", "use method: eagle")
         raise reader.refuse(f"is not an EAGLE-3 head: {prefix}{layer}.hidden_norm.weight is missing", NOT_THIS_KIND)
     if f"{prefix}lm_head.weight" not in present and decoder_reader(reader).get("tie_word_embeddings", bool, False):
-        return Eagle3Names(prefix, layer, EMBEDDING)
-    return Eagle3Names(prefix, layer)
+        return Eagle3Names(prefix, EMBEDDING, layer=layer)
+    return Eagle3Names(prefix, layer=layer)
 
 
 def drafts_in_parallel(source: Source) -> bool:
@@ -144,7 +144,7 @@ def read_head_config(source: Source, names: Eagle3Names, target: ModelConfig) ->
         norm_output=reader.get("norm_output", bool, eagle.get("return_hidden_post_norm", bool, False)),
         fc_bias=has("fc.bias"),
         own_embedding=has(EMBEDDING) or layer.hidden_size != hidden,
-        own_head=has(names.head) or layer.hidden_size != hidden or drafted < vocab,
+        own_head=has(names.lm_head) or layer.hidden_size != hidden or drafted < vocab,
         maps_ids=has("d2t") or drafted < vocab,
     )
     if head.norm_before_fc and head.fc_norm:
@@ -254,4 +254,5 @@ METHOD = Method(
     read_head=read_head,
     suggest=_suggest,
     variants=_variants,
+    vocabulary_names=find_names,
 )

@@ -20,7 +20,7 @@ from trtspec.engine.model.attention import attend
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.layers import Block, Norm
 from trtspec.engine.model.positions import Window
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.methods.eagle3.head import LAYER, NAME, head_rules, stored_head
 
 
@@ -36,7 +36,7 @@ class Eagle3Head(FeatureHead):
         super().__init__(head.layer, room)
         self.aux_layers = head.aux_layers
         self._norm_output, self._norm_before_residual = head.norm_output, head.norm_before_residual
-        weights = HeadWeights(checkpoint, head_rules(head), room.device, room.dtype)
+        weights = WeightLoader(checkpoint, head_rules(head), room.device, room.dtype)
         epsilon = head.layer.norm_epsilon
         fuse_norms = [weights.norm(f"{NAME}.{module}") for module in head.fuse_norms]
         self._fuse_norms = [partial(Norm(len(each), epsilon, room.device), weight=each) for each in fuse_norms]

@@ -17,14 +17,15 @@ the head. Tensor names begin with `eagle3.`:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.trtllm import read_config
-from trtspec.families.decoder import attention, mlp
+from trtspec.methods.base import VocabularyNames
+from trtspec.methods.draft_head import layer_rules
 
 NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
 LAYER = f"{NAME}.layers.0"
@@ -49,14 +50,14 @@ class Eagle3HeadConfig:
     aux_layers: tuple[int, ...]
     target_hidden_size: int
     target_vocab_size: int
-    norm_before_fc: bool
-    fc_norm: bool
-    norm_before_residual: bool
-    norm_output: bool
-    fc_bias: bool
-    own_embedding: bool
-    own_head: bool
-    maps_ids: bool
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    fc_bias: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+    maps_ids: bool = False
 
     @property
     def fuse_norms(self) -> tuple[str, ...]:
@@ -87,12 +88,10 @@ def stored_head(document: ConfigReader, names: Collection[str], target: ModelCon
 
 
 @dataclass(frozen=True)
-class Eagle3Names:
-    """A source's tensor names: the common `prefix`, the `layer`'s prefix after it, and the LM head's name."""
+class Eagle3Names(VocabularyNames):
+    """A source's tensor names; `layer` is the layer's prefix after the common one."""
 
-    prefix: str = ""
     layer: str = "layers.0"
-    head: str = "lm_head.weight"
 
 
 def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> list[Rule]:
@@ -113,24 +112,18 @@ def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> li
     found += _layer_rules(head.layer, f"{names.prefix}{names.layer}")
     found.append(rule("norm.weight", hidden))
     if head.own_head:
-        lm_head = rule("lm_head.weight", vocab, hidden, source=names.head, split=Split.VOCABULARY)
-        found.append(replace(lm_head, copy=names.head == EMBEDDING))
+        lm_head = rule("lm_head.weight", vocab, hidden, source=names.lm_head, split=Split.VOCABULARY)
+        found.append(replace(lm_head, copy=names.lm_head == EMBEDDING))
     if head.maps_ids:
         found.append(replace(rule("d2t", vocab), dtype="I64"))
     return found
 
 
-def _layer_rules(config: ModelConfig, source: str) -> list[Rule]:
-    """Return the rules of a decoder layer whose attention input has twice the width."""
-    hidden_norm = Rule(
-        "hidden_norm.weight", (SourceTensor("model.layers.0.hidden_norm.weight", (config.hidden_size,)),), 0
-    )
-    found = []
-    for rule in [hidden_norm, *attention(config, 0), *mlp(config, 0)]:
-        sources = tuple(
-            replace(tensor, name=tensor.name.replace("model.layers.0", source, 1)) for tensor in rule.sources
-        )
-        if rule.target == "attention.qkv.weight":
-            sources = tuple(replace(tensor, shape=(tensor.shape[0], 2 * config.hidden_size)) for tensor in sources)
-        found.append(Rule(f"{LAYER}.{rule.target}", sources, Stage.LAST, rule.split))
-    return found
+def _layer_rules(config: ModelConfig, source: str) -> Iterator[Rule]:
+    """Yield the rules of a decoder layer whose attention input has twice the width."""
+    hidden_norm = SourceTensor(f"{source}.hidden_norm.weight", (config.hidden_size,))
+    yield Rule(f"{LAYER}.hidden_norm.weight", (hidden_norm,), Stage.LAST)
+    for rule in layer_rules(config, 0, LAYER, source):
+        is_wide = rule.name == f"{LAYER}.attention.qkv.weight"
+        wide = (replace(tensor, shape=(tensor.shape[0], 2 * config.hidden_size)) for tensor in rule.sources)
+        yield replace(rule, sources=tuple(wide)) if is_wide else rule

@@ -18,23 +18,25 @@ from torch import Tensor
 
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule
-from trtspec.checkpoints.source import Source, load_source
-from trtspec.methods.eagle3 import AUX_LAYERS, find_names, read_head_config
+from trtspec.checkpoints.source import Source
+from trtspec.methods.eagle3 import AUX_LAYERS, default_aux_layers, find_names, read_head_config
 from trtspec.methods.eagle3.head import LAYER, NAME, Eagle3HeadConfig, Eagle3Names, head_rules
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.layers import MOST_PASSES, RolloutAttention, SharedWeights, TrainableLayer, View
-from trtspec.training.tensors import SourceTensors
+from trtspec.training.layers import MOST_PASSES, RolloutAttention, SharedWeights, TrainableLayer, View, linear, rms_norm
 from trtspec.training.texts import TrainingText
 from trtspec.training.trainable import (
+    DEEP,
+    LEAST_READ,
     DraftInitializer,
     DraftSource,
     DraftTrainer,
     InitialDraft,
-    Initializer,
     TrainableDraft,
     plain_layer,
 )
 from trtspec.training.vocabulary import chosen_ids, moved_rows
+
+EMBEDDING = f"{NAME}.vocab_embedding.weight"
 
 
 def initial_head(origin: DraftInitializer, layers: int) -> Eagle3HeadConfig:
@@ -42,25 +44,26 @@ def initial_head(origin: DraftInitializer, layers: int) -> Eagle3HeadConfig:
     config = origin.config
     return Eagle3HeadConfig(
         layer=replace(plain_layer(config), num_layers=layers, vocab_size=len(origin.drafted)),
-        aux_layers=tuple(number + 1 for number in origin.eagle_layers()),
+        aux_layers=_aux_layers(origin),
         target_hidden_size=config.hidden_size,
         target_vocab_size=config.vocab_size,
-        norm_before_fc=False,
-        fc_norm=False,
-        norm_before_residual=False,
-        norm_output=False,
-        fc_bias=False,
-        own_embedding=False,
         own_head=True,
         maps_ids=True,
     )
+
+
+def _aux_layers(origin: DraftInitializer) -> tuple[int, ...]:
+    """Return the target layers whose inputs the head reads: EAGLE-3's default, unless the target has few layers."""
+    if (layers := origin.config.num_layers) >= DEEP:
+        return default_aux_layers(layers)
+    return tuple(number + 1 for number in origin.outputs_read(LEAST_READ))
 
 
 def initial_config(origin: DraftInitializer, architecture: str, layers: int) -> dict[str, Any]:
     """Return config.json of the head."""
     return origin.layer_config(plain_layer(origin.config), architecture, layers) | {
         "draft_vocab_size": len(origin.drafted),
-        "eagle_config": {AUX_LAYERS: list(origin.eagle_layers()), "use_aux_hidden_state": True},
+        "eagle_config": {AUX_LAYERS: [number - 1 for number in _aux_layers(origin)], "use_aux_hidden_state": True},
     }
 
 
@@ -77,30 +80,21 @@ def initial_tensors(origin: DraftInitializer) -> dict[str, Tensor]:
 
 def make(origin: DraftInitializer) -> InitialDraft:
     """Return a head of one layer."""
-    tensors = initial_tensors(origin)
-    tensors = origin.fill(head_rules(initial_head(origin, 1), Eagle3Names(layer="midlayer")), tensors) | {
-        "t2d": tensors["t2d"]
-    }
-    return InitialDraft(initial_config(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}, tensors)
-
-
-MAKER = Initializer(make, ("draft_vocab",))
-
-
-FROZEN = (f"{NAME}.vocab_embedding.weight",)
+    rules = head_rules(initial_head(origin, 1), Eagle3Names(layer="midlayer"))
+    config = initial_config(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}
+    return InitialDraft(config, origin.fill(rules, initial_tensors(origin)))
 
 
 class TrainableEagle3(TrainableDraft):
     """A head of one layer in any of the layouts that `methods/eagle3` reads."""
 
     def __init__(self, source: DraftSource) -> None:
-        target, settings, origin = source.target, source.settings, load_source(source.root)
+        target, origin = source.target, source.origin
         names = find_names(origin)
         self.head = head = read_head_config(origin, names, target.config)
         self.width, self.aux_layers = head.layer.hidden_size, head.aux_layers
         self.passes = min(source.draft_len, MOST_PASSES)
-        rules = self._rules(origin, names, target.config)
-        self.tensors = SourceTensors(origin, rules, _is_trainable, settings.lora, settings.seed, target.device)
+        self.tensors = source.tensors(origin, self._rules(origin, names, target.config), frozen=[EMBEDDING])
         self._borrowed = SharedWeights.of(target)
         if head.maps_ids:
             self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
@@ -108,14 +102,12 @@ class TrainableEagle3(TrainableDraft):
             if head.own_head and self.width == head.target_hidden_size:
                 self._follow(source.texts, ids, names)
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the output of each pass for the pairs (feature of t, token at t + 1)."""
-        if features is None:
-            raise ValueError("EAGLE-3 heads need features of the target")
         chains, hidden, outputs = RolloutAttention(batch), self._fuse(view, features), []
         for _ in range(self.passes):
             hidden = self._pass(view, self._embed(view, chains.tokens), hidden, chains)
-            outputs.append(hidden[batch.is_place])
+            outputs.append(hidden[batch.is_valid])
         return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
@@ -135,7 +127,7 @@ class TrainableEagle3(TrainableDraft):
         if torch.equal(chosen, ids):
             return
         self.vocab = chosen
-        lm_head, d2t, t2d = (f"{names.prefix}{name}" for name in (names.head, "d2t", "t2d"))
+        lm_head, d2t, t2d = (f"{names.prefix}{name}" for name in (names.lm_head, "d2t", "t2d"))
         tensors.replace(lm_head, moved_rows(tensors.tensor(lm_head), ids, chosen, self._borrowed.head))
         tensors.replace(d2t, chosen - self._drafted)
         if t2d in tensors.source.tensors:
@@ -143,18 +135,18 @@ class TrainableEagle3(TrainableDraft):
             tensors.replace(t2d, drafted.index_fill(0, chosen, True))
 
     def _embed(self, view: View, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, view[FROZEN[0]] if self.head.own_embedding else self._borrowed.embedding)
+        return F.embedding(tokens, view.get(EMBEDDING, self._borrowed.embedding))
 
     def _fuse(self, view: View, features: Tensor) -> Tensor:
         if norms := self.head.fuse_norms:
             chunks = features.chunk(len(norms), -1)
             features = torch.cat([self._norm(view, *each) for each in zip(chunks, norms, strict=True)], -1)
-        return F.linear(features, view[f"{NAME}.fc.weight"], view.get(f"{NAME}.fc.bias"))
+        return linear(view, f"{NAME}.fc", features)
 
     def _pass(self, view: View, embedded: Tensor, hidden: Tensor, chains: RolloutAttention) -> Tensor:
         layer = TrainableLayer(view, LAYER, self.head.layer)
         read, residual = self._read(layer, embedded, hidden)
-        output = layer.finish(chains.own(residual), chains.attend(layer, read))
+        output = layer.finish(chains.at_starts(residual), chains.attend(layer, read))
         return self._norm(view, output, "norm") if self.head.norm_output else output
 
     def _read(self, layer: TrainableLayer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,12 +156,7 @@ class TrainableEagle3(TrainableDraft):
         return read, normed if self.head.norm_before_residual else hidden
 
     def _norm(self, view: View, rows: Tensor, module: str) -> Tensor:
-        weight = view[f"{NAME}.{module}.weight"]
-        return F.rms_norm(rows, weight.shape, weight, self.head.layer.norm_epsilon)
+        return rms_norm(view, f"{NAME}.{module}", rows, self.head.layer.norm_epsilon)
 
 
-def _is_trainable(rule: Rule) -> bool:
-    return rule.target not in FROZEN
-
-
-TRAINABLE = DraftTrainer(TrainableEagle3)
+TRAINABLE = DraftTrainer(TrainableEagle3, make, ("draft_vocab",))

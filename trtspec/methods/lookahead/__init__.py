@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trtspec.checkpoints.source import Source
 from trtspec.methods.base import DraftShape, Method, Options, Suggestion
 from trtspec.recipe.schema import refuse
 
@@ -37,16 +36,12 @@ def _draft_shape(options: LookaheadOptions, draft_len: int) -> DraftShape:
     return DraftShape(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
 
 
-def _suggest(source: Source) -> Suggestion:
-    return Suggestion(2, "works without a draft; useful if the target has spare compute in each step")
-
-
 METHOD = Method(
     summary="the target generates and verifies n-grams ahead of its text",
     drafts_with="nothing",
     draft_passes="none",
     options=LookaheadOptions,
-    suggest=_suggest,
+    suggest=lambda source: Suggestion(2, "works without a draft; useful if the target has spare compute in each step"),
     variants=lambda options: (
         {"window": window, "verification": window, "ngram": ngram} for window in (2, 4, 8, 15) for ngram in (2, 3, 5)
     ),

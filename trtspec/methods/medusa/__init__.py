@@ -25,6 +25,8 @@ from trtspec.methods.tree_choices import MEDUSA_CHOICES, Choice, check_ranks, fi
 
 LM_HEAD = "lm_head.weight"
 _FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind": "(?P<kind>weight|bias)"}
+SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
+OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,6 @@ def _matrix(source: Source, heads: Heads) -> TensorInfo | None:
     return matrix
 
 
-SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
-OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
-
-
 class MedusaOptions(LossyOptions):
     """The options of the drafted tree."""
 
@@ -250,10 +248,6 @@ def _draft_shape(options: MedusaOptions, draft_len: int) -> DraftShape:
     return DraftShape(max(map(len, options.paths)), len(options.paths))
 
 
-def _check_options(options: MedusaOptions, config: ModelConfig) -> list[Diagnostic]:
-    return check_ranks(options.paths, config)
-
-
 def _suggest(source: Source) -> Suggestion | None:
     if not has_heads(source):
         return None
@@ -271,7 +265,7 @@ METHOD = Method(
     draft_passes="one",
     options=MedusaOptions,
     draft_shape=_draft_shape,
-    check_options=_check_options,
+    check_options=lambda options, config: check_ranks(options.paths, config),
     read_head=read_head,
     suggest=_suggest,
     variants=lambda options: smaller_trees(options.paths),

@@ -10,18 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
 from trtspec.methods.medusa import Heads, find_heads
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
-from trtspec.training.tensors import SourceTensors
 from trtspec.training.trainable import (
     DraftInitializer,
     DraftSource,
     DraftTrainer,
     InitialDraft,
-    Initializer,
     TrainableDraft,
 )
 
@@ -48,25 +45,18 @@ def make(origin: DraftInitializer) -> InitialDraft:
     return InitialDraft(keys, origin.fill(heads.rules(), given), "medusa_lm_head.safetensors")
 
 
-MAKER = Initializer(make)
-
-
 class TrainableMedusa(TrainableDraft):
     """All heads of a source."""
 
     aux_layers = (FINAL,)
 
     def __init__(self, source: DraftSource) -> None:
-        origin, settings = load_source(source.root), source.settings
-        self.heads = find_heads(origin)
+        self.heads = find_heads(source.origin)
         self.width, self.passes = self.heads.hidden_size, self.heads.num_heads
-        rules, device = list(self.heads.rules()), source.target.device
-        self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, device)
+        self.tensors = source.tensors(source.origin, self.heads.rules())
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the output of each head's blocks for the hidden states from which the text's tokens were predicted."""
-        if features is None:
-            raise ValueError("Medusa heads need features of the target")
         selected = features.flatten(0, 1)[batch.flat(1)]
         return [self._blocks(view, selected, head) for head in range(self.passes)]
 
@@ -81,4 +71,4 @@ class TrainableMedusa(TrainableDraft):
         return hidden
 
 
-TRAINABLE = DraftTrainer(TrainableMedusa)
+TRAINABLE = DraftTrainer(TrainableMedusa, make)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trtspec.checkpoints.source import Source
 from trtspec.methods.base import Method, Options, Suggestion
 from trtspec.recipe.schema import refuse
 
@@ -31,10 +30,6 @@ class NgramOptions(Options):
         return max_match
 
 
-def _suggest(source: Source) -> Suggestion:
-    return Suggestion(1, "works without a draft; useful if texts repeat their prompt or themselves")
-
-
 METHOD = Method(
     summary="drafts the tokens that followed the same tokens earlier in the text",
     drafts_with="nothing",
@@ -42,6 +37,6 @@ METHOD = Method(
     draft_lens=range(1, 65),
     default_draft_len=8,
     options=NgramOptions,
-    suggest=_suggest,
+    suggest=lambda source: Suggestion(1, "works without a draft; useful if texts repeat their prompt or themselves"),
     variants=lambda options: ({"min_match": least} for least in (1, 2, 3, 4) if least <= options.max_match),
 )

@@ -17,7 +17,6 @@ from math import prod
 from trtspec.checkpoints.rules import Rule, Skip, SourceTensor, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
 from trtspec.methods.draft_head import (
     check_ids,
@@ -26,6 +25,7 @@ from trtspec.methods.draft_head import (
     check_mask,
     check_sizes,
     count_layers,
+    layer_rules,
     mask_token,
     resolve_num_layers,
 )
@@ -96,10 +96,8 @@ def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Eagle3N
     """
     yield Rule(f"{NAME}.mask_hidden", (SourceTensor(f"{names.prefix}mask_hidden", state),), Stage.LAST)
     for number in range(1, head.layer.num_layers):
-        for rule in attention(head.layer, number) + mlp(head.layer, number):
-            found = ((tensor, tensor.name.removeprefix("model.")) for tensor in rule.sources)
-            sources = tuple(replace(tensor, name=f"{names.prefix}{name}") for tensor, name in found)
-            yield Rule(f"{NAME}.layers.{number}.{rule.target}", sources, Stage.LAST, rule.split)
+        layer = f"layers.{number}"
+        yield from layer_rules(head.layer, number, f"{NAME}.{layer}", f"{names.prefix}{layer}")
 
 
 def _suggest(source: Source) -> Suggestion | None:
@@ -116,4 +114,5 @@ METHOD = Method(
     default_draft_len=7,
     read_head=read_head,
     suggest=_suggest,
+    vocabulary_names=find_names,
 )

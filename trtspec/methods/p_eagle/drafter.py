@@ -16,7 +16,7 @@ from trtspec.engine.drafting.base import BatchShape, DrafterConfig, DraftSamplin
 from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
 from trtspec.engine.drafting.feature_drafters import FeaturePairDrafter
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.methods.eagle3.drafter import Eagle3Head
 from trtspec.methods.eagle3.head import Eagle3Names, stored_head
 from trtspec.methods.p_eagle import NAME, further_rules
@@ -34,7 +34,7 @@ class ParallelHead(Eagle3Head):
             raise CheckpointError("does not contain a P-EAGLE net", where=str(checkpoint.root), hint=hint)
         super().__init__(target, room)
         rules = further_rules(head, tuple(section.get("mask_hidden", list)), Eagle3Names())
-        weights = HeadWeights(checkpoint, rules, room.device, room.dtype)
+        weights = WeightLoader(checkpoint, rules, room.device, room.dtype)
         names = [f"{NAME}.layers.{number}" for number in range(1, head.layer.num_layers)]
         self._further = [(weights.norm(f"{name}.input_layernorm"), weights.block(name, head.layer)) for name in names]
         self.mask_token = section.get("mask_token", int)

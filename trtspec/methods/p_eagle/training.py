@@ -27,19 +27,16 @@ from trtspec.methods.eagle3.training import TrainableEagle3, initial_config, ini
 from trtspec.methods.p_eagle import NAME, further_rules, read_head
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import BlockAttention, TrainableLayer, View
-from trtspec.training.trainable import DraftInitializer, DraftSource, DraftTrainer, InitialDraft, Initializer
+from trtspec.training.trainable import DraftInitializer, DraftSource, DraftTrainer, InitialDraft
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
     """Return a net of `origin.num_layers` layers."""
-    head, tensors = initial_head(origin, origin.num_layers), initial_tensors(origin)
+    head = initial_head(origin, origin.num_layers)
     state = (1, 1, len(head.aux_layers) * head.target_hidden_size)
     rules = [*head_rules(head), *further_rules(head, state, Eagle3Names())]
     config = initial_config(origin, "PEagleDraftModel", origin.num_layers) | {"mask_token_id": origin.unused_token}
-    return InitialDraft(config, origin.fill(rules, tensors) | {"t2d": tensors["t2d"]})
-
-
-MAKER = Initializer(make, ("layers", "draft_vocab"))
+    return InitialDraft(config, origin.fill(rules, initial_tensors(origin)))
 
 
 class TrainablePEagle(TrainableEagle3):
@@ -47,7 +44,7 @@ class TrainablePEagle(TrainableEagle3):
 
     def __init__(self, source: DraftSource) -> None:
         super().__init__(source)
-        origin, token = self.tensors.source, mask_token(self.tensors.source)
+        origin, token = source.origin, mask_token(source.origin)
         if token is None:
             raise CheckpointError(
                 "lacks a mask token", where=str(origin.root), hint="set mask_token_id in its config.json"
@@ -55,10 +52,8 @@ class TrainablePEagle(TrainableEagle3):
         self.passes, self._mask = source.draft_len, token
         self._num_layers = decoder_reader(origin.reader).positive("num_hidden_layers", 1)
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the hidden states at the pair before each position, and at the masks after it."""
-        if features is None:
-            raise ValueError("P-EAGLE nets need features of the target")
         embedded = self._embed(view, torch.roll(batch.tokens, -1, 1))
         known, blocks = self._fuse(view, features), BlockAttention(batch, max(1, self.passes - 1), is_causal=True)
         masks = self._fuse(view, view[f"{NAME}.mask_hidden"].view(1, 1, -1)).expand(*blocks.at.shape, -1)
@@ -84,4 +79,4 @@ class TrainablePEagle(TrainableEagle3):
         return TrainableLayer(view, f"{NAME}.layers.{number}" if number else LAYER, self.head.layer)
 
 
-TRAINABLE = DraftTrainer(TrainablePEagle)
+TRAINABLE = DraftTrainer(TrainablePEagle, make, ("layers", "draft_vocab"))

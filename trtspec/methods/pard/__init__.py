@@ -6,23 +6,15 @@ An et al. 2025, arXiv:2504.18583. Its config.json has the id of the mask token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Suggestion
 from trtspec.methods.draft_head import check_mask, mask_token
 
 
-def _check_model(source: Source) -> Iterator[Diagnostic]:
-    return check_mask(mask_token(source), source.reader.positive("vocab_size"))
-
-
 def _suggest(source: Source) -> Suggestion | None:
-    is_pard = mask_token(source) is not None and "fc.weight" not in source.tensors
-    return (
-        Suggestion(0, "DRAFT was trained to draft in parallel: its config.json has a mask token") if is_pard else None
-    )
+    if mask_token(source) is None or "fc.weight" in source.tensors:
+        return None
+    return Suggestion(0, "DRAFT was trained to draft in parallel: its config.json has a mask token")
 
 
 METHOD = Method(
@@ -32,6 +24,6 @@ METHOD = Method(
     draft_passes="one",
     draft_lens=range(1, 33),
     default_draft_len=8,
-    check_model=_check_model,
+    check_model=lambda source: check_mask(mask_token(source), source.reader.positive("vocab_size")),
     suggest=_suggest,
 )

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.model_config import ConfigReader
 from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
 from trtspec.methods.draft_head import NOT_THIS_KIND, check_sizes
 
@@ -61,18 +60,19 @@ class RedrafterHeadConfig:
         """Yield the rules of all tensors of the head."""
         exit_dim, hidden = self.exit_dim, self.hidden_size
         if self.projects:
-            yield _rule("input_proj.weight", f"{self.projection}.weight", Split.ROWS, exit_dim, 2 * hidden)
-            yield _rule("input_proj.bias", f"{self.projection}.bias", Split.ROWS, exit_dim)
+            yield from _linear_rules("input_proj", self.projection, exit_dim, 2 * hidden)
         for layer in range(self.num_layers):
-            target, source = f"layers.{layer}.linear", f"{self.stack}.{layer}.linear"
-            yield _rule(f"{target}.weight", f"{source}.weight", Split.ROWS, exit_dim, exit_dim)
-            yield _rule(f"{target}.bias", f"{source}.bias", Split.ROWS, exit_dim)
-        head = f"{self.stack}.{self.num_layers}.weight"
-        yield _rule("lm_head.weight", head, Split.VOCABULARY, self.vocab_size, exit_dim)
+            yield from _linear_rules(f"layers.{layer}.linear", f"{self.stack}.{layer}.linear", exit_dim, exit_dim)
+        lm_head = f"{self.stack}.{self.num_layers}.weight"
+        yield _rule("lm_head.weight", lm_head, Split.VOCABULARY, self.vocab_size, exit_dim)
         if self.is_rnn:
-            yield _rule("rnn_u.weight", "rnn_u.weight", Split.ROWS, hidden, hidden)
-            yield _rule("rnn_u.bias", "rnn_u.bias", Split.ROWS, hidden)
+            yield from _linear_rules("rnn_u", "rnn_u", hidden, hidden)
             yield _rule("rnn_w.weight", "rnn_w.weight", Split.ROWS, hidden, hidden)
+
+
+def _linear_rules(target: str, source: str, rows: int, columns: int) -> Iterator[Rule]:
+    yield _rule(f"{target}.weight", f"{source}.weight", Split.ROWS, rows, columns)
+    yield _rule(f"{target}.bias", f"{source}.bias", Split.ROWS, rows)
 
 
 def _rule(target: str, source: str, split: Split, *shape: int) -> Rule:
@@ -107,7 +107,7 @@ def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> Dr
         },
         rules=list(head.rules()),
         excluded=("*drafter*",),
-        diagnostics=tuple(_check_head(head, config)),
+        diagnostics=tuple(check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)),
     )
 
 
@@ -138,10 +138,6 @@ def _num_layers(reader: ConfigReader, key: str) -> int:
     if not 0 <= layers <= MOST_LAYERS:
         raise reader.refuse_value(f"{key} is {layers}, expected a number of at most {MOST_LAYERS}")
     return layers
-
-
-def _check_head(head: RedrafterHeadConfig, config: ModelConfig) -> Iterator[Diagnostic]:
-    yield from check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)
 
 
 def _draft_shape(options: RedrafterOptions, draft_len: int) -> DraftShape:

@@ -18,7 +18,7 @@ from torch import Tensor
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.feature_drafters import HiddenStateDrafter
 from trtspec.engine.model.decoder import Decoder
-from trtspec.engine.model.weights import HeadWeights
+from trtspec.engine.model.weights import WeightLoader
 from trtspec.kernels.tree import Tree
 from trtspec.methods.redrafter import CANDIDATES, stored_head
 
@@ -28,7 +28,7 @@ class RecurrentNet:
 
     def __init__(self, target: Decoder) -> None:
         head = stored_head(target.checkpoint.document)
-        weights = HeadWeights(target.checkpoint, head.rules(), target.device, target.dtype)
+        weights = WeightLoader(target.checkpoint, head.rules(), target.device, target.dtype)
         self._project = weights.linear("drafter.input_proj") if head.projects else None
         self._layers = [weights.linear(f"drafter.layers.{layer}.linear") for layer in range(head.num_layers)]
         self._lm_head = weights.linear("drafter.lm_head")

@@ -11,22 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoints.source import load_source
 from trtspec.engine.model.decoder import FINAL
 from trtspec.methods.redrafter import PROJECTIONS, STACKS, RedrafterHeadConfig, find_head
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.layers import SharedWeights, View
-from trtspec.training.tensors import SourceTensors
+from trtspec.training.layers import SharedWeights, View, linear
 from trtspec.training.trainable import (
     DraftInitializer,
     DraftSource,
     DraftTrainer,
     InitialDraft,
-    Initializer,
     TrainableDraft,
 )
 
 LAYERS = 1
+NAME = "drafter"
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
@@ -51,29 +49,19 @@ def make(origin: DraftInitializer) -> InitialDraft:
     return InitialDraft(keys, origin.fill(head.rules(), given))
 
 
-MAKER = Initializer(make, ("layers",))
-
-
-NAME = "drafter"
-
-
 class TrainableRecurrentDrafter(TrainableDraft):
     """A head with any of the naming schemes that `methods/redrafter` reads."""
 
     aux_layers = (FINAL,)
 
     def __init__(self, source: DraftSource) -> None:
-        origin, settings, target = load_source(source.root), source.settings, source.target
-        self.head = find_head(origin)
+        self.head = find_head(source.origin)
         self.width, self.passes = self.head.hidden_size, source.draft_len
-        rules = list(self.head.rules())
-        self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, target.device)
-        self._borrowed = SharedWeights.of(target)
+        self.tensors = source.tensors(source.origin, self.head.rules())
+        self._borrowed = SharedWeights.of(source.target)
 
-    def hidden(self, view: View, batch: TrainingBatch, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return for each step the target's hidden state concatenated with the state after the drafted tokens."""
-        if features is None:
-            raise ValueError("recurrent drafters need features of the target")
         context = features.flatten(0, 1)[batch.flat(1)]
         state, outputs = torch.zeros_like(context), []
         for step in range(self.passes):
@@ -84,19 +72,15 @@ class TrainableRecurrentDrafter(TrainableDraft):
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
         """Return the logits of the output layers."""
         if self.head.projects:
-            hidden = _linear(view, "input_proj", hidden)
+            hidden = linear(view, f"{NAME}.input_proj", hidden)
         for layer in range(self.head.num_layers):
-            hidden = hidden + F.silu(_linear(view, f"layers.{layer}.linear", hidden))
-        return _linear(view, "lm_head", hidden)
+            hidden = hidden + F.silu(linear(view, f"{NAME}.layers.{layer}.linear", hidden))
+        return linear(view, f"{NAME}.lm_head", hidden)
 
     def _advance(self, view: View, state: Tensor, embedded: Tensor) -> Tensor:
         if not self.head.is_rnn:
             return state + embedded
-        return F.silu(_linear(view, "rnn_w", embedded) + _linear(view, "rnn_u", state))
+        return F.silu(linear(view, f"{NAME}.rnn_w", embedded) + linear(view, f"{NAME}.rnn_u", state))
 
 
-def _linear(view: View, module: str, rows: Tensor) -> Tensor:
-    return F.linear(rows, view[f"{NAME}.{module}.weight"], view.get(f"{NAME}.{module}.bias"))
-
-
-TRAINABLE = DraftTrainer(TrainableRecurrentDrafter)
+TRAINABLE = DraftTrainer(TrainableRecurrentDrafter, make, ("layers",))

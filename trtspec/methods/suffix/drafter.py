@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.generation.suffixes import SuffixHistory, SuffixPrediction, SuffixTree
+from trtspec.engine.generation.suffixes import SuffixHistory, SuffixTree
 
 
 @dataclass
@@ -68,19 +68,15 @@ class SuffixDrafter(Drafter):
             if request.answer in self._cached:
                 self._answers.append(request.answer, token)
         context = text[-options.max_tree_depth :]
-        from_text, from_answers = (
+        guesses = (
             tree.guess(context, self._most, options.max_spec_factor, options.min_token_prob)
             for tree in (request.tree, self._answers)
         )
-        return _better(from_text, from_answers).tokens
+        return max(guesses, key=lambda guess: guess.score).tokens
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row's trees."""
         self._rows[target] = self._rows.pop(source)
-
-
-def _better(first: SuffixPrediction, second: SuffixPrediction) -> SuffixPrediction:
-    return first if first.score >= second.score else second
 
 
 DRAFTER = SuffixDrafter

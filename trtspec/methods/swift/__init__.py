@@ -2,7 +2,7 @@
 """SWIFT: self-speculation, in which the target drafts with some attention blocks and MLPs skipped.
 
 Xia et al. 2024, arXiv:2410.06916. A skipped sublayer is the identity. It needs neither training nor another model.
-`trtspec swift` searches for sublayers that can be skipped.
+`trtspec search-skips` searches for sublayers that can be skipped.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Options
 from trtspec.methods.layer_pruning import KINDS, Skip
 
-SEARCH = "find a set with trtspec swift RECIPE"
+SEARCH = "find a set with trtspec search-skips RECIPE"
 
 
 class SwiftOptions(Options):
     """The skipped sublayers, and the condition to stop drafting."""
 
-    skip: Skip = Field(default=Skip(), description="The skipped sublayers, as found by `trtspec swift`")
+    skip: Skip = Field(default=Skip(), description="The skipped sublayers, as found by `trtspec search-skips`")
     stop_below: float = Field(
         default=0.0, ge=0, lt=1, description="Stop drafting when the draft's highest probability is below this value"
     )
 
 
-def _check_options(options: SwiftOptions, config: ModelConfig) -> list[Diagnostic]:
-    return list(check_skip(options.skip, config.num_layers))
-
-
-def check_skip(skip: Skip, num_layers: int) -> Iterator[Diagnostic]:
-    """Report errors of a skip set for a target of `num_layers` layers."""
+def _check_options(options: SwiftOptions, config: ModelConfig) -> Iterator[Diagnostic]:
+    skip, num_layers = options.skip, config.num_layers
     for kind in KINDS:
         layers = skip.of(kind)
         if outside := sorted({layer for layer in layers if not 0 <= layer < num_layers}):

@@ -32,9 +32,9 @@ class SwiftDrafter(Drafter):
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft from the last token of each text on, which is the first token missing in the cache."""
-        windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
+        first, *windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
         last = torch.tensor([text[-1:] for text in texts], device=self._target.device)
-        return draft_chain(self._forward, last, windows, sampling, self._floors)
+        return draft_chain(self._forward(last, first), self._forward, windows, sampling, self._floors)
 
     def _forward(self, tokens: Tensor, window: Window) -> Tensor:
         return self._target.forward_with_features(tokens, window, (), skipped=self._skipped)[0]

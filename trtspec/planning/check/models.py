@@ -28,7 +28,6 @@ from trtspec.core.errors import CheckpointError
 from trtspec.engine.generation.model_defaults import (
     MODEL,
     SAMPLING,
-    default_token_ids,
     effective_keys,
     read_defaults,
     unsupported_keys,
@@ -77,9 +76,8 @@ def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | Non
     if findings.attempt(path, "generation-config", lambda: read_generation_config(source.root)) is None:
         return None
     files = VocabularyFiles(source.root)
-    token_id = (
-        files.token_id if TOKENIZER not in source.absent and (source.root / TOKENIZER).is_file() else _no_token_id
-    )
+    has_tokenizer = TOKENIZER not in source.absent and (source.root / TOKENIZER).is_file()
+    token_id = files.token_id if has_tokenizer else lambda token: None
     found = findings.attempt(path, "end-ids", lambda: find_end_ids(source.root, token_id))
     if found is None:
         return None
@@ -106,7 +104,7 @@ def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> 
         if read is None:
             return
         defaults, left = read
-        if rows and (odd := max(default_token_ids(defaults), default=0)) >= rows:
+        if rows and (odd := max(defaults.edits.token_ids, default=0)) >= rows:
             message = f"{config.path}: the id {odd} is outside of the vocabulary of {rows:,}"
             findings.error("serving.defaults", "generation-config", message, "remove it from the file")
     else:
@@ -143,11 +141,6 @@ def _config_ids(source: Source) -> str:
     """Return the eos_token_id of config.json as text, "" if not set."""
     value = source.config.get("eos_token_id")
     return "" if value is None else repr_short(str(value))[1:-1]
-
-
-def _no_token_id(token: str) -> int | None:
-    """Return None: the tokenizer is not available."""
-    return None
 
 
 WIDER = {"F32": "float32", "BF16": "bfloat16"}  # dtypes with values outside the range of float16

@@ -123,6 +123,5 @@ def _context(
 
 def _fitted(chosen: Selection, target: CheckedModel) -> Recipe:
     """Lower the default text length to the target's positions; an explicit length was checked already."""
-    recipe, engine = chosen.recipe, chosen.recipe.engine
-    length = min(engine.max_seq_len, max_text_tokens(chosen, target) or engine.max_seq_len)
-    return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
+    asked = chosen.recipe.engine.max_seq_len
+    return chosen.recipe.with_engine(max_seq_len=min(asked, max_text_tokens(chosen, target) or asked))

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trtspec.core.errors import TrtspecError
-from trtspec.planning.compare.inputs import ComparisonInput, StepPart, headlines
+from trtspec.planning.compare.inputs import ComparisonInput, headlines
+from trtspec.planning.documents import PlanStep
 
 UNKNOWN_WHY = "not recorded"
 
@@ -39,7 +40,7 @@ def _steps(a: ComparisonInput, b: ComparisonInput) -> list[dict[str, str]] | Non
     ]
 
 
-def _change(a: StepPart | None, b: StepPart | None) -> dict[str, str]:
+def _change(a: PlanStep | None, b: PlanStep | None) -> dict[str, str]:
     if a is None or b is None:
         return {"what": "only in b" if a is None else "only in a", "why": ""}
     names = [name for name in {**a.key_parts, **b.key_parts} if a.key_parts.get(name) != b.key_parts.get(name)]

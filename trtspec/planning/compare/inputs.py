@@ -10,121 +10,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-
-from trtspec.checkpoints.safe_json import MAX_DEPTH, inside, is_shallow, parse_object, repr_short
-from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.checkpoints.safe_json import MAX_DEPTH, inside, is_shallow
 from trtspec.core.errors import TrtspecError
-from trtspec.core.file_records import Sha256
-from trtspec.core.files import describe_read_error, open_regular, read_bounded
+from trtspec.core.files import describe_read_error, open_regular
+from trtspec.planning.documents import (
+    BenchDocument,
+    PlanDocument,
+    PlanStep,
+    VerificationDocument,
+    read_values,
+    validated,
+)
 from trtspec.recipe.load import find_recipe
 from trtspec.store.artifact import load_manifest
 from trtspec.store.artifact_paths import MANIFEST, REPORTS
 
-MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
 SUPPORTED = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
 SAMPLES = 3  # lists of at least this many numbers are samples, shorter ones intervals
 
 
-class StepPart(BaseModel):
-    """A step; `key_parts` are digests of the parts of its key, empty if not recorded."""
-
-    name: str
-    key: Sha256
-    key_parts: dict[str, str] = {}
-    read_bytes: Annotated[int, Field(ge=0)] | None = None
-    write_bytes: Annotated[int, Field(ge=0)] | None = None
-
-
-class GpuPart(BaseModel):
-    """Serving memory of one device."""
-
-    id: str
-    total_bytes: int
-
-
-class MemoryPart(BaseModel):
-    """Serving memory of all devices."""
-
-    gpus: list[GpuPart]
-
-
-class PlanInput(BaseModel):
-    """The document of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
-
-    format_version: Literal[1]
-    name: str
-    recipe: dict[str, Any] | None = None
-    keys_are_final: bool = True
-    steps: list[StepPart]
-    memory: MemoryPart
-
-
-class CheckPart(BaseModel):
-    """A check of `verify`."""
-
-    name: str
-    ok: bool
-    value: Any = None
-    limit: Any = None
-
-
-class SkippedCheckPart(BaseModel):
-    """A skipped check."""
-
-    name: str
-    reason: str
-
-
-class ReportDocument(BaseModel):
-    """The common part of reports: checks, and command-specific metrics, which are kept unchanged."""
-
-    COMMAND: ClassVar[str]
-
-    format_version: Literal[1]
-    acceptance: str
-    checks: list[CheckPart] = []
-    left_out: list[SkippedCheckPart] = []
-
-
-class VerifyInput(ReportDocument):
-    """The document of `verify --json`, which is also the report in an artifact."""
-
-    COMMAND: ClassVar[str] = "verify"
-
-    checks: list[CheckPart]
-
-
-class BenchInput(ReportDocument):
-    """The document of `bench --json`."""
-
-    COMMAND: ClassVar[str] = "bench"
-
-    baseline: dict[str, Any]
-    speculative: dict[str, Any]
-
-
-KnownDocument = PlanInput | VerifyInput | BenchInput
+KnownDocument = PlanDocument | VerificationDocument
 # The key that identifies each kind; documents of `bench` may have checks too.
-KINDS: dict[str, type[KnownDocument]] = {"steps": PlanInput, "speculative": BenchInput, "checks": VerifyInput}
+KINDS: dict[str, type[KnownDocument]] = {
+    "steps": PlanDocument,
+    "speculative": BenchDocument,
+    "checks": VerificationDocument,
+}
 # Keys of a report that are not metrics; the checks are added by name.
 NO_METRICS = ("format_version", "checks", "left_out", "manifest")
 
 
 def load_document(path: Path) -> tuple[KnownDocument, dict[str, Any]]:
     """Return a document and its plain values; TrtspecError if the file is not a supported document."""
-    try:
-        values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
-    except OSError as error:
-        raise TrtspecError(describe_read_error(error), where=str(path), hint=SUPPORTED) from None
-    except ValueError as error:
-        raise TrtspecError(str(error), where=str(path), hint=SUPPORTED) from None
-    return _checked(values, path), values
-
-
-def _checked(values: dict[str, Any], path: Path) -> KnownDocument:
+    values, _ = read_values(path, SUPPORTED)
     if "recipes" in values and "steps" not in values:
         raise TrtspecError("the file has the plans of several recipes", where=str(path), hint="save one of them")
     if values.get("kind") == "load":
@@ -132,15 +52,10 @@ def _checked(values: dict[str, Any], path: Path) -> KnownDocument:
     kind = next((kind for key, kind in KINDS.items() if key in values), None)
     if kind is None:
         raise TrtspecError("not a document that can be compared", where=str(path), hint=SUPPORTED)
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = f"{repr_short('.'.join(map(str, first['loc'])))}: {simplify_pydantic_message(first['msg'])}"
-        raise TrtspecError(message, where=str(path), hint=SUPPORTED) from None
+    return validated(kind, values, path, SUPPORTED), values
 
 
-def extract_metrics(document: ReportDocument, values: dict[str, Any]) -> dict[str, Any]:
+def extract_metrics(document: VerificationDocument, values: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers and verdicts of a report, without samples."""
     checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
     left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}
@@ -192,7 +107,7 @@ class ComparisonInput:
     path: str
     name: str
     sections: Mapping[str, Mapping[str, Any]]
-    steps: Mapping[str, StepPart] = field(default_factory=dict)
+    steps: Mapping[str, PlanStep] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
 
@@ -204,7 +119,9 @@ def read_side(path: Path, plan_of: PlanOf) -> ComparisonInput:
     if not found.exists():
         hint = f"name a recipe, an artifact's directory or a saved document: {SUPPORTED}"
         raise TrtspecError("no such file or directory", where=str(path), hint=hint)
-    return _document(path) if _is_document(found) else _planned(RECIPE, path, PlanInput.model_validate(plan_of(path)))
+    return (
+        _document(path) if _is_document(found) else _planned(RECIPE, path, PlanDocument.model_validate(plan_of(path)))
+    )
 
 
 def _is_document(path: Path) -> bool:
@@ -219,12 +136,12 @@ def _is_document(path: Path) -> bool:
 
 def _document(path: Path) -> ComparisonInput:
     document, values = load_document(path)
-    if isinstance(document, PlanInput):
+    if isinstance(document, PlanDocument):
         return _planned(PLAN, path, document)
     return ComparisonInput(REPORT, str(path), path.stem, {document.COMMAND: extract_metrics(document, values)})
 
 
-def _planned(kind: str, path: Path, plan: PlanInput) -> ComparisonInput:
+def _planned(kind: str, path: Path, plan: PlanDocument) -> ComparisonInput:
     sections: dict[str, Mapping[str, Any]] = {
         "recipe": plan.recipe or {},
         "steps": {step.name: step.key for step in plan.steps},
@@ -250,7 +167,7 @@ def _artifact(root: Path) -> ComparisonInput:
     }
     if not is_shallow(sections):
         raise TrtspecError(f"nested more than {MAX_DEPTH} deep", where=str(root / MANIFEST), hint="build it again")
-    steps = {step.name: StepPart(name=step.name, key=step.key) for step in manifest.steps}
+    steps = {step.name: PlanStep(name=step.name, key=step.key) for step in manifest.steps}
     return ComparisonInput(ARTIFACT, str(root), manifest.recipe.name, _filled(sections), steps, tuple(remarks))
 
 
@@ -266,7 +183,7 @@ def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
         except TrtspecError as error:
             remarks.append(f"{REPORTS}/{path.name} is skipped: {error.message}")
             continue
-        if not isinstance(document, PlanInput):
+        if not isinstance(document, PlanDocument):
             found.setdefault(document.COMMAND, extract_metrics(document, values))
     return found, remarks
 

@@ -84,16 +84,13 @@ def fit(context: PlanContext, backend: Backend, machine: InitHardware) -> Fit:
     """
     longest, ranks = context.recipe.engine.max_seq_len, _ranks(context, backend, machine)
     tries = (_try(context, backend, tensor, tokens) for tokens in _lengths(longest) for tensor in ranks)
-    holding = next((tried for tried in tries if tried.holds), None)
-    return holding or _try(context, backend, ranks[-1], longest)
+    return next((tried for tried in tries if tried.holds), None) or _try(context, backend, ranks[-1], longest)
 
 
-def _lengths(longest: int) -> Iterator[int]:
-    """Yield the length and its successive halves down to SHORT_LEN."""
-    yield longest
-    while longest // 2 >= SHORT_LEN:
-        longest //= 2
-        yield longest
+def _lengths(longest: int) -> list[int]:
+    """Return the length and its successive halves down to SHORT_LEN."""
+    halves = (longest >> power for power in range(1, longest.bit_length()))
+    return [longest, *(half for half in halves if half >= SHORT_LEN)]
 
 
 def _ranks(context: PlanContext, backend: Backend, machine: InitHardware) -> list[int]:
@@ -120,8 +117,8 @@ def _divided(context: PlanContext, tensor: int) -> PlanContext:
 
 def _try(context: PlanContext, backend: Backend, tensor: int, tokens: int) -> Fit:
     divided = _divided(context, tensor)
-    engine = divided.recipe.engine.model_copy(update={"max_seq_len": tokens, "max_input_len": max(1, tokens // 2)})
-    plans = backend.memory(replace(divided, recipe=divided.recipe.model_copy(update={"engine": engine})))
+    recipe = divided.recipe.with_engine(max_seq_len=tokens, max_input_len=max(1, tokens // 2))
+    plans = backend.memory(replace(divided, recipe=recipe))
     known = [plan for plan in plans if plan.limit_bytes]
     fullest = max(known, key=lambda plan: plan.total_bytes / plan.limit_bytes, default=None)
     holds = fullest is None or fullest.total_bytes <= fullest.limit_bytes

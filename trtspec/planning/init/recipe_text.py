@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.files import replace_file
 from trtspec.recipe.schema import is_directory
 
 WIDTH = 120
@@ -80,9 +79,7 @@ def render(choices: Sequence[RecipeChoice]) -> str:
 def _lines(choice: RecipeChoice, key: str, indent: str) -> Iterator[str]:
     why = " ".join("".join(char if char.isprintable() else " " for char in choice.why).split())
     if choice.value is None:
-        yield from textwrap.wrap(
-            f"no {key}: {why}", WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-        )
+        yield from _comment(f"no {key}: {why}", indent)
         return
     line = f"{indent}{key}: {_written(choice.value)}"
     if not why or len(line) + len(why) + 4 <= WIDTH:
@@ -101,8 +98,3 @@ def _written(value: Any) -> str:
     if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in WORDS:
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a text to `path` atomically; raises OSError."""
-    replace_file(path, text.encode())

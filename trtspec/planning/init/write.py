@@ -15,25 +15,14 @@ from typing import Any
 from trtspec.checkpoints.previews import with_model_ids
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.core.files import replace_file
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.completion import editor_schema
 from trtspec.planning.init.inputs import machine_for, open_checkpoint, propose_methods
 from trtspec.planning.init.propose import propose
-from trtspec.planning.init.recipe_text import SCHEMA_FILE, RecipeChoice, build_document, relative_to, render, write_file
+from trtspec.planning.init.recipe_text import SCHEMA_FILE, RecipeChoice, build_document, relative_to, render
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import NAME, PATTERN_DESCRIPTIONS
-
-
-@dataclass(frozen=True)
-class InitRequest:
-    """The arguments of the command line; trtspec decides those that are None."""
-
-    target: str
-    draft: str | None = None
-    name: str | None = None
-    gpu: str | None = None
-    method: str | None = None
-    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,24 +44,32 @@ class InitResult:
         return build_document(self.choices)
 
 
-def make_recipe(wishes: InitRequest, out: Path | None, *, force: bool) -> InitResult:
+def make_recipe(
+    target: str,
+    draft: str | None = None,
+    *,
+    out: Path | None = None,
+    name: str | None = None,
+    gpu: str | None = None,
+    method: str | None = None,
+    backend: str | None = None,
+    force: bool = False,
+) -> InitResult:
     """Write the recipe to `out`, or to NAME.yaml here, and check it; an existing file is replaced only with `force`.
 
+    trtspec decides the arguments that are None.
     TrtspecError for inputs that cannot be read, named or written; incompatibilities are in the result's diagnostics.
     """
-    name = _name(wishes)
-    path = out or Path(f"{name.value}.yaml")
+    named = _name(name, target)
+    path = out or Path(f"{named.value}.yaml")
     if path.exists() and not force:
         hint = "choose another file with --out, or replace it with --force"
         raise TrtspecError("the file exists", where=str(path), hint=hint)
-    machine = machine_for(wishes.gpu)
+    machine = machine_for(gpu)
     with _with_hub_ids():
-        target = open_checkpoint(wishes.target)
-        draft = open_checkpoint(wishes.draft) if wishes.draft else None
-        found = propose_methods(
-            wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu
-        )
-        choices = relative_to(propose(name, target, draft, machine, found), Path(os.path.abspath(path)).parent)
+        served, drafter = open_checkpoint(target), open_checkpoint(draft) if draft else None
+        found = propose_methods(method, backend, served.source, drafter.source if drafter else None, machine.gpu)
+        choices = relative_to(propose(named, served, drafter, machine, found), Path(os.path.abspath(path)).parent)
         _write(path, render(choices))
         return InitResult(path, choices, check_recipe(load_recipe(path)).diagnostics)
 
@@ -87,25 +84,24 @@ def _with_hub_ids() -> Iterator[None]:
         raise CheckpointError(with_model_ids(error.message), where=where, hint=error.hint) from error
 
 
-def _name(wishes: InitRequest) -> RecipeChoice:
+def _name(given: str | None, target: str) -> RecipeChoice:
     """Return the recipe's name: the given one, else one derived from the target."""
-    if wishes.name is not None:
-        if not re.fullmatch(NAME, wishes.name):
-            raise TrtspecError(f"{wishes.name!r} is not {PATTERN_DESCRIPTIONS[NAME]}", where="--name")
-        return RecipeChoice("name", wishes.name, "set by --name")
-    last = re.split("[/\\\\]", os.path.abspath(wishes.target))[-1].lower()
-    return RecipeChoice(
-        "name", re.sub(r"^[^a-z0-9]+|[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model", "from the target's name"
-    )
+    if given is not None:
+        if not re.fullmatch(NAME, given):
+            raise TrtspecError(f"{given!r} is not {PATTERN_DESCRIPTIONS[NAME]}", where="--name")
+        return RecipeChoice("name", given, "set by --name")
+    last = re.split("[/\\\\]", os.path.abspath(target))[-1].lower()
+    derived = re.sub(r"^[^a-z0-9]+|[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model"
+    return RecipeChoice("name", derived, "from the target's name")
 
 
 def _write(path: Path, text: str) -> None:
     """Write the recipe and, if missing or outdated, the schema for editors next to it."""
     schema, beside = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n", path.with_name(SCHEMA_FILE)
     try:
-        write_file(path, text)
+        replace_file(path, text.encode())
         if not beside.is_file() or beside.read_text(encoding="utf-8") != schema:
-            write_file(beside, schema)
+            replace_file(beside, schema.encode())
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else f"{SCHEMA_FILE} there is not a schema"
         raise TrtspecError(f"cannot be written: {what}", where=str(path), hint="choose another file with -o") from None

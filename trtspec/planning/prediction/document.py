@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trtspec.backends.base import find_backend
 from trtspec.backends.context import PlanContext
 from trtspec.core.gpus import Gpu
-from trtspec.methods.speedup import expected_tokens
 from trtspec.planning.memory import largest_batch
 from trtspec.planning.prediction.predict import Prediction, Unpredictable, predict
-from trtspec.planning.prediction.speedup import GpuGroup, TargetDraftPair, published_acceptance, tree_tokens
+from trtspec.planning.prediction.speedup import (
+    GpuGroup,
+    TargetDraftPair,
+    expected_tokens,
+    published_acceptance,
+    tree_tokens,
+)
 
 
 def dollars_per_million(gpu_price: float, gpus: int, tokens_per_s: float) -> float:
@@ -51,38 +55,22 @@ def choose_placement(pair: TargetDraftPair, rate: float, depth: int, texts: int,
 
     `has_room` is True if the draft fits on the target's GPUs together with the target.
     """
-    places = tuple(_candidates(pair, rate, depth, texts, has_room))
+    gpu, ranks = pair.machine.gpu, pair.machine.tensor
+    own_gpu = GpuGroup(gpu)
+
+    def evaluate(where: str, machine: GpuGroup, more_gpus: int, fits: bool) -> PlacementOption:
+        there = replace(pair, drafting=replace(pair.drafting, machine=machine))
+        speedup, seconds = there.speedup(rate, depth, texts), there.drafting.seconds(1, texts, pair.context)
+        return PlacementOption(where, seconds, speedup, speedup * ranks / (ranks + more_gpus) if fits else 0.0, fits)
+
+    places = (
+        *((evaluate("all of the target's GPUs", pair.machine, 0, has_room),) if ranks > 1 else ()),
+        evaluate("one of the target's GPUs" if ranks > 1 else "the target's GPU", own_gpu, 0, has_room),
+        evaluate("a GPU of its own", own_gpu, 1, True),
+        evaluate("the CPU", GpuGroup(CPU), 0, True),
+    )
     best = max((place for place in places if place.fits), key=lambda place: place.speedup_by_gpu)
     return PlacementChoice(best, _why(best, places, has_room), places)
-
-
-def _candidates(
-    pair: TargetDraftPair, rate: float, depth: int, texts: int, has_room: bool
-) -> Iterable[PlacementOption]:
-    gpu, ranks = pair.machine.gpu, pair.machine.tensor
-    if ranks > 1:
-        yield _evaluate("all of the target's GPUs", GpuGroup(gpu, ranks), pair, rate, depth, texts, 0, has_room)
-        yield _evaluate("one of the target's GPUs", GpuGroup(gpu), pair, rate, depth, texts, 0, has_room)
-    else:
-        yield _evaluate("the target's GPU", GpuGroup(gpu), pair, rate, depth, texts, 0, has_room)
-    yield _evaluate("a GPU of its own", GpuGroup(gpu), pair, rate, depth, texts, 1, True)
-    yield _evaluate("the CPU", GpuGroup(CPU), pair, rate, depth, texts, 0, True)
-
-
-def _evaluate(
-    where: str,
-    machine: GpuGroup,
-    pair: TargetDraftPair,
-    rate: float,
-    depth: int,
-    texts: int,
-    more_gpus: int,
-    fits: bool,
-) -> PlacementOption:
-    there = replace(pair, drafting=replace(pair.drafting, machine=machine))
-    speedup, ranks = there.speedup(rate, depth, texts), pair.machine.tensor
-    seconds = there.drafting.seconds(1, texts, pair.context)
-    return PlacementOption(where, seconds, speedup, speedup * ranks / (ranks + more_gpus) if fits else 0.0, fits)
 
 
 def _why(best: PlacementOption, places: tuple[PlacementOption, ...], has_room: bool) -> str:

@@ -5,8 +5,9 @@ A pass takes the time for reading plus that for computing, and the overhead of l
 (doi:10.1145/1498765.1498785) takes the maximum of the two; published batches are slower than that, and the sum fits
 them (docs/planning.md). `published.yaml` has the efficiency of real engines, fitted to published measurements.
 
-The expected tokens of a chain follow Leviathan et al. 2023 (arXiv:2211.17192). For a tree, the acceptance rate of a
-depth is the probability that a child of an accepted node is accepted (Sequoia, arXiv:2402.12374).
+With an acceptance rate a per token, a step of draft_len k produces (1 - a^(k+1)) / (1 - a) tokens on average, and costs
+k draft steps and one step of the target (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.8). For a tree, the
+acceptance rate of a depth is the probability that a child of an accepted node is accepted (Sequoia, arXiv:2402.12374).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any, Literal, TypeAlias
 
 from trtspec.core.gpus import Gpu
 from trtspec.core.paths import load_package_yaml
-from trtspec.methods.speedup import expected_tokens
 from trtspec.planning.prediction.flops import ITEM_BYTES, Work
 
 HOPPER_SM = 90
@@ -117,6 +117,18 @@ def _reducing(work: Work, machine: GpuGroup, tokens: int) -> float:
 MOST_TEXTS = 1024  # larger batches are not considered
 
 Passes: TypeAlias = Literal["none", "one", "each"]  # drafter passes per step, as in `Method.draft_passes`
+
+
+def expected_tokens(acceptance_rate: float, draft_len: int) -> float:
+    """Return the mean number of tokens per step."""
+    if acceptance_rate >= 1.0:
+        return draft_len + 1.0
+    return (1.0 - acceptance_rate ** (draft_len + 1)) / (1.0 - acceptance_rate)
+
+
+def expected_speedup(acceptance_rate: float, draft_len: int, draft_cost: float) -> float:
+    """Return the speed-up over the target alone; `draft_cost` is the time of a draft step in target steps."""
+    return expected_tokens(acceptance_rate, draft_len) / (draft_len * draft_cost + 1.0)
 
 
 def drafter_passes(passes: Passes, depth: int, breadth: float) -> tuple[int, float]:

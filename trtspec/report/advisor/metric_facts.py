@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import load_package_yaml
@@ -20,6 +19,7 @@ from trtspec.report.monitoring.prometheus import Prometheus, fetch
 Labels = Mapping[str, str]
 Samples = Mapping[str, list[MetricSample]]
 WINDOW = "5m"
+NONE_KNOWN = "no known metrics found"
 
 
 @dataclass(frozen=True)
@@ -109,23 +109,7 @@ class QueriedMetrics:
         return f"{name}{{{','.join([*own, *filter(None, [self.selector])])}}}"
 
 
-NONE_KNOWN = "no known metrics found"
-
-
-class MetricReader(Protocol):
-    """Source of metric values; each method returns None if the metric is missing."""
-
-    def gauge(self, name: str, labels: Mapping[str, str]) -> float | None:
-        """Return the sum over the series of the model with the largest sum."""
-
-    def mean(self, name: str, labels: Mapping[str, str]) -> float | None:
-        """Return the mean over the series."""
-
-    def rate(self, name: str, labels: Mapping[str, str]) -> float | None:
-        """Return the rate of a counter per second, of the model with the lowest rate."""
-
-    def ratio(self, name: str, per: str, labels: Mapping[str, str]) -> float | None:
-        """Return the increase of a counter per increase of the counter `per`."""
+MetricReader = ScrapedMetrics | QueriedMetrics  # its methods return None if the metric is missing
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class ProxyRequest:
 
 
 def check_incomplete_head(received: bytes | bytearray, checked: int) -> None:
-    """Raise Refused if the start of a head is too long or has wrong line ends.
+    """Raise RequestRejected if the start of a head is too long or has wrong line ends.
 
     The first `checked` bytes were checked before.
     """
@@ -126,7 +126,7 @@ def check_incomplete_head(received: bytes | bytearray, checked: int) -> None:
 
 
 def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GET", b"POST")) -> ProxyRequest:
-    """Parse a head without its final empty line; raises Refused if the request is rejected."""
+    """Parse a head without its final empty line; raises RequestRejected if the request is rejected."""
     lines = head.split(b"\r\n")
     line = REQUEST_LINE.fullmatch(lines[0])
     if line is None:
@@ -263,7 +263,7 @@ class ChunkedBody:
     _is_last: bool = False
 
     def take(self, buffer: bytearray) -> bool:
-        """Return whether the body is complete; raises Refused if it is malformed or too large."""
+        """Return whether the body is complete; raises RequestRejected if it is malformed or too large."""
         at = 0
         try:
             while True:
@@ -311,7 +311,7 @@ class ChunkedBody:
 
 
 def check_body(request: ProxyRequest, body: bytearray) -> bytes | bytearray:
-    """Return the body to forward; raises Refused if it would be unsafe for the server."""
+    """Return the body to forward; raises RequestRejected if it would be unsafe for the server."""
     content = _decoded(body, request.encoding) if request.encoding else body
     if request.is_form and content and content[:64].lstrip()[:1] != b"{":
         raise RequestRejected(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
@@ -323,7 +323,7 @@ def check_body(request: ProxyRequest, body: bytearray) -> bytes | bytearray:
 
 
 def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
-    """Raise Refused if the JSON in the first `length` bytes is too large or too deep for the server's parser."""
+    """Raise RequestRejected if JSON, the first `length` bytes, is too large or too deep for the server's parser."""
     brackets_at_most = content.count(b"[", 0, length) + content.count(b"{", 0, length)
     if brackets_at_most <= MAX_DEPTH and content.count(b":", 0, length) <= MAX_KEYS:
         return
@@ -381,7 +381,7 @@ class UpstreamResponse:
         self._line = b""  # start of an incomplete chunk-size line
 
     def follow(self, data: bytes) -> int:
-        """Track further bytes and return how many of them belong to this response; raises Malformed."""
+        """Track further bytes and return how many of them belong to this response; raises MalformedResponse."""
         at = 0
         if self._head is not None:
             at = self._follow_head(data)

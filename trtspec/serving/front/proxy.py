@@ -48,6 +48,7 @@ AHEAD_BYTES = 16 << 10  # read ahead of pipelined requests during a response
 HIGH_WATER = 64 << 10  # of a response not yet taken by the client
 MAX_HELD_BYTES = 256 << 20  # all bodies together
 SMALL_BODY = 64 << 10  # copied into one buffer with its head
+LATE = RequestRejected(408, "the request did not arrive in time")
 DEPARTED_S = 30.0  # maximum wait for the models to cancel a disconnected client's request
 
 
@@ -118,7 +119,7 @@ class ClientConnection(asyncio.Protocol):
         self._checked = 0  # bytes of the buffer known not to contain the end of a head
         self._held = self._discarded = 0
         self._pending, self._pending_since = 0, 0.0  # unsent bytes, and when their number last changed
-        self._is_reading, self._is_writing = True, True
+        self._is_reading = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -134,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._front.clients.pop(self, None)
         self.state = State.CLOSING
-        self._release()
+        self.release()
         self._buffer.clear()
         if self._upstream is not None:
             self._upstream.abandon()
@@ -169,33 +170,29 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
 
     def pause_writing(self) -> None:
-        self._is_writing = False
-        if self._upstream is not None:
-            self._upstream.pause()
+        if self._upstream is not None and self._upstream.transport is not None:
+            self._upstream.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._is_writing = True
-        if self._upstream is not None:
-            self._upstream.resume()
+        if self._upstream is not None and self._upstream.transport is not None:
+            self._upstream.transport.resume_reading()
 
     def check(self, now: float) -> None:
         """Close the connection if it is too slow."""
-        waited = now - self._since
-        if self.state is State.HEAD:
-            if waited > (HEAD_S if self._buffer or self._is_first else IDLE_S):
-                self._late() if self._buffer else self.abort()
-        elif self.state is State.BODY:
-            if waited > BODY_S + self._held / LOWEST_RATE:
-                self._late()
-        elif self.state is State.CLOSING and waited > LINGER_S and not self.transport.get_write_buffer_size():
+        waited, pending = now - self._since, self.transport.get_write_buffer_size()
+        if self.state is State.HEAD and waited > (HEAD_S if self._buffer or self._is_first else IDLE_S):
+            if self._buffer:
+                self._refuse(LATE)
+            else:
+                self.abort()
+        elif self.state is State.BODY and waited > BODY_S + self._held / LOWEST_RATE:
+            self._refuse(LATE)
+        elif self.state is State.CLOSING and waited > LINGER_S and not pending:
             self.abort()
-        if (pending := self.transport.get_write_buffer_size()) != self._pending or not pending:
+        if pending != self._pending or not pending:
             self._pending, self._pending_since = pending, now
         elif now - self._pending_since > STALLED_S:
             self.abort()
-
-    def _late(self) -> None:
-        self._refuse(RequestRejected(408, "the request did not arrive in time"))
 
     def _enter(self, state: State) -> None:
         self.state, self._since = state, self._loop.time()
@@ -204,12 +201,15 @@ class ClientConnection(asyncio.Protocol):
         self._held += count
         self._front.held += count
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Forget the bytes of the request: the server's socket has taken them, or the request has ended."""
         self._front.held -= self._held
         self._held = 0
 
     def _go_on(self) -> None:
         """Parse as much of a request as has arrived, and forward it once complete."""
+        if self.state not in (State.HEAD, State.BODY):
+            return
         try:
             if self.state is State.HEAD and not self._read_head():
                 return
@@ -267,19 +267,11 @@ class ClientConnection(asyncio.Protocol):
         self._upstream = ServerConnection(self, self._front, request.render(content), content, token)
         self._connecting = self._loop.create_task(self._upstream.connect(self._server))
 
-    def sent(self) -> None:
-        """Handle that the server's socket has taken the whole request."""
-        self._release()
-
-    def pass_on(self, data: bytes) -> None:
-        """Write a part of the response."""
-        self.transport.write(data)
-
     def responded(self, closes: bool) -> None:
         """Handle the end of the response."""
         self._front.served += 1
         self._upstream = None
-        self._release()
+        self.release()
         assert self._request is not None
         if closes or not self._request.keeps or self.transport.is_closing():
             self._enter(State.CLOSING)
@@ -289,15 +281,9 @@ class ClientConnection(asyncio.Protocol):
         self._enter(State.HEAD)
         del self._front.clients[self]
         self._front.clients[self] = None  # moved to the end of the idle order
-        if not self._is_reading:
-            self._is_reading = True
-            self.transport.resume_reading()
+        self._read_again()
         if self._buffer:
-            self._loop.call_soon(self._next)
-
-    def _next(self) -> None:
-        if self.state is State.HEAD:
-            self._go_on()
+            self._loop.call_soon(self._go_on)
 
     def failed(self, refused: RequestRejected | None) -> None:
         """Handle a missing response, or one that broke off (`refused` is None)."""
@@ -307,19 +293,22 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._refuse(refused)
 
+    def _read_again(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            self.transport.resume_reading()
+
     def _refuse(self, refused: RequestRejected) -> None:
         """Respond with an error and discard the rest of the request, so that the client reads the response."""
         self._front.refused += 1
-        self._release()
+        self.release()
         self._buffer.clear()
         self._request = self._chunks = None
         self._enter(State.CLOSING)
         if self.transport.is_closing():
             return
         self.transport.write(refused.render())
-        if not self._is_reading:
-            self._is_reading = True
-            self.transport.resume_reading()
+        self._read_again()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -335,7 +324,7 @@ class ServerConnection(asyncio.Protocol):
         self._head, self._content = head, content
         self._response = UpstreamResponse()
         self._has_begun = False
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
 
     async def connect(self, server: str) -> None:
         """Connect to the server's socket and send the request."""
@@ -345,22 +334,22 @@ class ServerConnection(asyncio.Protocol):
             self._fail(RequestRejected(503, UNAVAILABLE_MESSAGE))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
         if self._client is None:  # the client disconnected
-            self._transport.abort()
+            self.transport.abort()
             return
-        self._transport.set_write_buffer_limits(0)
+        self.transport.set_write_buffer_limits(0)
         if len(self._content) <= SMALL_BODY:
-            self._transport.write(self._head + self._content)
+            self.transport.write(self._head + self._content)
         else:
-            self._transport.writelines([self._head, self._content])
+            self.transport.writelines([self._head, self._content])
         self._content = b""
-        if not self._transport.get_write_buffer_size():
-            self._client.sent()
+        if not self.transport.get_write_buffer_size():
+            self._client.release()
 
     def resume_writing(self) -> None:
         if self._client is not None:
-            self._client.sent()
+            self._client.release()
 
     def data_received(self, data: bytes) -> None:
         client = self._client
@@ -374,7 +363,7 @@ class ServerConnection(asyncio.Protocol):
                 self.close()
             return
         self._has_begun = True
-        client.pass_on(data if count == len(data) else data[:count])
+        client.transport.write(data if count == len(data) else data[:count])
         if self._response.is_over:
             self._finish(client)
 
@@ -387,14 +376,6 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._fail(RequestRejected(503, UNAVAILABLE_MESSAGE))
 
-    def pause(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
-
     def abandon(self) -> None:
         """Handle the client's disconnection by closing this connection.
 
@@ -403,10 +384,10 @@ class ServerConnection(asyncio.Protocol):
         """
         self._client = None
         self._content = b""
-        if self._transport is None or not self._token or len(self._front.departed) >= self._front.most:
+        if self.transport is None or not self._token or len(self._front.departed) >= self._front.most:
             self.close()
             return
-        self._transport.resume_reading()
+        self.transport.resume_reading()
         self._front.departed[self] = asyncio.get_running_loop().time()
         try:
             mark_disconnected(cast(Path, self._front.departures), self._token)
@@ -415,16 +396,16 @@ class ServerConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection and remove the record of the client's disconnection."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
         if self._front.departed.pop(self, None) is not None:
             with suppress(OSError):  # the models ignore old records
                 clear_disconnected(cast(Path, self._front.departures), self._token)
 
     def _finish(self, client: ClientConnection) -> None:
         self._client = None
-        assert self._transport is not None
-        self._transport.abort()
+        assert self.transport is not None
+        self.transport.abort()
         client.responded(self._response.closes)
 
     def _fail(self, refused: RequestRejected) -> None:

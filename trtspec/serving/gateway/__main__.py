@@ -7,18 +7,18 @@ import argparse
 import logging
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.http_hosts import allowed_hosts, host_rules
 from trtspec.serving.gateway.admission import load_keys
 from trtspec.serving.gateway.app import make_app
-from trtspec.serving.gateway.config import GatewayConfig
-from trtspec.serving.gateway.connections import HEAD_S, max_connections, with_limits
+from trtspec.serving.gateway.config import GatewayConfig, load_config
+from trtspec.serving.gateway.connections import ConnectionLimits, LimitedConnection, max_connections
 
 BACKLOG = 2048
 ERROR_LEAD_S = 1.0  # open streams get their error this long before the drain ends, while the model still runs
@@ -35,11 +35,12 @@ def serve(config: GatewayConfig) -> None:
     server.run(sockets=[listener])
 
 
-def server_config(app: Any, config: GatewayConfig, head_s: float = HEAD_S) -> uvicorn.Config:
-    """Return the uvicorn configuration; the head of a request may take `head_s`."""
+def server_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
+    """Return the uvicorn configuration."""
+    protocol: Any = partial(LimitedConnection, ConnectionLimits(max_connections()))  # uvicorn only calls it
     return uvicorn.Config(
         app,
-        http=with_limits(AutoHTTPProtocol, max_connections(), head_s),
+        http=protocol,
         ws="none",
         log_config=None,
         access_log=False,
@@ -65,17 +66,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def main() -> int:
     """Run the gateway until it is stopped; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trtspec.serving.gateway", description="OpenAI-compatible gateway for Triton"
-    )
-    parser.add_argument(
-        "--config", type=Path, required=True, help="configuration written by trtspec.serving.gateway.command"
-    )
-    arguments = parser.parse_args()
+    parser = argparse.ArgumentParser("python -m trtspec.serving.gateway", description="OpenAI-compatible gateway")
+    parser.add_argument("--config", type=Path, required=True, help="configuration file, as `trtspec deploy` writes it")
     try:
-        from trtspec.serving.gateway.config import load_config
-
-        serve(load_config(arguments.config))
+        serve(load_config(parser.parse_args().config))
     except TrtspecError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code

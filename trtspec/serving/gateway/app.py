@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trtspec.core.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules, host_rules
+from trtspec.core.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules
 from trtspec.core.installation import __version__
 from trtspec.serving.gateway.admission import AdmissionControl
 from trtspec.serving.gateway.config import GatewayConfig
-from trtspec.serving.gateway.connections import MAX_LINES
 from trtspec.serving.gateway.errors import ApiError, internal_error, overloaded
 from trtspec.serving.gateway.http import TICK_S, HttpExchange, RequestBodies
 from trtspec.serving.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -34,11 +33,10 @@ from trtspec.serving.gateway.router import Router
 
 REJECTED = (401, 429, 503)
 HOST_CODES = {BAD_REQUEST: "invalid_host", FORBIDDEN: "foreign_origin", MISDIRECTED: "foreign_host"}
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class GatewayState:
-    """State shared by all requests; create it in the running event loop."""
+    """State shared by all requests, in `app.state.gateway`; create it in the running event loop."""
 
     def __init__(self, config: GatewayConfig, keys: list[str], prompts: PromptReader) -> None:
         self.config = config
@@ -67,7 +65,7 @@ class GatewayState:
         finally:
             self.open.discard(exchange)
             self.metrics.in_flight -= 1
-            self._count(exchange, endpoint)
+            self._count_completion(exchange, endpoint)
 
     async def _answer(self, exchange: HttpExchange, *, chat: bool) -> None:
         """Answer one request; raises ApiError if it is rejected."""
@@ -75,11 +73,23 @@ class GatewayState:
         body = await exchange.document(self.versions.most_values)
         await self.versions.answer(exchange, body, chat=chat)
 
-    def count(self, endpoint: str, error: ApiError) -> Response:
-        """Count an error and return its response."""
-        self.metrics.requests[endpoint, error.status] += 1
-        if error.status in REJECTED:
+    def count(self, endpoint: str, status: int, error: ApiError | None = None) -> None:
+        """Count a finished request, and its rejection."""
+        self.metrics.requests[endpoint, status] += 1
+        if error is not None and error.status in REJECTED:
             self.metrics.rejected[error.code or "unknown"] += 1
+
+    def _count_completion(self, exchange: HttpExchange, endpoint: str) -> None:
+        self.count(endpoint, exchange.status, exchange.error)
+        self.metrics.duration.observe(endpoint, time.monotonic() - exchange.began_at)
+        if exchange.first_token_at is not None:
+            self.metrics.first_token.observe(endpoint, exchange.first_token_at - exchange.began_at)
+        if exchange.broken:
+            self.metrics.broken[exchange.broken] += 1
+
+    def error_response(self, endpoint: str, error: ApiError) -> Response:
+        """Count an error and return its response."""
+        self.count(endpoint, error.status, error)
         return Response(error.body, error.status, {"content-type": "application/json", **error.headers})
 
     def described(self) -> dict[str, Any]:
@@ -93,47 +103,34 @@ class GatewayState:
             "max_model_len": config.max_seq_len,
         }
 
-    def _count(self, exchange: HttpExchange, endpoint: str) -> None:
-        now = time.monotonic()
-        self.metrics.requests[endpoint, exchange.status] += 1
-        self.metrics.duration.observe(endpoint, now - exchange.began_at)
-        if exchange.first_token_at is not None:
-            self.metrics.first_token.observe(endpoint, exchange.first_token_at - exchange.began_at)
-        if exchange.broken:
-            self.metrics.broken[exchange.broken] += 1
-        if exchange.error is not None and exchange.error.status in REJECTED:
-            self.metrics.rejected[exchange.error.code or "unknown"] += 1
 
-
+@dataclass(frozen=True)
 class CompletionEndpoint:
     """ASGI application of one completion endpoint."""
 
-    def __init__(self, entry: Callable[[], GatewayState], path: str, *, chat: bool) -> None:
-        self._entry, self._path, self._chat = entry, path, chat
+    path: str
+    chat: bool
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        entry = self._entry()
-        await entry.serve(
-            HttpExchange(scope, receive, send, entry.config.limits, entry.bodies), self._path, chat=self._chat
-        )
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state: GatewayState = scope["app"].state.gateway
+        exchange = HttpExchange(scope, receive, send, state.config.limits, state.bodies)
+        await state.serve(exchange, self.path, chat=self.chat)
 
 
 class HeadCheck:
     """Middleware that rejects requests with too many headers or a disallowed Host or Origin."""
 
-    def __init__(self, app: ASGIApp, rules: HostRules, entry: Callable[[], GatewayState]) -> None:
-        self._app, self._rules, self._entry = app, rules, entry
+    def __init__(self, app: ASGIApp, rules: HostRules) -> None:
+        self._app, self._rules = app, rules
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error(scope["headers"]) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await self._entry().count("other", error)(scope, receive, send)
+            await scope["app"].state.gateway.error_response("other", error)(scope, receive, send)
 
     def _error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-        if len(headers) > MAX_LINES:  # one of uvicorn's parsers does not limit them
-            return ApiError(431, f"the request has more than {MAX_LINES} headers", code="too_many_headers")
         hosts, origins = (
             [value.decode("latin-1") for name, value in headers if name == wanted] for wanted in (b"host", b"origin")
         )
@@ -141,68 +138,66 @@ class HeadCheck:
         return ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status]) if refusal else None
 
 
-def make_app(config: GatewayConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
-    """Return the application; raises TrtspecError if the tokenizer is unreadable.
-
-    `rules` defaults to the hosts of a server at the configured address.
-    """
+def make_app(config: GatewayConfig, keys: list[str], rules: HostRules) -> Starlette:
+    """Return the application; raises TrtspecError if the tokenizer is unreadable."""
     prompts = PromptReader(config)
-    entries: list[GatewayState] = []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        entries.append(GatewayState(config, keys, prompts))
-        await entries[0].versions.look()
-        watching = asyncio.ensure_future(entries[0].watch())
+        state = app.state.gateway = GatewayState(config, keys, prompts)
+        await state.versions.look()
+        watching = asyncio.ensure_future(state.watch())
         yield
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-        await entries[0].versions.close()
+        await state.versions.close()
 
-    def entry() -> GatewayState:
-        return entries[0]
-
-    texts = [("/v1/completions", False), ("/v1/chat/completions", True)]
-    routes = [Route(path, CompletionEndpoint(entry, path, chat=chat), methods=["POST"]) for path, chat in texts]
-    routes += [Route(path, _counted(entry, path, get)) for path, get in GETS.items()]
-    handlers: Any = {HTTPException: partial(_no_route, entry)}
-    checked = Middleware(HeadCheck, rules=rules or host_rules(config.host), entry=entry)
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[checked])
-
-
-async def _models(entry: GatewayState, request: Request) -> Response:
-    entry.gate.check(request.headers.get("authorization", ""))
-    return _json({"object": "list", "data": [entry.described()]})
+    completions = [
+        CompletionEndpoint("/v1/completions", chat=False),
+        CompletionEndpoint("/v1/chat/completions", chat=True),
+    ]
+    routes = [Route(endpoint.path, endpoint, methods=["POST"]) for endpoint in completions]
+    routes += [Route(path, _counted(path, get)) for path, get in GETS.items()]
+    handlers: Any = {HTTPException: _no_route}
+    return Starlette(
+        routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[Middleware(HeadCheck, rules=rules)]
+    )
 
 
-async def _model(entry: GatewayState, request: Request) -> Response:
-    entry.gate.check(request.headers.get("authorization", ""))
-    if request.path_params["model"] != entry.config.model:
+async def _models(state: GatewayState, request: Request) -> Response:
+    state.gate.check(request.headers.get("authorization", ""))
+    return JSONResponse({"object": "list", "data": [state.described()]})
+
+
+async def _model(state: GatewayState, request: Request) -> Response:
+    state.gate.check(request.headers.get("authorization", ""))
+    if request.path_params["model"] != state.config.model:
         raise unknown_model(request.path_params["model"])
-    return _json(entry.described())
+    return JSONResponse(state.described())
 
 
-async def _health(entry: GatewayState, request: Request) -> Response:
-    if not await entry.versions.main.triton.is_ready():
+async def _health(state: GatewayState, request: Request) -> Response:
+    if not await state.versions.main.triton.is_ready():
         raise overloaded("the model is not ready")
-    return _json({"status": "ok"})
+    return JSONResponse({"status": "ok"})
 
 
-async def _version(entry: GatewayState, request: Request) -> Response:
-    return _json({"version": __version__})
+async def _version(state: GatewayState, request: Request) -> Response:
+    return JSONResponse({"version": __version__})
 
 
-async def _metrics(entry: GatewayState, request: Request) -> Response:
-    text = entry.metrics.render(entry.gate.texts, entry.versions.counts())
+async def _metrics(state: GatewayState, request: Request) -> Response:
+    text = state.metrics.render(state.gate.texts, state.versions.counts())
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-async def _openapi(entry: GatewayState, request: Request) -> Response:
-    return _json(describe(entry.versions.main.route.config, __version__))
+async def _openapi(state: GatewayState, request: Request) -> Response:
+    return JSONResponse(describe(state.versions.main.route.config, __version__))
 
 
-GETS: dict[str, Callable[[GatewayState, Request], Awaitable[Response]]] = {
+Get = Callable[[GatewayState, Request], Awaitable[Response]]
+GETS: dict[str, Get] = {
     "/v1/models": _models,
     "/v1/models/{model:path}": _model,
     "/health": _health,
@@ -212,30 +207,25 @@ GETS: dict[str, Callable[[GatewayState, Request], Awaitable[Response]]] = {
 }
 
 
-def _counted(
-    entry: Callable[[], GatewayState], path: str, get: Callable[[GatewayState, Request], Awaitable[Response]]
-) -> Endpoint:
+def _counted(path: str, get: Get) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that returns errors in OpenAI's format and counts its responses."""
 
     async def endpoint(request: Request) -> Response:
+        state: GatewayState = request.app.state.gateway
         try:
-            response = await get(entry(), request)
+            response = await get(state, request)
         except ApiError as error:
-            return entry().count(path, error)
+            return state.error_response(path, error)
         except Exception:
-            return entry().count(path, internal_error("the request failed", traceback.format_exc()))
-        entry().metrics.requests[path, response.status_code] += 1
+            return state.error_response(path, internal_error("the request failed", traceback.format_exc()))
+        state.count(path, response.status_code)
         return response
 
     return endpoint
 
 
-async def _no_route(entry: Callable[[], GatewayState], request: Request, error: HTTPException) -> Response:
-    messages = {404: "no such path", 405: "method not allowed for this path"}
-    response = entry().count("other", ApiError(error.status_code, messages.get(error.status_code, error.detail)))
+async def _no_route(request: Request, error: HTTPException) -> Response:
+    message = {404: "no such path", 405: "method not allowed for this path"}.get(error.status_code, error.detail)
+    response: Response = request.app.state.gateway.error_response("other", ApiError(error.status_code, message))
     response.headers.update(error.headers or {})
     return response
-
-
-def _json(document: Any) -> Response:
-    return Response(json.dumps(document), headers={"content-type": "application/json"})

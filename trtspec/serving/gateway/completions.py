@@ -127,27 +127,24 @@ class Completions:
         If a greedy completion breaks off, the server returned by `rescue` resumes it; its output must be identical to
         this model's.
         """
-        asked = job.asked
-        await self._begin(job)
         form = (ChatFormat if job.chat else CompletionFormat)(
             self._config.model,
-            texts_a_prompt=asked["n"],
-            include_usage=asked.include_usage,
+            texts_a_prompt=job.asked["n"],
+            include_usage=job.asked.include_usage,
             draft_len=self._config.draft_len,
             fingerprint=self._config.fingerprint,
         )
-        deltas = merge_deltas([making.deltas(self._triton, rescue) for making in job.makings])
-        await (self._stream if asked["stream"] else self._respond_whole)(exchange, form, job.makings, asked, deltas)
+        async with aclosing(await self._begin(job, rescue)) as deltas:
+            await (self._stream if job.asked["stream"] else self._respond_whole)(exchange, form, job, deltas)
 
     async def generate_silent(self, job: CompletionJob) -> None:
         """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
-        await self._begin(job)
-        async with aclosing(merge_deltas([making.deltas(self._triton, _nobody) for making in job.makings])) as deltas:
+        async with aclosing(await self._begin(job, _nobody)) as deltas:
             async for _ in deltas:
                 pass
 
-    async def _begin(self, job: CompletionJob) -> None:
-        """Build the model request of each completion."""
+    async def _begin(self, job: CompletionJob, rescue: ResumeFn) -> MergedDeltas:
+        """Build the model request of each completion and return the deltas of all."""
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
         job.makings = [
@@ -156,6 +153,7 @@ class Completions:
             for fitted in [self._prompts.fitted(asked, prompt, param)]
             for choice in range(asked["n"])
         ]
+        return merge_deltas([making.deltas(self._triton, rescue) for making in job.makings])
 
     def _making(
         self, model: TritonModelInfo, prompt: Prompt, asked: RequestParameters, choice: int
@@ -186,40 +184,27 @@ class Completions:
         return StopParameters(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
 
     async def _stream(
-        self,
-        exchange: HttpExchange,
-        form: CompletionFormat,
-        makings: Sequence[ChoiceGeneration],
-        asked: RequestParameters,
-        made: MergedDeltas,
+        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
     ) -> None:
         """Send the events; the response starts with the first token so that earlier errors have an HTTP status."""
         begun: set[int] = set()
-        async with aclosing(made) as deltas:
-            async for index, delta in deltas:
-                if not begun:
-                    exchange.first_token_at = time.monotonic()
-                    await exchange.begin_stream()
-                await exchange.write(form.chunk(index, delta, first=index not in begun))
-                begun.add(index)
-        if asked.include_usage:
-            await exchange.write(form.usage_chunk([making.text for making in makings]))
+        async for index, delta in deltas:
+            if not begun:
+                exchange.first_token_at = time.monotonic()
+                await exchange.begin_stream()
+            await exchange.write(form.chunk(index, delta, first=index not in begun))
+            begun.add(index)
+        if job.asked.include_usage:
+            await exchange.write(form.usage_chunk(job.grown))
         await exchange.end_stream()
 
     async def _respond_whole(
-        self,
-        exchange: HttpExchange,
-        form: CompletionFormat,
-        makings: Sequence[ChoiceGeneration],
-        asked: RequestParameters,
-        made: MergedDeltas,
+        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
     ) -> None:
-        found: list[list[Delta]] = [[] for _ in makings]
-        async with aclosing(made) as deltas:
-            async for index, delta in deltas:
-                found[index].append(delta)
-        body = form.whole([making.text for making in makings], [_joined(deltas) for deltas in found])
-        await exchange.respond(200, body)
+        found: list[list[Delta]] = [[] for _ in job.makings]
+        async for index, delta in deltas:
+            found[index].append(delta)
+        await exchange.respond(200, form.whole(job.grown, [_joined(each) for each in found]))
 
 
 async def _nobody(error: ApiError) -> None:

@@ -149,7 +149,7 @@ class Routes:
     routes: tuple[Route, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class BackendStats:
     """Statistics of one revision in one generation.
 
@@ -167,7 +167,7 @@ class BackendStats:
     said: str = ""  # message of the latest failure
 
 
-@dataclass(frozen=True)
+@dataclass
 class MirrorStats:
     """Statistics of the mirrored requests since mirroring began; the responses are discarded.
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connection limits that apply before authentication: their number, and the time and size of request heads.
 
-uvicorn does not limit the time for a request head, the size of heads and trailers, or the number of connections.
+uvicorn does not limit the time for a request head, the size of heads and trailers, or the number of connections. The
+limits are set on its httptools protocol, the only one that the gateway uses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import resource
 from typing import Any
 
-from h11 import DONE
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LOG = logging.getLogger(__name__)
 HEAD_S = 10.0
@@ -22,11 +23,11 @@ MAX_LINES = 512  # headers or trailers; a short line takes far more memory than 
 MAX_HELD_BYTES = 32 << 20  # all unfinished heads together
 SMALL_HEAD_BYTES = 8 << 10  # accepted even above MAX_HELD_BYTES
 PIECE_BYTES = 16 << 10  # parsed between two checks of the counts
+WARN_EVERY_S = 60.0  # so that clients cannot fill the disk with warnings
 TOO_LARGE = b"the request head exceeds 64 KiB or 512 headers"
-RESPONSE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n%s%s" % (
-    len(TOO_LARGE),
-    b"connection: close\r\n\r\n",
-    TOO_LARGE,
+RESPONSE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
+    b"connection: close\r\n\r\n%s" % (len(TOO_LARGE), TOO_LARGE)
 )
 
 
@@ -36,162 +37,127 @@ def max_connections() -> int:
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, files // PART))
 
 
-class HeldBytes:
-    """Total bytes of unfinished heads over all connections of a server."""
+class ConnectionLimits:
+    """The limits of a server and what its connections hold: at most `most` connections, `head_s` for a head."""
 
-    def __init__(self) -> None:
-        self.total = 0
+    def __init__(self, most: int, head_s: float = HEAD_S) -> None:
+        self.most, self.head_s = most, head_s
+        self.held_bytes = 0  # of unfinished heads
+        self._warned_at = float("-inf")
 
-
-class HeadCounter:
-    """Bytes and lines received on a connection since its last complete head or body piece."""
-
-    def __init__(self, held: HeldBytes) -> None:
-        self._held = held
-        self._bytes = 0
-        self._lines = 0
-        self._line_bytes = 0
-
-    def set_bytes(self, count: int) -> None:
-        """Set the number of bytes held but not fully parsed."""
-        self._held.total += count - self._bytes
-        self._bytes = count
-
-    def add_bytes(self, count: int) -> None:
-        self.set_bytes(self._bytes + count)
-
-    def add_line(self, count: int) -> None:
-        """Count a header, a trailer or a part of the request line of `count` bytes."""
-        self._lines += 1
-        self._line_bytes += count
-
-    def clear(self) -> None:
-        """Reset the counts at the end of a head."""
-        self.set_bytes(0)
-        self._lines = self._line_bytes = 0
-
-    @property
-    def is_too_large(self) -> bool:
-        """Return whether a limit is exceeded."""
-        largest = max(self._bytes, self._line_bytes)
-        crowded = self._held.total > MAX_HELD_BYTES and self._bytes > SMALL_HEAD_BYTES
-        return largest > MAX_HEAD_BYTES or self._lines > MAX_LINES or crowded
+    def warn(self, now: float) -> None:
+        """Log that too many connections are open."""
+        if now - self._warned_at >= WARN_EVERY_S:
+            self._warned_at = now
+            LOG.warning("more than %d connections are open; closing new ones", self.most)
 
 
-def with_limits(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Protocol]:
-    """Return a subclass of a uvicorn protocol that closes connections beyond `most` or with a late or large head.
+class LimitedConnection(HttpToolsProtocol):
+    """A connection that is closed if it is one too many or if a head is late or too large.
 
     The time limit for a head starts with the connection, or with the first byte after a response; in between, uvicorn's
-    keep-alive timeout applies. A head that is too large gets a 431 response unless another response is in progress.
+    keep-alive timeout applies. A head that is too large gets a 431 response unless another response is in progress. The
+    parser reports each part by a callback and buffers unfinished ones itself, so bytes count as held until a head or a
+    piece of a body is complete.
     """
-    warned: list[float] = []
-    held = HeldBytes()
 
-    class Bounded(protocol):  # type: ignore[misc]
-        late: asyncio.TimerHandle | None = None
+    def __init__(self, limits: ConnectionLimits, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._limits = limits
+        self._late: asyncio.TimerHandle | None = None
+        self._held_bytes = self._lines = self._line_bytes = 0  # since the last complete head or body piece
+        self._in_head = self._progressed = False
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.head = HeadCounter(held)
-            super().__init__(*args, **kwargs)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.most:
+            self._limits.warn(self.loop.time())
+            transport.abort()
+        else:
+            self._wait_for_head()
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                _warn(warned, self.loop.time(), most)
-                transport.abort()
-            else:
-                self._wait_for_head()
-
-        def data_received(self, data: bytes) -> None:
-            before = self.cycle
-            for begin in range(0, len(data), PIECE_BYTES):
-                self.parse(data[begin : begin + PIECE_BYTES])
-                if self.head.is_too_large:
-                    self._refuse()
-                if self.transport.is_closing():
-                    return
-            if self.cycle is not before:
-                self._stop_waiting()
-            elif self.late is None and (before is None or before.response_complete):
-                self._wait_for_head()
-
-        def parse(self, piece: bytes) -> None:
-            """Pass a piece to uvicorn and count the bytes that it leaves unfinished."""
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        for begin in range(0, len(data), PIECE_BYTES):
+            piece = data[begin : begin + PIECE_BYTES]
+            self._progressed = False
             super().data_received(piece)
-            waits = self.conn.their_state is DONE  # what follows belongs to the next request
-            self.head.set_bytes(0 if waits else len(self.conn.trailing_data[0]))
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            self.head.clear()
-            super().connection_lost(exc)
-
-        def _refuse(self) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(RESPONSE)
-                self.transport.close()
-            else:
-                self.transport.abort()
-
-        def _wait_for_head(self) -> None:
-            self.late = self.loop.call_later(head_s, self.transport.abort)
-
-        def _stop_waiting(self) -> None:
-            if self.late is not None:
-                self.late.cancel()
-                self.late = None
-
-    class BoundedCallbacks(Bounded):
-        """The same for a parser that reports each part by a callback and buffers unfinished ones itself."""
-
-        in_head = False
-        progressed = False
-
-        def parse(self, piece: bytes) -> None:
-            self.progressed = False
-            super(Bounded, self).data_received(piece)
-            if self.progressed:
-                self.head.set_bytes(0)
-            else:
-                self.head.add_bytes(len(piece))
-
-        def on_message_begin(self) -> None:
-            self.in_head = True
-            self.head.clear()
-            super().on_message_begin()
-
-        def on_url(self, url: bytes) -> None:
-            self.head.add_line(len(url))
-            if not self.head.is_too_large:
-                super().on_url(url)
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            """Handle a header; trailers are counted and dropped, because uvicorn would add them to the headers."""
-            self.head.add_line(len(name) + len(value) + 4)
-            if self.in_head and not self.head.is_too_large:
-                super().on_header(name, value)
-
-        def on_headers_complete(self) -> None:
-            if self.head.is_too_large:  # do not start the request
+            self._hold(0 if self._progressed else self._held_bytes + len(piece))
+            if self._is_too_large():
+                self._refuse()
+            if self.transport.is_closing():
                 return
-            self.in_head, self.progressed = False, True
-            self.head.clear()
-            super().on_headers_complete()
+        if self.cycle is not before:
+            self._stop_waiting()
+        elif self._late is None and (before is None or before.response_complete):
+            self._wait_for_head()
 
-        def on_body(self, body: bytes) -> None:
-            self.progressed = True
-            if not self.head.is_too_large:
-                super().on_body(body)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._hold(0)
+        super().connection_lost(exc)
 
-        def on_message_complete(self) -> None:
-            if not self.head.is_too_large:
-                super().on_message_complete()
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._forget_head()
+        super().on_message_begin()
 
-    return BoundedCallbacks if hasattr(protocol, "on_header") else Bounded
+    def on_url(self, url: bytes) -> None:
+        if self._admits_line(len(url)):
+            super().on_url(url)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Handle a header; trailers are counted and dropped, because uvicorn would add them to the headers."""
+        if self._admits_line(len(name) + len(value) + 4) and self._in_head:
+            super().on_header(name, value)
 
-def _warn(warned: list[float], now: float, most: int) -> None:
-    """Log that the limit is reached, at most once a minute so that clients cannot fill the disk."""
-    if not warned or now - warned[-1] >= 60.0:
-        warned[:] = [now]
-        LOG.warning("more than %d connections are open; closing new ones", most)
+    def on_headers_complete(self) -> None:
+        if self._is_too_large():  # do not start the request
+            return
+        self._in_head, self._progressed = False, True
+        self._forget_head()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._progressed = True
+        if not self._is_too_large():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_too_large():
+            super().on_message_complete()
+
+    def _admits_line(self, count: int) -> bool:
+        """Count a header, a trailer or a part of the request line of `count` bytes; return whether it fits."""
+        self._lines += 1
+        self._line_bytes += count
+        return not self._is_too_large()
+
+    def _hold(self, count: int) -> None:
+        """Set the number of bytes held but not fully parsed."""
+        self._limits.held_bytes += count - self._held_bytes
+        self._held_bytes = count
+
+    def _forget_head(self) -> None:
+        self._hold(0)
+        self._lines = self._line_bytes = 0
+
+    def _is_too_large(self) -> bool:
+        largest = max(self._held_bytes, self._line_bytes)
+        crowded = self._limits.held_bytes > MAX_HELD_BYTES and self._held_bytes > SMALL_HEAD_BYTES
+        return largest > MAX_HEAD_BYTES or self._lines > MAX_LINES or crowded
+
+    def _refuse(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(RESPONSE)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _wait_for_head(self) -> None:
+        self._late = self.loop.call_later(self._limits.head_s, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None

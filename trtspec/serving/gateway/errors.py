@@ -8,7 +8,7 @@ import logging
 import re
 from typing import Any
 
-from trtspec.serving.triton.python_models.tensors import client_message, new_error_id
+from trtspec.serving.triton.python_models.responses import client_message, new_error_id
 
 RETRY_AFTER_S = 1
 SHUTTING_DOWN = "shutting_down"

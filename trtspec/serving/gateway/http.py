@@ -15,10 +15,11 @@ import asyncio
 import json
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.serving.gateway.errors import (
@@ -100,10 +101,6 @@ CLIENT_DISCONNECTED = 499  # status counted for a client that disconnected; neve
 STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 JSON = {"content-type": "application/json"}
 
-Message = Mapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
-Receive = Callable[[], Awaitable[Message]]
-
 
 class HttpExchange:
     """A request and its response.
@@ -116,7 +113,7 @@ class HttpExchange:
     """
 
     def __init__(
-        self, scope: Mapping[str, Any], receive: Receive, send: Send, limits: GatewayLimits, bodies: RequestBodies
+        self, scope: Scope, receive: Receive, send: Send, limits: GatewayLimits, bodies: RequestBodies
     ) -> None:
         self.headers = Headers(raw=scope["headers"])
         self.status = 0
@@ -158,9 +155,12 @@ class HttpExchange:
     async def document(self, most_values: int) -> dict[str, Any]:
         """Return the request body, an object with at most `most_values` JSON values.
 
-        Raises ApiError if the body is not a JSON object, is too large or too slow, or is not sent as JSON.
+        Raises ApiError if the body is not a JSON object, is too large or too slow, or is not sent as JSON: a page of
+        another site can send forms and plain text without a CORS preflight.
         """
-        self._check_headers()
+        if self.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            message = "the body must be JSON, sent with Content-Type: application/json"
+            raise ApiError(415, message, code="unsupported_media_type")
         parts: list[bytes] = []
         try:
             await asyncio.wait_for(self._read_body(parts), self._limits.body_timeout_s)
@@ -185,9 +185,9 @@ class HttpExchange:
         """Send the last event; a stream cut off by a shutdown ends without [DONE]."""
         await self._send({"type": "http.response.body", "body": event})
 
-    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] = JSON) -> None:
-        """Send a complete response."""
-        await self._begin(status, {**headers, "content-length": str(len(body))})
+    async def respond(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        """Send a JSON document as the complete response."""
+        await self._begin(status, {**JSON, **(headers or {}), "content-length": str(len(body))})
         await self._send({"type": "http.response.body", "body": body})
 
     async def _finish(self) -> None:
@@ -209,7 +209,7 @@ class HttpExchange:
         """Send the error to the client if that is still possible."""
         self.error = error
         if self.status == 0:
-            await self.respond(error.status, error.body, {**JSON, **error.headers})
+            await self.respond(error.status, error.body, error.headers)
         elif self._streams:
             self.broken = error.code
             if not self._writes:
@@ -221,7 +221,7 @@ class HttpExchange:
             self.ended = error
             self._work.cancel()
 
-    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+    async def _begin(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
@@ -232,32 +232,23 @@ class HttpExchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def _check_headers(self) -> None:
-        """Reject content types that a page of another site can send without a CORS preflight: forms and plain text."""
-        kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
-            raise ApiError(
-                415, "the body must be JSON, sent with Content-Type: application/json", code="unsupported_media_type"
-            )
-
     async def _read_body(self, parts: list[bytes]) -> None:
         """Read the body into `parts`; stop if its declared or actual size exceeds the limit."""
+        most = self._limits.max_body_bytes
+        too_large = ApiError(413, f"the body is larger than {most:,} bytes", code="body_too_large")
         declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self._limits.max_body_bytes:
-            raise self._too_large()
+        if declared.isdigit() and int(declared) > most:
+            raise too_large
         size, more = 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ApiError(CLIENT_DISCONNECTED, "the client disconnected", code="client_left")
             part = message.get("body", b"")
-            if size + len(part) > self._limits.max_body_bytes:
-                raise self._too_large()
+            if size + len(part) > most:
+                raise too_large
             self._bodies.grow(size, len(part))
             parts.append(part)
             size += len(part)
             more = message.get("more_body", False)
         self._body_read.set()
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._limits.max_body_bytes:,} bytes", code="body_too_large")

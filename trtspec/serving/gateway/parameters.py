@@ -383,12 +383,7 @@ def _body(config: GatewayConfig, table: Mapping[str, Parameter], text: Mapping[s
         "logit_bias": BIAS,
         "stream_options": {"type": ["object", "null"], "properties": {"include_usage": {"type": "boolean"}}},
     }
-    return {
-        "type": "object",
-        "required": ["model", *text],
-        "properties": properties,
-        "additionalProperties": False,
-    }
+    return {"type": "object", "required": ["model", *text], "properties": properties, "additionalProperties": False}
 
 
 def _post(body: Mapping[str, Any]) -> dict[str, Any]:

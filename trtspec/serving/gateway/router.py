@@ -37,7 +37,7 @@ from trtspec.serving.gateway.config import (
     write_router_stats,
 )
 from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError
-from trtspec.serving.gateway.http import CLIENT_DISCONNECTED, HttpExchange
+from trtspec.serving.gateway.http import HttpExchange
 from trtspec.serving.gateway.metrics import RevisionMetrics
 from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.triton import TritonClient
@@ -87,7 +87,7 @@ class TrafficMirror:
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
             return
         if len(self._tasks) >= MAX_CONCURRENT or self._is_busy():
-            self._seen = replace(self._seen, dropped=self._seen.dropped + 1)
+            self._seen.dropped += 1
             return
         task = asyncio.ensure_future(self._send(body, job.chat, is_greedy(job.asked), baseline))
         self._tasks.add(task)
@@ -112,25 +112,21 @@ class TrafficMirror:
             self._compare(baseline, CompletionResult.of(job, time.monotonic() - began), greedy)
 
     def _fail(self, message: str) -> None:
-        self._seen = replace(self._seen, sent=self._seen.sent + 1, failed=self._seen.failed + 1, said=message)
+        self._seen.sent += 1
+        self._seen.failed += 1
+        self._seen.said = message
 
     def _compare(self, old: CompletionResult, new: CompletionResult, greedy: bool) -> None:
         seen = self._seen
         self._pairs.append((old.seconds, new.seconds))
-        self._seen = replace(
-            seen,
-            sent=seen.sent + 1,
-            compared=seen.compared + (len(old.digests) if greedy else 0),
-            different=seen.different + (_differing(old, new) if greedy else 0),
-            drafted=seen.drafted + old.drafted,
-            accepted=seen.accepted + old.accepted,
-            new_drafted=seen.new_drafted + new.drafted,
-            new_accepted=seen.new_accepted + new.accepted,
-        )
-
-
-def _differing(old: CompletionResult, new: CompletionResult) -> int:
-    return sum(one != other for one, other in zip(old.digests, new.digests, strict=True))
+        seen.sent += 1
+        if greedy:
+            seen.compared += len(old.digests)
+            seen.different += sum(one != other for one, other in zip(old.digests, new.digests, strict=True))
+        seen.drafted += old.drafted
+        seen.accepted += old.accepted
+        seen.new_drafted += new.drafted
+        seen.new_accepted += new.accepted
 
 
 MAX_SAMPLES = 1000  # latency samples kept per revision
@@ -176,43 +172,34 @@ class RevisionBackend:
                 raise
             else:
                 self.note("")
-                self._sample(exchange, job)
-                return job, CompletionResult.of(job, time.monotonic() - began)
+                result = CompletionResult.of(job, time.monotonic() - began)
+                self._sample(exchange, job, result)
+                return job, result
             finally:
                 self.open -= 1
 
     def note(self, failure: str) -> None:
         self.ended["failed" if failure else "ok"] += 1
-        seen = self._seen
-        self._seen = replace(
-            seen,
-            requests=seen.requests + 1,
-            failed=seen.failed + bool(failure),
-            said=failure or seen.said,
-        )
+        self._seen.requests += 1
+        self._seen.failed += bool(failure)
+        self._seen.said = failure or self._seen.said
 
-    def _sample(self, exchange: HttpExchange, job: CompletionJob) -> None:
-        seen, texts, now = self._seen, job.grown, time.monotonic()
-        drafted, accepted = (sum(getattr(text, name) for text in texts) for name in ("drafted", "accepted"))
-        self._seen = replace(seen, drafted=seen.drafted + drafted, accepted=seen.accepted + accepted)
-        tokens = sum(text.completion_tokens for text in texts)
+    def _sample(self, exchange: HttpExchange, job: CompletionJob, result: CompletionResult) -> None:
+        self._seen.drafted += result.drafted
+        self._seen.accepted += result.accepted
+        tokens = sum(text.completion_tokens for text in job.grown)
         if exchange.first_token_at is not None:
             self._first_token.append(exchange.first_token_at - exchange.began_at)
             if tokens > 1:
-                self._per_token.append((now - exchange.first_token_at) / (tokens - 1))
+                self._per_token.append((time.monotonic() - exchange.first_token_at) / (tokens - 1))
 
 
 def _failure(error: BaseException, exchange: HttpExchange) -> str:
     """Return the failure of a revision, or "" if the client disconnected or the request was invalid."""
-    if isinstance(error, asyncio.CancelledError):
-        return (
-            exchange.ended.message
-            if exchange.ended is not None and exchange.ended.status != CLIENT_DISCONNECTED
-            else ""
-        )
-    if isinstance(error, ApiError):
-        return error.message if error.status >= 500 else ""
-    return "internal error"
+    cause = exchange.ended if isinstance(error, asyncio.CancelledError) else error
+    if isinstance(cause, ApiError):
+        return cause.message if cause.status >= 500 else ""
+    return "" if cause is None else "internal error"
 
 
 class Router:

@@ -9,7 +9,7 @@ import logging
 import secrets
 import struct
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +38,11 @@ from trtspec.serving.triton.python_models.grpc_client import (
     ASKS_FOR_LAST,
     IS_LAST,
     NO_LIMIT,
-    REFUSED,
     is_last,
     status_from_message,
 )
-from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN, client_message, parse_error_id, words_to_tensor
+from trtspec.serving.triton.python_models.responses import REFUSED, SHUTTING_DOWN, client_message, parse_error_id
+from trtspec.serving.triton.python_models.tensors import NO_ID, words_to_tensor
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps", "accepted_by_position")
 LOG_PROBS, TOP_LOG_PROBS, TOP_IDS = "output_log_probs", "top_logprobs", "top_logprob_ids"
@@ -50,7 +50,6 @@ PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min
 BIAS = "embedding_bias"
 WHOLE_PROMPT = (1 << 31) - 1  # OpenAI's penalties count generated tokens only; TensorRT-LLM also counts the prompt
 SEEDS = 1 << 63
-NO_ID = -1
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,10 @@ class TritonModelInfo:
             frozenset(tensor.name for tensor in config.input),
             frozenset(outputs),
             config.model_transaction_policy.decoupled,
-            own_counts=outputs.get("num_output_tokens")
-            == [-1],  # the shape used by Triton backends with one sequence per request
+            # the shape used by Triton backends with one sequence per request
+            own_counts=outputs.get("num_output_tokens") == [-1],
             takes_model_defaults=PARAMETER in config.parameters and config.parameters[PARAMETER].string_value == MODEL,
         )
-
-    @property
-    def gives_log_probs(self) -> bool:
-        return LOG_PROBS in self.outputs and "return_log_probs" in self.inputs
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,11 @@ class RequestBuilder:
         self, name: str, values: Sequence[Any] | npt.NDArray[Any], kind: str, shape: Sequence[int] = (1, 1)
     ) -> None:
         """Add a tensor of Triton datatype `kind`; `shape` includes the batch dimension of 1."""
-        raw = _texts(values) if kind == "BYTES" else np.asarray(values, NUMPY[kind]).tobytes()
+        if kind == "BYTES":
+            encoded = [value.encode() for value in values]
+            raw = b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+        else:
+            raw = np.asarray(values, NUMPY[kind]).tobytes()
         self.message.inputs.add(name=name, datatype=kind, shape=shape)
         self.message.raw_input_contents.append(raw)
 
@@ -142,8 +141,11 @@ def token_request(
         words = words_to_tensor(end.words)
         request.add("stop_words_list", words.ravel().tolist(), "INT32", (1, *words.shape))
     if asked.logit_bias:
-        _check_bias(BIAS in model.inputs)
-        request.add(BIAS, _dense(asked.logit_bias, bias_len), "FP32", (1, bias_len))
+        if BIAS not in model.inputs:
+            raise unsupported("logit_bias", "logit_bias")
+        dense = np.zeros(bias_len, np.float32)
+        dense[[*asked.logit_bias]] = [*asked.logit_bias.values()]
+        request.add(BIAS, dense, "FP32", (1, bias_len))
     _add_sampling(request, asked, seed, "runtime_", greedy_temperature=1.0)
     request.ask_for(["output_ids", "sequence_length", *COUNTS, *_log_probs(request, model, asked)])
     return request.message
@@ -151,7 +153,8 @@ def token_request(
 
 def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, seed: int) -> Any:
     """Return a request to a model with text as input and output."""
-    _check_bias(not asked.logit_bias)  # a text model accepts words, and not every token is a word
+    if asked.logit_bias:  # a text model accepts words, and not every token is a word
+        raise unsupported("logit_bias", "logit_bias")
     request = RequestBuilder(model)
     request.add("text_input", [text], "BYTES")
     if isinstance(text, RenderedText):
@@ -200,11 +203,6 @@ def decode_text(raw: bytes | None) -> str:
     return raw[4 : 4 + struct.unpack_from("<I", raw)[0]].decode(errors="replace") if raw else ""
 
 
-def _texts(values: Iterable[str]) -> bytes:
-    encoded = [value.encode() for value in values]
-    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
-
-
 def _add_sampling(
     request: RequestBuilder, asked: RequestParameters, seed: int, prefix: str, *, greedy_temperature: float
 ) -> None:
@@ -230,18 +228,6 @@ def _add_sampling(
         request.add_optional("prompt_ignore_length", WHOLE_PROMPT, "INT32")
 
 
-def _check_bias(is_served: bool) -> None:
-    if not is_served:
-        raise unsupported("logit_bias", "logit_bias")
-
-
-def _dense(biases: Mapping[int, float], length: int) -> npt.NDArray[np.float32]:
-    """Return the bias of each logit."""
-    dense = np.zeros(length, np.float32)
-    dense[[*biases]] = [*biases.values()]
-    return dense
-
-
 def _extra_parameters(asked: RequestParameters, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
     """Yield the parameters that differ from their defaults or, with `keeps_neutral`, that the request contains."""
     for name in PENALTIES:
@@ -256,7 +242,7 @@ def _log_probs(request: RequestBuilder, model: TritonModelInfo, asked: RequestPa
     """Request log probabilities if needed and return the names of their outputs."""
     if asked.top_logprobs is None:
         return []
-    if not model.gives_log_probs:
+    if LOG_PROBS not in model.outputs or "return_log_probs" not in model.inputs:
         raise unsupported("logprobs", "logprobs")
     request.add("return_log_probs", [True], "BOOL")
     if not asked.top_logprobs:
@@ -393,11 +379,10 @@ def _refused(message: str) -> ApiError:
         return _broken()
     if status != REFUSED:
         return _model_failed(message)
-    unsupported = message.startswith(BIAS)  # the engine accepts the tensor but ignores it
-    message = rename_fields(message.split("\n", 1)[0], OPENAI_NAMES)
-    if unsupported:
-        return invalid_request(message, "logit_bias", "unsupported_parameter")
-    return invalid_request(message, code="refused_by_model")
+    shown = rename_fields(message.split("\n", 1)[0], OPENAI_NAMES)
+    if message.startswith(BIAS):  # the engine accepts the tensor but ignores it
+        return invalid_request(shown, "logit_bias", "unsupported_parameter")
+    return invalid_request(shown, code="refused_by_model")
 
 
 def _model_failed(details: str) -> ApiError:

@@ -65,16 +65,8 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "input_map": (3, "map:string"),
         "output_map": (4, "map:string"),
     },
-    "ModelWarmup": {
-        "name": (1, "string"),
-        "batch_size": (2, "uint32"),
-        "inputs": (3, "map:ModelWarmup.Input"),
-    },
-    "ModelWarmup.Input": {
-        "data_type": (1, "DataType"),
-        "dims": (2, "int64*"),
-        "input_data_file": (5, "string"),
-    },
+    "ModelWarmup": {"name": (1, "string"), "batch_size": (2, "uint32"), "inputs": (3, "map:ModelWarmup.Input")},
+    "ModelWarmup.Input": {"data_type": (1, "DataType"), "dims": (2, "int64*"), "input_data_file": (5, "string")},
     "ModelParameter": {"string_value": (1, "string")},
     "ModelTransactionPolicy": {"decoupled": (1, "bool")},
     "ModelConfig": {
@@ -133,9 +125,7 @@ def _add_field(message: Any, owner: str, name: str, number: int, kind: str) -> N
         kind = f"{owner}.{entry.name}*"
     type_name = kind.removesuffix("*")
     field = message.field.add(
-        name=name,
-        number=number,
-        label=_Field.LABEL_REPEATED if kind.endswith("*") else _Field.LABEL_OPTIONAL,
+        name=name, number=number, label=_Field.LABEL_REPEATED if kind.endswith("*") else _Field.LABEL_OPTIONAL
     )
     if type_name[0].islower():
         field.type = _Field.Type.Value(f"TYPE_{type_name.upper()}")

@@ -21,6 +21,17 @@ from trtspec.core.processes import group_processes, wait_until
 from trtspec.serving.triton.client import HEADER, Client
 from trtspec.serving.triton.server import TritonServer
 
+log = logging.getLogger(__name__)
+
+CONTROL = "shared-memory,model-repository,trace,logging"
+MAX_BODY_BYTES = 16 << 20
+HELP_TIMEOUT_S = 30.0
+PARSED_TIMEOUT_S = 10.0  # until a server has parsed its options and written its first output
+POLL_S = 0.01
+ASK_TIMEOUT_S = 10.0
+PLACEHOLDER = "x"
+GUESSABLE_TOKEN = "its control APIs accept a token that anyone can guess"
+ARG_START = 45  # field of /proc/PID/stat, counted after the process name
 PASS = "TRTSPEC_PASS_ENV"  # comma-separated names
 _NAMES = re.compile(
     r"(^|_)(TOKENS?|KEYS?|APIKEY|SECRETS?|CREDENTIALS?|PASSPHRASE|PASS|PASSWD|AUTH|COOKIES?)(_|$)|PASSWORD"
@@ -40,51 +51,24 @@ def _is_secret(name: str, value: str) -> bool:
     return name != PASS and bool(_NAMES.search(name) or _VALUES.search(value))
 
 
-log = logging.getLogger(__name__)
-
-CONTROL = "shared-memory,model-repository,trace,logging"
-MAX_BODY_BYTES = 16 << 20
-HELP_TIMEOUT_S = 30.0
-PARSED_TIMEOUT_S = 10.0  # until a server has parsed its options and written its first output
-POLL_S = 0.01
-ASK_TIMEOUT_S = 10.0
-PLACEHOLDER = "x"
-GUESSABLE_TOKEN = "its control APIs accept a token that anyone can guess"
-ARG_START = 45  # field of /proc/PID/stat, counted after the process name
-
-
 @dataclass(frozen=True)
 class ServerOption:
-    """An option of tritonserver; a server must support the `required` ones. `since` and `source` are informative."""
+    """An option of tritonserver and the first version that has it; a server must support the `required` ones."""
 
     name: str
     value: str
     since: str
-    source: str
     required: bool = False
 
 
-SERVER_OPTIONS = (
-    ServerOption(
-        "http-restricted-api",
-        f"{CONTROL}:{HEADER}={{token}}",
-        "2.40 (23.11)",
-        "triton-inference-server/server@4b481a6f6",
-        required=True,
-    ),
-    ServerOption(
-        "grpc-restricted-protocol",
-        f"{CONTROL}:{HEADER}={{token}}",
-        "2.33 (23.04)",
-        "triton-inference-server/server@980bd76b0",
-        required=True,
-    ),
-    ServerOption(
-        "http-max-input-size", str(MAX_BODY_BYTES), "2.59 (25.06)", "triton-inference-server/server@af8bb9302"
-    ),
+RESTRICTED = f"{CONTROL}:{HEADER}={{token}}"
+SERVER_OPTIONS = (  # docs/security.md names the sources
+    ServerOption("http-restricted-api", RESTRICTED, "2.40 (23.11)", required=True),
+    ServerOption("grpc-restricted-protocol", RESTRICTED, "2.33 (23.04)", required=True),
+    ServerOption("http-max-input-size", str(MAX_BODY_BYTES), "2.59 (25.06)"),
     # These two serve the same requests on separate ports, until 2.67 regardless of restrictions.
-    ServerOption("allow-vertex-ai", "false", "any", "triton-inference-server/server@6b0539b92"),
-    ServerOption("allow-sagemaker", "false", "any", "triton-inference-server/server@a5b45da57"),
+    ServerOption("allow-vertex-ai", "false", "any"),
+    ServerOption("allow-sagemaker", "false", "any"),
 )
 
 

@@ -38,23 +38,8 @@ ELSIZE_1, ELSIZE_2 = 32, 40  # offset in numpy 1 and numpy 2
 # strides.
 LOADS = {
     # nvidia-pytriton 0.7.0, x86-64, Python 3.13
-    "7b701b4b4bc01ca7af0350eaffa4f2aed92f02b465b3494a265059e4d3ca6cf8": (0xA6C74, 0xA6E90, 0xA7664, 0xA78A9, 0xACA2B),
+    "7b701b4b4bc01ca7af0350eaffa4f2aed92f02b465b3494a265059e4d3ca6cf8": (0xA6C74, 0xA6E90, 0xA7664, 0xA78A9, 0xACA2B)
 }
-
-
-def is_patchable(stub: Path) -> bool:
-    """Return whether this stub can be patched."""
-    return file_sha256(stub) in LOADS
-
-
-def patch_for_numpy_2(stub: Path) -> bytes:
-    """Return the content of a known stub, patched for numpy 2."""
-    content = bytearray(stub.read_bytes())
-    for place in LOADS[file_sha256(stub)]:
-        content[place] += ELSIZE_2 - ELSIZE_1
-    return bytes(content)
-
-
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
 STUB = "triton_python_backend_stub"
@@ -101,7 +86,7 @@ def find_server() -> TritonServer:
     if found := shutil.which("tritonserver"):
         return TritonServer(Path(found), "PATH", environment=_environment([]))
     if wheel := _wheel():
-        return _server_of_wheel(*wheel)
+        return wheel.server()
     raise DeployError("tritonserver is not installed", hint=INSTALL_HINT)
 
 
@@ -155,14 +140,15 @@ def remove_shared_memory(shm_prefix: str) -> None:
 
 def probe_server() -> list[DoctorCheck]:
     """Return the checks of the server on this machine, for `trtspec doctor`."""
-    uses_wheel = _wheel() is not None
+    wheel = _wheel()
     try:
         server = find_server()
-        uses_wheel = server.backends is not None
-        found = DoctorCheck("tritonserver", True, f"{server.executable} ({server.source})")
     except DeployError as error:
         found = DoctorCheck("tritonserver", False, error.message, error.hint)
-    return [found, *_needs_of_wheel()] if uses_wheel else [found]
+    else:
+        found = DoctorCheck("tritonserver", True, f"{server.executable} ({server.source})")
+        wheel = wheel if server.backends else None
+    return [found, *wheel.checks()] if wheel else [found]
 
 
 def _executable(named: str) -> Path:
@@ -170,35 +156,6 @@ def _executable(named: str) -> Path:
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint="set it to tritonserver's path")
     return path
-
-
-def _wheel() -> tuple[Path, str] | None:
-    """Return the wheel's tritonserver directory and its version, without importing the wheel."""
-    try:
-        wheel = metadata.distribution(WHEEL)
-    except metadata.PackageNotFoundError:
-        return None
-    return Path(str(wheel.locate_file("pytriton/tritonserver"))), wheel.version
-
-
-def _server_of_wheel(root: Path, version: str) -> TritonServer:
-    for need in _needs_of_wheel():
-        if not need.ok:
-            raise DeployError(
-                f"the tritonserver of {WHEEL} cannot run Python models here: {need.name}: {need.detail}", hint=need.hint
-            )
-    backends, library = _linked_backends(root), libpython()
-    libraries = [backends / "python", _libraries(root), *([library.parent] if library else [])]
-    return TritonServer(
-        root / "bin" / "tritonserver",
-        f"{WHEEL} {version}",
-        backends=backends,
-        environment=_environment(libraries),
-    )
-
-
-def _needs_of_wheel() -> list[DoctorCheck]:
-    return [_probe_numpy(), _probe_stub(), _probe_libpython()]
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
@@ -210,92 +167,119 @@ def _environment(libraries: list[Path]) -> dict[str, str]:
     return environment
 
 
-def _linked_backends(root: Path) -> Path:
-    """Return a backend directory with links to the wheel's Python backend and to the stub of this Python version.
-
-    It is built under a temporary name and renamed, so concurrent processes end up with the same directory.
-    """
-    links = _links(root)
-    content = "\n".join([f"numpy {_numpy_2()}", *(f"{name} {target}" for name, target in sorted(links.items()))])
-    place = cache_dir() / "triton" / hashlib.sha256(content.encode()).hexdigest()[:16]
-    if place.is_dir():
-        return place
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=place.parent))
-        _fill(fresh / "python", links)
-    except OSError as error:
-        raise DeployError(
-            f"cannot be written: {error.strerror}",
-            where=str(place.parent),
-            hint="set TRTSPEC_CACHE to a writable directory",
-        ) from None
-    try:
-        fresh.rename(place)
-    except OSError:  # another process created it first
-        shutil.rmtree(fresh)
-    return place
-
-
-def _links(root: Path) -> dict[str, Path]:
-    """Return the links of the Python backend's directory: names and targets."""
-    links = {path.name: path for path in (root / "backends" / "python").iterdir() if path.is_file()}
-    links[STUB] = _stub(root)
-    library = libpython()
-    if _numpy_2() and library:  # use this interpreter's libpython instead of the wheel's
-        links |= {path.name: library for path in _libraries(root).glob("libpython*")}
-    return links
-
-
-def _fill(folder: Path, links: Mapping[str, Path]) -> None:
-    folder.mkdir()
-    for name, target in links.items():
-        (folder / name).symlink_to(target)
-    if _numpy_2():
-        stub = folder / STUB
-        content = patch_for_numpy_2(stub)
-        stub.unlink()
-        stub.write_bytes(content)
-        stub.chmod(0o755)
-
-
-def _libraries(root: Path) -> Path:
-    return root.parents[1] / "nvidia_pytriton.libs"
-
-
-def _stub(root: Path) -> Path:
-    return root / "python_backend_stubs" / PYTHON / STUB
-
-
 def _numpy_2() -> bool:
     return not metadata.version("numpy").startswith("1.")
 
 
-def _probe_stub() -> DoctorCheck:
-    wheel = _wheel()
-    if wheel and _stub(wheel[0]).is_file():
-        return DoctorCheck("python stub", True, f"for Python {PYTHON}")
-    known = sorted(path.name for path in (wheel[0] / "python_backend_stubs").glob("*")) if wheel else []
-    return DoctorCheck(
-        "python stub",
-        False,
-        f"none for Python {PYTHON}",
-        f"use Python {', '.join(known)}" if known else INSTALL_HINT,
-    )
+def _wheel() -> PytritonWheel | None:
+    """Return the installed wheel without importing it."""
+    try:
+        wheel = metadata.distribution(WHEEL)
+    except metadata.PackageNotFoundError:
+        return None
+    return PytritonWheel(Path(str(wheel.locate_file("pytriton/tritonserver"))), wheel.version)
 
 
-def _probe_numpy() -> DoctorCheck:
-    version, wheel = metadata.version("numpy"), _wheel()
-    if not _numpy_2():
-        return DoctorCheck("numpy", True, version)
-    if wheel and _stub(wheel[0]).is_file() and is_patchable(_stub(wheel[0])):
-        return DoctorCheck("numpy", True, f"{version}, with a patched copy of the stub")
-    return DoctorCheck(
-        "numpy", False, f"{version} is not below 2", "pip install 'numpy<2': the stub garbles numpy 2 tensors"
-    )
+@dataclass(frozen=True)
+class PytritonWheel:
+    """The nvidia-pytriton wheel; `root` is its tritonserver directory."""
+
+    root: Path
+    version: str
+
+    @property
+    def stub(self) -> Path:
+        return self.root / "python_backend_stubs" / PYTHON / STUB
+
+    @property
+    def libraries(self) -> Path:
+        return self.root.parents[1] / "nvidia_pytriton.libs"
+
+    def server(self) -> TritonServer:
+        """Return the wheel's server; raises DeployError if it cannot run Python models here."""
+        for need in self.checks():
+            if not need.ok:
+                raise DeployError(
+                    f"the tritonserver of {WHEEL} cannot run Python models here: {need.name}: {need.detail}",
+                    hint=need.hint,
+                )
+        backends, library = self._linked_backends(), libpython()
+        environment = _environment([backends / "python", self.libraries, *([library.parent] if library else [])])
+        return TritonServer(self.root / "bin" / "tritonserver", f"{WHEEL} {self.version}", backends, environment)
+
+    def checks(self) -> list[DoctorCheck]:
+        """Return whether this interpreter has what the wheel's Python backend requires."""
+        return [self._check_numpy(), self._check_stub(), _check_libpython()]
+
+    def _check_numpy(self) -> DoctorCheck:
+        version = metadata.version("numpy")
+        if not _numpy_2():
+            return DoctorCheck("numpy", True, version)
+        if self.stub.is_file() and file_sha256(self.stub) in LOADS:
+            return DoctorCheck("numpy", True, f"{version}, with a patched copy of the stub")
+        hint = "pip install 'numpy<2': the stub garbles numpy 2 tensors"
+        return DoctorCheck("numpy", False, f"{version} is not below 2", hint)
+
+    def _check_stub(self) -> DoctorCheck:
+        if self.stub.is_file():
+            return DoctorCheck("python stub", True, f"for Python {PYTHON}")
+        known = sorted(path.name for path in (self.root / "python_backend_stubs").glob("*"))
+        hint = f"use Python {', '.join(known)}" if known else INSTALL_HINT
+        return DoctorCheck("python stub", False, f"none for Python {PYTHON}", hint)
+
+    def _linked_backends(self) -> Path:
+        """Return a backend directory with links to the wheel's Python backend and to the stub of this Python version.
+
+        It is built under a temporary name and renamed, so concurrent processes end up with the same directory.
+        """
+        links = self._links()
+        content = "\n".join([f"numpy {_numpy_2()}", *(f"{name} {target}" for name, target in sorted(links.items()))])
+        place = cache_dir() / "triton" / hashlib.sha256(content.encode()).hexdigest()[:16]
+        if place.is_dir():
+            return place
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            fresh = Path(tempfile.mkdtemp(dir=place.parent))
+            self._fill(fresh / "python", links)
+        except OSError as error:
+            raise DeployError(
+                f"cannot be written: {error.strerror}",
+                where=str(place.parent),
+                hint="set TRTSPEC_CACHE to a writable directory",
+            ) from None
+        try:
+            fresh.rename(place)
+        except OSError:  # another process created it first
+            shutil.rmtree(fresh)
+        return place
+
+    def _links(self) -> dict[str, Path]:
+        """Return the links of the Python backend's directory: names and targets."""
+        links = {path.name: path for path in (self.root / "backends" / "python").iterdir() if path.is_file()}
+        library = libpython()
+        if _numpy_2() and library:  # use this interpreter's libpython instead of the wheel's
+            links |= {path.name: library for path in self.libraries.glob("libpython*")}
+        return links | {STUB: self.stub}
+
+    def _fill(self, folder: Path, links: Mapping[str, Path]) -> None:
+        folder.mkdir()
+        for name, target in links.items():
+            if name == STUB and _numpy_2():
+                (folder / name).write_bytes(patch_for_numpy_2(target))
+                (folder / name).chmod(0o755)
+            else:
+                (folder / name).symlink_to(target)
 
 
-def _probe_libpython() -> DoctorCheck:
+def patch_for_numpy_2(stub: Path) -> bytes:
+    """Return the content of a known stub, patched for numpy 2."""
+    content = bytearray(stub.read_bytes())
+    for place in LOADS[file_sha256(stub)]:
+        content[place] += ELSIZE_2 - ELSIZE_1
+    return bytes(content)
+
+
+def _check_libpython() -> DoctorCheck:
     if found := libpython():
         return DoctorCheck("libpython", True, str(found))
     hint = f"install libpython{PYTHON} (Debian's name), or use a Python built with --enable-shared"

@@ -2,7 +2,7 @@
 """Description of an external trainer: the drafts it trains, its inputs and the location of its result.
 
 Each module of `trainers/` defines one as `TRAINER`. The project's own code runs on a GPU machine, with its
-configuration (`run.yaml`, defined by a model of its schema), its data and the commands.
+configuration (`run.yaml`), its data and the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pydantic import Field
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.registry import find_extension
 from trtspec.recipe.schema import StrictModel
-from trtspec.training.settings import TrainSettings
 from trtspec.training.texts import TrainingText
 
 PACKAGE, ATTRIBUTE = "trtspec.training.external.trainers", "TRAINER"
@@ -25,13 +24,7 @@ CONFIG, DRAFT, EXPORTED = "run.yaml", "draft", "exported"  # paths in a job's di
 EPOCHS, LEARNING_RATE = 3, 1e-4  # fine-tuning needs less of both than training from scratch
 
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
-Rate = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
-KnownKind = Annotated[str, Field(pattern="^(eagle3|peagle|dflash|dspark)$")]  # common names of these kinds
-
-
-class Config(StrictModel):
-    """A trainer's configuration or a section of it: the keys of its schema that trtspec writes, with bounds."""
 
 
 @dataclass(frozen=True)
@@ -42,42 +35,28 @@ class Kind:
     dialect: str
 
 
-@dataclass(frozen=True)
-class TrainingJob:
+class TrainingJob(StrictModel):
     """A training job: a draft of `kind` for `target`, which is a directory or a hub id.
 
     `draft` is config.json in the trainer's dialect. `captured` are the target layers whose hidden states the draft
     reads, numbered by their inputs, out of `layers`. `longest` is the maximum row length in tokens. `maps` is True if
-    the draft has its own vocabulary.
+    the draft has its own vocabulary. `steps` is the maximum number of steps, None if only the epochs limit it.
     """
 
     kind: Kind
-    target: str
-    layers: int
+    target: Name
+    layers: Count
     captured: tuple[int, ...]
-    draft: Mapping[str, Any]
-    draft_len: int
-    longest: int
+    draft: dict[str, Any]
+    draft_len: Count
+    longest: Count = 1
     maps: bool
-    settings: TrainSettings
-
-    @property
-    def steps(self) -> int | None:
-        """Return the maximum number of steps, or None if only the epochs limit it."""
-        return self.settings.steps or None
-
-    @property
-    def learning_rate(self) -> float:
-        """Return the maximum learning rate."""
-        return self.settings.learning_rate or LEARNING_RATE
+    learning_rate: Annotated[float, Field(gt=0, le=1)]
+    steps: Count | None
+    seed: int
 
 
 Further = Callable[[TrainingJob, Path, Sequence[TrainingText], Tokenizer], int]
-
-
-def write_nothing(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:
-    """Write no additional files and skip no rows."""
-    return 0
 
 
 @dataclass(frozen=True)
@@ -85,9 +64,10 @@ class ExternalTrainer:
     """An external trainer.
 
     `kinds` are by method. `families` are the target families for which the project has trained drafts. `needs`
-    describes its prerequisites. `result` is the path of the trained draft in the job's directory. `config` and
-    `commands` (shell lines that use $TARGET) are generated from a job. `further` writes trainer-specific files to a
-    directory that already contains the draft, and returns the number of texts it had to skip.
+    describes its prerequisites. `result` is the path of the trained draft in the job's directory. `config` (run.yaml,
+    without keys whose value is None) and `commands` (shell lines that use $TARGET) are generated from a job. `further`
+    writes trainer-specific files to a directory that already contains the draft, and returns the number of texts it had
+    to skip.
     """
 
     title: str
@@ -97,9 +77,9 @@ class ExternalTrainer:
     families: frozenset[str]
     needs: str
     result: str
-    config: Callable[[TrainingJob], Config]
+    config: Callable[[TrainingJob], dict[str, Any]]
     commands: Callable[[TrainingJob], str]
-    further: Further = write_nothing
+    further: Further = lambda job, root, texts, tokenizer: 0
 
 
 def find_trainer(name: str) -> ExternalTrainer:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job for an external trainer: a directory to copy to a GPU machine, and the step that imports the trained draft.
+"""A job for an external trainer: a directory to copy to a GPU machine, and the import of the draft trained there.
 
-The directory contains:
+The draft is evaluated like any other. The directory contains:
 
     rows.jsonl            token ids and masks of the training split only
     run.yaml              the trainer's configuration
@@ -14,29 +14,31 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, ValidationError
 
 from trtspec.backends.context import PlanContext
 from trtspec.bench.sources import RECORD
+from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.writer import check_new, new_directory
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.methods.draft_formats.convert import RenderedDraft, render_draft
-from trtspec.methods.eagle3 import default_aux_layers
+from trtspec.methods.draft_formats.draft import read_draft
 from trtspec.planning.pipeline import Build
 from trtspec.recipe.schema import StrictModel
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.draft_steps import check_held_out
-from trtspec.training.external.base import CONFIG, DRAFT, ExternalTrainer, TrainingJob, find_trainer
+from trtspec.training.evaluation import TrainResult
+from trtspec.training.external.base import CONFIG, DRAFT, LEARNING_RATE, ExternalTrainer, TrainingJob, find_trainer
 from trtspec.training.external.rows import ROWS, held_out_digest, make_row, training_texts, write_lines
 from trtspec.training.plan import (
     ProgressFactory,
@@ -46,12 +48,36 @@ from trtspec.training.plan import (
     plan_recipe,
     require_target,
     run_steps,
+    source_files,
 )
+from trtspec.training.run import train_and_evaluate
 from trtspec.training.texts import TEXTS, TrainingText, read_texts
 
 JOB = "trtspec_job.json"
 MOST_BYTES = 1 << 16
 Word = Annotated[str, Field(min_length=1, max_length=256)]
+RUN = """\
+#!/bin/sh
+# Trains the draft; run on the GPU machine. TARGET is the target's directory or hub id there.
+set -eu
+cd "$(dirname "$0")"
+TARGET=${{TARGET:-{target}}}
+{commands}"""
+README = """\
+# {record.method} of {record.name}, trained by {trainer.title} {trainer.version}
+
+Requirements: {trainer.needs} ({trainer.source}).
+
+    TARGET={target} sh run.sh
+
+rows.jsonl contains the {record.rows} rows of the training split ({record.tokens} tokens of answers) and nothing else;
+{record.left_out} could not be written for this trainer. run.yaml configures the training and its length.
+The trained draft is in {trainer.result} afterwards. Copy this directory back to the recipe's machine and run:
+
+    trtspec train RECIPE --prompts FILE --result DIRECTORY
+
+with the options that wrote it. The draft is then converted and measured on the held-out prompts.
+"""
 
 
 class JobRecord(StrictModel):
@@ -89,20 +115,20 @@ def read_job(result: Path) -> tuple[Path, JobRecord]:
         raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None
 
 
-def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tuple[Path, JobRecord]:
+def write_job(request: TrainRequest, name: str, watching: ProgressFactory) -> tuple[Path, JobRecord]:
     """Generate the target's responses and write the named trainer's input; return its path and record.
 
     TrtspecError, before anything is written, if the job is not possible.
     """
     trainer = find_trainer(name)
-    loaded = load_with_draft(asked, trainer.kinds)
-    out = asked.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
+    loaded = load_with_draft(request, trainer.kinds)
+    out = request.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
     check_new(out)
     build = plan_recipe(loaded, watching)
-    draft = _draft(trainer, build)
-    job = _job(asked, build, trainer, draft)
-    _rendered(trainer, job)  # report configuration errors before generating responses
-    (answered,) = run_steps([answer_step(asked, build)], build, watching)
+    draft = _render_draft(trainer, build)
+    job = _job(request, build, trainer, draft)
+    render_config(trainer, job)  # report unsupported drafts before generating responses
+    (answered,) = run_steps([answer_step(request, build)], build, watching)
     texts = read_texts(answered / TEXTS)
     check_held_out(texts)
     with new_directory(out) as root:
@@ -110,7 +136,7 @@ def write_job(asked: TrainRequest, name: str, watching: ProgressFactory) -> tupl
         return out, _write(root, name, trainer, job, build, texts)
 
 
-def _draft(trainer: ExternalTrainer, build: Build) -> RenderedDraft:
+def _render_draft(trainer: ExternalTrainer, build: Build) -> RenderedDraft:
     """Return the recipe's draft in the trainer's dialect."""
     recipe, sources = build.recipe, build.context.sources
     dialect = trainer.kinds[recipe.speculation.method].dialect
@@ -122,8 +148,8 @@ def _write(
     root: Path, name: str, trainer: ExternalTrainer, job: TrainingJob, build: Build, texts: list[TrainingText]
 ) -> JobRecord:
     rows, recipe = training_texts(texts), build.recipe
-    job = replace(job, longest=max(len(text.tokens) for text in rows))
-    (root / CONFIG).write_text(_rendered(trainer, job))
+    job = job.model_copy(update={"longest": max(len(text.tokens) for text in rows)})
+    (root / CONFIG).write_text(render_config(trainer, job))
     write_lines(root / ROWS, map(make_row, rows))
     record = JobRecord(
         name=recipe.name,
@@ -141,32 +167,38 @@ def _write(
     return record
 
 
-def _job(asked: TrainRequest, build: Build, trainer: ExternalTrainer, draft: RenderedDraft) -> TrainingJob:
+def _job(request: TrainRequest, build: Build, trainer: ExternalTrainer, draft: RenderedDraft) -> TrainingJob:
     """Return the job, without its longest row, which is not known yet."""
-    target, facts = require_target(build.context), draft.draft.facts
-    captured = facts.get("hidden_layers") or facts.get("aux_layers") or default_aux_layers(target.config.num_layers)
-    return TrainingJob(
-        trainer.kinds[draft.draft.kind],
-        build.recipe.target.model,
-        target.config.num_layers,
-        captured,
-        draft.config,
-        build.context.draft_shape.max_depth,
-        1,
-        facts["draft_vocab_size"] < target.config.vocab_size,
-        asked.settings,
-    )
-
-
-def _rendered(trainer: ExternalTrainer, job: TrainingJob) -> str:
+    target, settings = require_target(build.context), request.settings
     try:
-        config = trainer.config(job)
+        return TrainingJob(
+            kind=trainer.kinds[draft.draft.kind],
+            target=build.recipe.target.model,
+            layers=target.config.num_layers,
+            captured=draft.draft.layers_read(target.config.num_layers),
+            draft=draft.config,
+            draft_len=build.context.draft_shape.max_depth,
+            maps=draft.draft.facts["draft_vocab_size"] < target.config.vocab_size,
+            learning_rate=settings.learning_rate or LEARNING_RATE,
+            steps=settings.steps or None,
+            seed=settings.seed,
+        )
     except ValidationError as error:
         wrong = error.errors()[0]
         key, problem = ".".join(map(str, wrong["loc"])), simplify_pydantic_message(wrong["msg"])
         message = f"{trainer.title}, {key}: {problem}, got {wrong['input']!r}"
         raise TrtspecError(message, hint="change the corresponding option") from None
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+
+
+def render_config(trainer: ExternalTrainer, job: TrainingJob) -> str:
+    """Return run.yaml; TrtspecError for a draft that the trainer does not support."""
+    return yaml.safe_dump(_without_none(trainer.config(job)), sort_keys=False)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return value
 
 
 def _warnings(trainer: ExternalTrainer, context: PlanContext) -> list[str]:
@@ -174,31 +206,6 @@ def _warnings(trainer: ExternalTrainer, context: PlanContext) -> list[str]:
     if family in trainer.families:
         return []
     return [f"{trainer.title} has published no draft for {family} targets: {', '.join(sorted(trainer.families))}"]
-
-
-RUN = """\
-#!/bin/sh
-# Trains the draft; run on the GPU machine. TARGET is the target's directory or hub id there.
-set -eu
-cd "$(dirname "$0")"
-TARGET=${{TARGET:-{target}}}
-{commands}"""
-
-README = """\
-# {record.method} of {record.name}, trained by {trainer.title} {trainer.version}
-
-Requirements: {trainer.needs} ({trainer.source}).
-
-    TARGET={target} sh run.sh
-
-rows.jsonl contains the {record.rows} rows of the training split ({record.tokens} tokens of answers) and nothing else;
-{record.left_out} could not be written for this trainer. run.yaml configures the training and its length.
-The trained draft is in {trainer.result} afterwards. Copy this directory back to the recipe's machine and run:
-
-    trtspec train RECIPE --prompts FILE --result DIRECTORY
-
-with the options that wrote it. The draft is then converted and measured on the held-out prompts.
-"""
 
 
 def _write_guide(root: Path, trainer: ExternalTrainer, job: TrainingJob, record: JobRecord) -> None:
@@ -223,11 +230,6 @@ class TakeDraft(Step):
     held_out: str
     trainer: str
 
-    @property
-    def name(self) -> str:
-        """Return the step's name."""
-        return "take-draft"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Convert; TrtspecError for different held-out prompts, and for an inconsistent draft."""
         from trtspec.methods.draft_formats.convert import convert_draft
@@ -243,3 +245,40 @@ class TakeDraft(Step):
         (out / "draft").rmdir()
         record = {"trainer": self.trainer, "dialect": converted.draft.dialect}
         (out / RECORD).write_text(json.dumps(record) + "\n")
+
+
+def import_result(request: TrainRequest, result: Path, watching: ProgressFactory) -> TrainResult:
+    """Evaluate a trainer's result in a job's directory, and publish it if it is better.
+
+    `result` is that directory, or one of the drafts in it. TrtspecError for an inconsistent draft.
+    """
+    root, record = read_job(result)
+    trainer = find_trainer(record.trainer)
+
+    def taking(_: TrainRequest, build: Build, answers: AnswerPrompts) -> TakeDraft:
+        trained = load_source(_find_result(result, root, trainer))
+        return _take(trained, record, build, answers)
+
+    return train_and_evaluate(request, load_with_draft(request, [record.method]), watching, taking)
+
+
+def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPrompts) -> TakeDraft:
+    target, sources = require_target(build.context), build.context.sources
+    if (found := read_draft(trained, target)).kind != record.method:
+        raise found.refuse(f"is a {found.kind} draft; the recipe's method is {record.method}")
+    own = read_draft(sources["draft"], target)
+    name = f"{record.trainer} {record.version}"
+    return TakeDraft(
+        source_files(trained), source_files(sources["target"]), answers, own.dialect, record.held_out, name
+    )
+
+
+def _find_result(result: Path, root: Path, trainer: ExternalTrainer) -> Path:
+    """Return the path of the trained draft: `result`, or the trainer's output path if `result` is the job."""
+    path = (root / trainer.result if result.absolute() == root else result.absolute()).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise TrtspecError("a link points out of the job's directory", where=str(path), hint="copy the draft there")
+    if not (path / "config.json").is_file():
+        hint = f"{trainer.title} writes it to {trainer.result}; choose another draft with --result"
+        raise TrtspecError("no trained draft found", where=str(path), hint=hint)
+    return path

@@ -22,6 +22,12 @@ from trtspec.core.errors import TrtspecError
 from trtspec.training.texts import HELD_OUT, TRAIN, TrainingText, pool
 
 ROWS = "rows.jsonl"
+AS_THEY_ARE = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'assistant' -%}{%- generation -%}{{- message['content'] -}}{%- endgeneration -%}"
+    "{%- else -%}{{- message['content'] -}}{%- endif -%}"
+    "{%- endfor -%}"
+)
 
 
 def training_texts(texts: Sequence[TrainingText]) -> list[TrainingText]:
@@ -52,14 +58,6 @@ def held_out_digest(texts: Iterable[TrainingText]) -> str:
     """Return the SHA-256 of the held-out prompts' tokens, independent of order and responses."""
     prompts = sorted(text.prompt for text in texts if text.side == HELD_OUT)
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-
-
-AS_THEY_ARE = (
-    "{%- for message in messages -%}"
-    "{%- if message['role'] == 'assistant' -%}{%- generation -%}{{- message['content'] -}}{%- endgeneration -%}"
-    "{%- else -%}{{- message['content'] -}}{%- endif -%}"
-    "{%- endfor -%}"
-)
 
 
 def write_messages(path: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:

@@ -8,16 +8,21 @@ The facts are data with public sources: one file for each minor version (1.2.yam
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from trtspec.backends.base import BackendOffer
 from trtspec.core.errors import TrtspecError
+from trtspec.core.installation import installed_version
 from trtspec.core.paths import load_package_yaml
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
+VERSIONS = Path(__file__).parent
+OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,6 @@ def is_release(version: object, release: str) -> bool:
     return not rest or bool(_CANDIDATE.fullmatch(rest))
 
 
-VERSIONS = Path(__file__).parent
-
-OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
-
-
 @dataclass(frozen=True)
 class BuildOption:
     """One option of trtllm-build.
@@ -82,10 +82,10 @@ class BuildOption:
 
     name: str
     type: OptionType
-    default: Any
-    choices: tuple[str, ...]
-    inferred: bool
-    note: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    inferred: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class ApiSpec:
     draft_key: str
     methods: dict[str, DecodingType]
     plain: tuple[str, ...]
-    hands_states: tuple[str, ...]
-    counts: Literal["", "from", "up_to"]
-    threshold: tuple[str, ...]
+    hands_states: tuple[str, ...] = ()
+    counts: Literal["", "from", "up_to"] = ""
+    threshold: tuple[str, ...] = ()
 
     def takes(self, method: str, architecture: str) -> bool:
         """Return whether a method supports a target class."""
@@ -156,9 +156,9 @@ class VersionSpec:
     minor: str
     sources: tuple[str, ...]
     releases: tuple[TrtllmRelease, ...]
-    options: dict[str, BuildOption]
-    modes: dict[str, int]
     api: ApiSpec
+    options: dict[str, BuildOption] = field(default_factory=dict)
+    modes: dict[str, int] = field(default_factory=dict)
 
     def release(self, version: str) -> TrtllmRelease:
         """Return the release of this version, which may be a release candidate."""
@@ -186,6 +186,27 @@ def minors_with(option: str) -> list[str]:
     return [minor for minor, spec in version_specs().items() if option in spec.options]
 
 
+def minor_version(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def offer_installed(
+    package: str, methods: Callable[[], Mapping[str, str]], method: str, gpu: str | None, *, builds: bool = False
+) -> BackendOffer:
+    """Accept a method that the installed `package` has; the last release with trtllm-build is 1.2.1 (pull 15918)."""
+    installed = installed_version(package)
+    if not installed:
+        return BackendOffer(False, "TensorRT-LLM is not installed here")
+    if gpu is None:
+        return BackendOffer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
+    if builds and minor_version(installed) >= (1, 3):
+        return BackendOffer(False, f"TensorRT-LLM {installed} does not include trtllm-build")
+    if method not in methods():
+        return BackendOffer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
+    return BackendOffer(True, f"TensorRT-LLM {installed} is installed")
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
@@ -195,39 +216,32 @@ def _load(minor: str) -> VersionSpec:
     return VersionSpec(
         minor=minor,
         sources=tuple(data["sources"]),
-        releases=tuple(_release(each) for each in data["releases"]),
-        options={name: _option(name, each) for name, each in data.get("options", {}).items()},
+        releases=tuple(_release(version) for version in data["releases"]),
+        api=_api(**data["api"]),
+        options={name: _option(name, **option) for name, option in data.get("options", {}).items()},
         modes=data.get("modes", {}),
-        api=_api(data["api"]),
     )
+
+
+def _api(methods: dict[str, dict[str, Any]], common: list[str], **facts: Any) -> ApiSpec:
+    kinds = {name: {**kind, "fields": [*common, *kind.get("fields", [])]} for name, kind in methods.items()}
+    types = {name: DecodingType(**_with_tuples(kind)) for name, kind in kinds.items()}
+    return ApiSpec(methods=types, **_with_tuples(facts))
+
+
+def _option(name: str, **facts: Any) -> BuildOption:
+    if facts["type"] == "switch":
+        facts["choices"] = ("enable", "disable")
+    return BuildOption(name, **_with_tuples(facts))
+
+
+def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
 
 
 def _release(version: str) -> TrtllmRelease:
     shipping = [container for container in containers() if container.release == version]
     if not shipping:
         return TrtllmRelease(version)
-    company = shipping[-1]
-    tags = tuple(container.tag for container in shipping)
-    return TrtllmRelease(version, tags, company.tensorrt, company.cuda, company.driver)
-
-
-def _option(name: str, data: dict[str, Any]) -> BuildOption:
-    choices = ("enable", "disable") if data["type"] == "switch" else tuple(data.get("choices", ()))
-    return BuildOption(name, **{"default": None, "inferred": False, "note": "", **data, "choices": choices})
-
-
-def _api(data: dict[str, Any]) -> ApiSpec:
-    methods = {method: _decoding_type(each, data["common"]) for method, each in data["methods"].items()}
-    return ApiSpec(
-        draft_key=data["draft_key"],
-        methods=methods,
-        plain=tuple(data["plain"]),
-        hands_states=tuple(data.get("hands_states", ())),
-        counts=data.get("counts", ""),
-        threshold=tuple(data.get("threshold", ())),
-    )
-
-
-def _decoding_type(data: dict[str, Any], common: list[str]) -> DecodingType:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return DecodingType(**{**fields, "fields": (*common, *fields.get("fields", ()))})
+    newest, tags = shipping[-1], tuple(container.tag for container in shipping)
+    return TrtllmRelease(version, tags, newest.tensorrt, newest.cuda, newest.driver)

@@ -14,14 +14,12 @@ from trtspec.core.diagnostics import Diagnostic
 
 Rule = Callable[[PlanContext], Iterator[Diagnostic]]
 
-RULES: tuple[Rule, ...] = (
-    *hardware.RULES,
-    *options.RULES,
-    *sizes.RULES,
-    *hardware.FORMAT_RULES,
-    *methods.RULES,
-    *models.RULES,
-    *sizes.SERVING_RULES,
+# every function named check_* of these modules, in the order of their definitions
+RULES: tuple[Rule, ...] = tuple(
+    rule
+    for module in (hardware, options, sizes, methods, models)
+    for name, rule in vars(module).items()
+    if name.startswith("check_")
 )
 
 

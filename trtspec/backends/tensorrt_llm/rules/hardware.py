@@ -25,11 +25,10 @@ from trtspec.backends.tensorrt_llm.specs import (
     MEDUSA,
     REDRAFTER,
     engine_specs,
-    recipe_gpu,
     speculation_mode,
 )
 from trtspec.checkpoints.rules import layer_tensor
-from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import Gpu, find_gpu
 
@@ -55,6 +54,7 @@ ARCHITECTURES = frozenset({
     "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "SkyworkForCausalLM",
     "Starcoder2ForCausalLM",
 })  # fmt: skip
+FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
 def check_gpu_set(context: PlanContext) -> Iterator[Diagnostic]:
@@ -72,7 +72,7 @@ def check_gpu_set(context: PlanContext) -> Iterator[Diagnostic]:
 
 def check_gpu_supported(context: PlanContext) -> Iterator[Diagnostic]:
     """Volta and Turing are not supported."""
-    gpu = recipe_gpu(context)
+    gpu = context.gpu
     if gpu and gpu.sm < AMPERE:
         message = f"TensorRT-LLM {context.version} runs on Ampere and later, not on {_describe(gpu)}"
         hint = "use a backend that does not build engines"
@@ -81,20 +81,20 @@ def check_gpu_supported(context: PlanContext) -> Iterator[Diagnostic]:
 
 def check_fp8_kernels(context: PlanContext) -> Iterator[Diagnostic]:
     """FP8 tensor cores exist from Ada on."""
-    gpu = recipe_gpu(context)
+    gpu = context.gpu
     if gpu is None or gpu.sm < AMPERE or gpu.has_fp8:
         return
     for spec in engine_specs(context):
         for key in ("weights", "kv_cache"):
             if getattr(spec.quant_format, key) != "none":
                 message = f"FP8 needs compute capability 8.9 (Ada, Hopper) or later, not {_describe(gpu)}"
-                path = f"{spec.path}.quantization.{key}"
-                yield Diagnostic(path, "fp8", message, f"{key}: none, or another gpu", source=BUILDER)
+                hint = f"{key}: none, or another gpu"
+                yield spec.diagnostic(f"quantization.{key}", "fp8", message, hint, source=BUILDER)
 
 
 def check_rowwise_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder rejects per-channel and per-token scales on Blackwell."""
-    gpu = recipe_gpu(context)
+    gpu = context.gpu
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
     for spec in engine_specs(context):
@@ -102,13 +102,12 @@ def check_rowwise_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
             message = (
                 f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder rejects row-wise scales there"
             )
-            path = f"{spec.path}.quantization.weights"
-            yield Diagnostic(path, "fp8", message, "weights: fp8", source=BUILDER)
+            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=BUILDER)
 
 
 def check_plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
     """Some plugins lack kernels for compute capability 10.0."""
-    gpu = recipe_gpu(context)
+    gpu = context.gpu
     if gpu is None or gpu.sm != BLACKWELL:
         return
     for name in NOT_ON_BLACKWELL:
@@ -122,30 +121,12 @@ def check_architecture(context: PlanContext) -> Iterator[Diagnostic]:
     for spec in engine_specs(context):
         if spec.config.architecture not in ARCHITECTURES:
             message = f"TensorRT-LLM {context.version} does not support engines of {spec.config.architecture}"
-            yield Diagnostic(
-                f"{spec.path}.model",
-                "architecture",
-                message,
-                "a backend without conversion may serve it",
-                source=MODELS,
-            )
+            hint = "a backend without conversion may serve it"
+            yield spec.diagnostic("model", "architecture", message, hint, source=MODELS)
 
 
 def _describe(gpu: Gpu) -> str:
     return f"{gpu.name} (compute capability {gpu.sm // 10}.{gpu.sm % 10})"
-
-
-RULES = (
-    check_gpu_set,
-    check_gpu_supported,
-    check_fp8_kernels,
-    check_rowwise_on_blackwell,
-    check_plugins_on_blackwell,
-    check_architecture,
-)
-
-
-FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
 def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
@@ -160,17 +141,17 @@ def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
                 f"an FP8 KV cache with {FORMATS[spec.quant_format.weights]} weights disables paged context attention,"
             )
             message += " and therefore KV cache reuse and chunked prompts"
-            message += f"; {context.recipe.speculation.method} needs reuse" if is_needed else ""
-            path, hint = f"{spec.path}.quantization.kv_cache", "set weights: fp8 too, or kv_cache: none"
-            source = f"{BUILDER}, {BATCHING}"
-            yield Diagnostic(path, "kv-reuse", message, hint, "error" if is_needed else "warning", source)
+            message += f"; {context.method_name} needs reuse" if is_needed else ""
+            hint, source = "set weights: fp8 too, or kv_cache: none", f"{BUILDER}, {BATCHING}"
+            severity: Severity = "error" if is_needed else "warning"
+            yield spec.diagnostic("quantization.kv_cache", "kv-reuse", message, hint, severity, source)
 
 
 def check_rowwise_trees(context: PlanContext) -> Iterator[Diagnostic]:
     """Attention with row-wise scales does not pass on whether drafts are verified, and the build fails."""
     target = engine_specs(context)[0]
     if target.quant_format.weights == "fp8_rowwise" and target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER):
-        message = f"{context.recipe.speculation.method} engines do not support fp8_rowwise weights"
+        message = f"{context.method_name} engines do not support fp8_rowwise weights"
         source = f"{ATTENTION}, {issue(2641)}"
         yield Diagnostic("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
 
@@ -181,8 +162,7 @@ def check_rowwise_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.qk_norm:
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its norms of queries and keys,"
             message += " so their output is wrong"
-            path = f"{spec.path}.quantization.weights"
-            yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)
+            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=QUANTIZE)
 
 
 def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
@@ -196,13 +176,5 @@ def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
             if any(fnmatchcase(layer_tensor(n, "attention.dense"), pattern) for n in range(spec.config.num_layers)):
                 message = f"{pattern!r} keeps attention.dense in 16 bits, but with an FP8 KV cache its input is FP8"
                 hint = "exclude modules without attention.dense, or kv_cache: none"
-                path = f"{spec.path}.quantization.exclude.{number}"
-                yield Diagnostic(path, "fp8", message, hint, source=f"{ATTENTION}, {ATTENTION_PLUGIN}")
-
-
-FORMAT_RULES = (
-    check_cache_reuse,
-    check_rowwise_trees,
-    check_rowwise_head_norms,
-    check_fp8_output_scale,
-)
+                key, source = f"quantization.exclude.{number}", f"{ATTENTION}, {ATTENTION_PLUGIN}"
+                yield spec.diagnostic(key, "fp8", message, hint, source=source)

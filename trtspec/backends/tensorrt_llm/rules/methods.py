@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
+from trtspec.backends.common import checks as shared
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.rules.sources import (
     BUILDER,
@@ -67,9 +68,8 @@ ONE_STAGE = {
 
 def check_acceptance(context: PlanContext) -> Iterator[Diagnostic]:
     """The Triton backend does not pass on the thresholds of typical acceptance."""
-    if speculation_mode(context) and context.options.acceptance != "exact":
-        message = "the Triton backend does not support typical acceptance"
-        yield Diagnostic("speculation.options.lossy", "lossy", message, "remove lossy", source=TRITON)
+    if speculation_mode(context):
+        yield from shared.check_acceptance(context, "the Triton backend does not support typical acceptance", TRITON)
 
 
 def check_eagle_architecture(context: PlanContext) -> Iterator[Diagnostic]:
@@ -95,7 +95,7 @@ def check_pipeline_stages(context: PlanContext) -> Iterator[Diagnostic]:
     """The head reads the outputs of the last stage, but upstream creates and requests it on every stage."""
     target = engine_specs(context)[0]
     if target.mode in ONE_STAGE and target.mapping.pipeline > 1:
-        message = f"{context.recipe.speculation.method} engines do not support pipeline stages"
+        message = f"{context.method_name} engines do not support pipeline stages"
         hint, source = "use parallel.tensor", ONE_STAGE[target.mode]
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=source)
 
@@ -103,7 +103,7 @@ def check_pipeline_stages(context: PlanContext) -> Iterator[Diagnostic]:
 def check_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
     """The draft length of an engine that drafts inside is fixed when it is built."""
     if context.recipe.speculation.schedule and (mode := speculation_mode(context)) != EXTERNAL:
-        message = f"the draft length of a {context.recipe.speculation.method} engine is fixed when it is built"
+        message = f"the draft length of a {context.method_name} engine is fixed when it is built"
         hint = "remove schedule, or set method: draft_target or ngram"
         yield Diagnostic("speculation.schedule", "not-supported", message, hint, source=READMES.get(mode, TRITON))
 
@@ -126,7 +126,7 @@ def check_eagle_tree(context: PlanContext) -> Iterator[Diagnostic]:
 def check_greedy_only(context: PlanContext) -> Iterator[Diagnostic]:
     """Some engines always take the most probable token; the served model rejects sampled requests for them."""
     if is_greedy_only(context):
-        message = f"{context.recipe.speculation.method} engines always decode greedily, whatever the request's sampling"
+        message = f"{context.method_name} engines always decode greedily, whatever the request's sampling"
         hint = "sampled requests are rejected; draft_target supports them"
         yield Diagnostic(METHOD, "greedy", message, hint, "warning", GREEDY_SOURCES[speculation_mode(context)])
 
@@ -137,9 +137,7 @@ def check_upstream_examples(context: PlanContext) -> Iterator[Diagnostic]:
     known, source = EXAMPLES.get(target.mode, ((), ""))
     if known and target.config.architecture not in known:
         names = ", ".join(known)
-        message = (
-            f"upstream has {context.recipe.speculation.method} examples for {names}, not {target.config.architecture}"
-        )
+        message = f"upstream has {context.method_name} examples for {names}, not {target.config.architecture}"
         yield Diagnostic(METHOD, "architecture", message, "verify the artifact", "warning", source)
 
 
@@ -183,19 +181,3 @@ def check_logits_shape(context: PlanContext) -> Iterator[Diagnostic]:
 def _target(context: PlanContext, mode: str) -> EngineSpec | None:
     target = engine_specs(context)[0]
     return target if target.mode == mode else None
-
-
-RULES = (
-    check_acceptance,
-    check_eagle_architecture,
-    check_eagle_quantization,
-    check_pipeline_stages,
-    check_no_schedule,
-    check_eagle_batch_size,
-    check_eagle_tree,
-    check_greedy_only,
-    check_upstream_examples,
-    check_documented_stages,
-    check_lookahead_sizes,
-    check_logits_shape,
-)

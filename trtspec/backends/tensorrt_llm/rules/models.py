@@ -28,7 +28,7 @@ def check_tree_mask_support(context: PlanContext) -> Iterator[Diagnostic]:
     """The layers of these models lack a parameter for the attention mask of drafts."""
     target = engine_specs(context)[0]
     if target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER) and target.config.architecture in GEMMA + PHI:
-        method, model = context.recipe.speculation.method, target.config.architecture
+        method, model = context.method_name, target.config.architecture
         message = f"{method} engines do not support {model}: its layers do not accept an attention mask for drafts"
         source = f"{GEMMA_MODEL if model in GEMMA else PHI_MODEL}, {DECODER}"
         hint = "method: draft_target or ngram"
@@ -42,7 +42,7 @@ def check_window_rope_scaling(context: PlanContext) -> Iterator[Diagnostic]:
             message = f"engines of {spec.config.architecture} also scale the rotary positions of sliding-window layers,"
             message += " so their output is wrong"
             hint, source = "use another backend, or a model without RoPE scaling, such as the 1B model", issue(3247)
-            yield Diagnostic(f"{spec.path}.model", "rope", message, hint, source=source)
+            yield spec.diagnostic("model", "rope", message, hint, source=source)
 
 
 def check_window_layers(context: PlanContext) -> Iterator[Diagnostic]:
@@ -52,7 +52,7 @@ def check_window_layers(context: PlanContext) -> Iterator[Diagnostic]:
         if config.local_rotary_base and config.full_layers != _counted(config):
             message = f"engines of {config.architecture} place layers without a sliding window at a fixed distance,"
             message += " but this model has other ones"
-            yield Diagnostic(f"{spec.path}.model", "windows", message, "use another backend", source=GEMMA_MODEL)
+            yield spec.diagnostic("model", "windows", message, "use another backend", source=GEMMA_MODEL)
 
 
 def _counted(config: ModelConfig) -> tuple[int, ...]:
@@ -68,8 +68,7 @@ def check_head_norm_epsilon(context: PlanContext) -> Iterator[Diagnostic]:
         if spec.config.architecture in GEMMA and spec.config.qk_norm and epsilon != 1e-5:
             message = f"engines of {spec.config.architecture} normalize queries and keys with an epsilon of 1e-05, not"
             message += f" {epsilon:.0e}"
-            path = f"{spec.path}.model"
-            yield Diagnostic(path, "epsilon", message, "verify the artifact", "warning", source=GEMMA_MODEL)
+            yield spec.diagnostic("model", "epsilon", message, "verify the artifact", "warning", source=GEMMA_MODEL)
 
 
 def check_gemma_embedding(context: PlanContext) -> Iterator[Diagnostic]:
@@ -77,8 +76,7 @@ def check_gemma_embedding(context: PlanContext) -> Iterator[Diagnostic]:
     for spec in engine_specs(context):
         if spec.config.architecture in GEMMA and spec.mapping.tensor > 1 and not spec.mapping.embedding:
             message = f"engines of {spec.config.architecture} divide the embedding over their ranks"
-            path = f"{spec.path}.parallel.embedding"
-            yield Diagnostic(path, "parallel", message, "embedding: true", source=GEMMA_CONFIG)
+            yield spec.diagnostic("parallel.embedding", "parallel", message, "embedding: true", source=GEMMA_CONFIG)
 
 
 def check_rowwise_extensions(context: PlanContext) -> Iterator[Diagnostic]:
@@ -86,8 +84,7 @@ def check_rowwise_extensions(context: PlanContext) -> Iterator[Diagnostic]:
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its extensions of Llama's layers"
-            path = f"{spec.path}.quantization.weights"
-            yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)
+            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=QUANTIZE)
 
 
 def check_longrope_factor(context: PlanContext) -> Iterator[Diagnostic]:
@@ -101,7 +98,7 @@ def check_longrope_factor(context: PlanContext) -> Iterator[Diagnostic]:
         if not isclose(factor, scaling.attention_factor, rel_tol=1e-6):
             message = f"engines of {spec.config.architecture} derive an attention_factor of {factor:.4f} from their"
             message += f" lengths, but the model has {scaling.attention_factor:.4f}"
-            yield Diagnostic(f"{spec.path}.model", "rope", message, "use another backend", source=PHI_CONFIG)
+            yield spec.diagnostic("model", "rope", message, "use another backend", source=PHI_CONFIG)
 
 
 def check_phi_stages(context: PlanContext) -> Iterator[Diagnostic]:
@@ -109,8 +106,8 @@ def check_phi_stages(context: PlanContext) -> Iterator[Diagnostic]:
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.mapping.pipeline > 1:
             message = f"engines of {spec.config.architecture} do not support pipeline stages"
-            hint, path = "set pipeline: 1, and use tensor: for more ranks", f"{spec.path}.parallel.pipeline"
-            yield Diagnostic(path, "parallel", message, hint, source=PHI_MODEL)
+            hint = "set pipeline: 1, and use tensor: for more ranks"
+            yield spec.diagnostic("parallel.pipeline", "parallel", message, hint, source=PHI_MODEL)
 
 
 def check_phi_tensor_parallel(context: PlanContext) -> Iterator[Diagnostic]:
@@ -118,8 +115,8 @@ def check_phi_tensor_parallel(context: PlanContext) -> Iterator[Diagnostic]:
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.mapping.tensor > 1:
             message = f"upstream does not list tensor parallelism for {spec.config.architecture}"
-            path = f"{spec.path}.parallel.tensor"
-            yield Diagnostic(path, "parallel", message, "verify the artifact", "warning", source=PHI_README)
+            hint = "verify the artifact"
+            yield spec.diagnostic("parallel.tensor", "parallel", message, hint, "warning", PHI_README)
 
 
 def check_partial_rotary(context: PlanContext) -> Iterator[Diagnostic]:
@@ -128,19 +125,4 @@ def check_partial_rotary(context: PlanContext) -> Iterator[Diagnostic]:
         if spec.config.architecture in PHI and spec.config.rotary_share < 1:
             share = f"{spec.config.rotary_share:.0%} of each head"
             message = f"upstream does not list a {spec.config.architecture} that rotates {share}, as Phi-4-mini does"
-            path = f"{spec.path}.model"
-            yield Diagnostic(path, "rope", message, "verify the artifact", "warning", source=PHI_README)
-
-
-RULES = (
-    check_tree_mask_support,
-    check_window_rope_scaling,
-    check_window_layers,
-    check_head_norm_epsilon,
-    check_gemma_embedding,
-    check_rowwise_extensions,
-    check_longrope_factor,
-    check_phi_stages,
-    check_phi_tensor_parallel,
-    check_partial_rotary,
-)
+            yield spec.diagnostic("model", "rope", message, "verify the artifact", "warning", source=PHI_README)

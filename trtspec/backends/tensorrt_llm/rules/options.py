@@ -8,7 +8,7 @@ from typing import Any
 
 from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec, minors_with
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.arguments import option_arguments, option_choices
+from trtspec.backends.tensorrt_llm.arguments import option_arguments
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, engine_specs, speculation_mode
 from trtspec.core.diagnostics import Diagnostic, quote_value
@@ -39,6 +39,14 @@ NOT_SERVED = {
 }
 
 NEEDED = ("gpt_attention_plugin", "remove_input_padding", "context_fmha")
+_TYPES = {
+    "int": "an integer of at least 0",
+    "str": "a string",
+    "path": "a path",
+    "flag": "true or false",
+    "switch": "enable or disable",
+    "strings": "several words",
+}
 
 
 def check_options_exist(context: PlanContext) -> Iterator[Diagnostic]:
@@ -69,20 +77,9 @@ def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
     """A value has the option's type and is one of its choices."""
     for name, option, value in _recipe_options(context):
         if option_arguments(option, value) is None:
-            choices = option_choices(option)
-            expected = f"one of {', '.join(choices)}" if choices else _TYPES[option.type]
-            hint = did_you_mean(str(value), choices)
+            expected = f"one of {', '.join(option.choices)}" if option.choices else _TYPES[option.type]
+            hint = did_you_mean(str(value), option.choices)
             yield _diagnostic(name, "bad-value", f"{name} must be {expected}, not {quote_value(value)}", hint, BUILD)
-
-
-_TYPES = {
-    "int": "an integer of at least 0",
-    "str": "a string",
-    "path": "a path",
-    "flag": "true or false",
-    "switch": "enable or disable",
-    "strings": "several words",
-}
 
 
 def check_inflight_batching(context: PlanContext) -> Iterator[Diagnostic]:
@@ -99,7 +96,7 @@ def check_cache_reuse_options(context: PlanContext) -> Iterator[Diagnostic]:
         if is_lost(context, name):
             is_needed = speculation_mode(context) in (EXTERNAL, EAGLE)
             message = f"{name} disables paged context attention, and therefore KV cache reuse"
-            message += f"; {context.recipe.speculation.method} needs it" if is_needed else ""
+            message += f"; {context.method_name} needs it" if is_needed else ""
             yield _diagnostic(name, "kv-reuse", message, "remove it", BATCHING, warns=not is_needed)
 
 
@@ -170,10 +167,8 @@ def check_fusions(context: PlanContext) -> Iterator[Diagnostic]:
         message = "the builder disables reduce_fusion: it supports only Llama models divided over several GPUs"
         yield _diagnostic("reduce_fusion", "unused", message, "remove it", BUILDER, warns=True)
     if _on(context, "user_buffer") and not reduces:
-        message, hint = (
-            "the builder disables user_buffer: it needs reduce_fusion",
-            "set reduce_fusion: enable, or remove it",
-        )
+        message = "the builder disables user_buffer: it needs reduce_fusion"
+        hint = "set reduce_fusion: enable, or remove it"
         yield _diagnostic("user_buffer", "unused", message, hint, BUILDER, warns=True)
     if _on(context, "norm_quant_fusion"):
         message = "the builder disables norm_quant_fusion: it supports only NVFP4 weights"
@@ -202,19 +197,3 @@ def _diagnostic(
     name: str, code: str, message: str, hint: str | None, source: str, *, warns: bool = False
 ) -> Diagnostic:
     return Diagnostic(f"engine.extra.{name}", code, message, hint, "warning" if warns else "error", source)
-
-
-RULES = (
-    check_options_exist,
-    check_options_allowed,
-    check_option_values,
-    check_inflight_batching,
-    check_cache_reuse_options,
-    check_fp8_attention_enabled,
-    check_fp8_attention_disabled,
-    check_context_logits,
-    check_multiple_profiles,
-    check_plugin_weights,
-    check_fused_mlp,
-    check_fusions,
-)

@@ -19,10 +19,12 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     WORLD,
     issue,
 )
-from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, recipe_gpu, speculation_mode, uses_draft_logits
+from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, speculation_mode, uses_draft_logits
 from trtspec.core.diagnostics import Diagnostic
 
 MUCH = 16_384  # tokens a step
+# the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
+GPUS_PER_NODE = 8
 
 
 def check_draft_tokens_per_step(context: PlanContext) -> Iterator[Diagnostic]:
@@ -65,7 +67,7 @@ def check_large_steps(context: PlanContext) -> Iterator[Diagnostic]:
 
 def check_weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
     """Weights and activations must leave memory for the KV cache."""
-    for load in gpu_loads(context) if recipe_gpu(context) else ():
+    for load in gpu_loads(context) if context.gpu else ():
         if load.fixed >= load.memory:
             message = f"GPU {load.id}: weights and activations take about {_gib(load.fixed)},"
             message += f" but the GPU has {_gib(load.memory)}"
@@ -104,21 +106,6 @@ def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
-RULES = (
-    check_draft_tokens_per_step,
-    check_prompt_fits,
-    check_chunked_drafts,
-    check_large_steps,
-    check_weights_fit,
-    check_text_fits,
-    check_batch_fits,
-)
-
-
-# the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
-GPUS_PER_NODE = 8
-
-
 def check_rank_gpus(context: PlanContext) -> Iterator[Diagnostic]:
     """An engine has as many GPUs as ranks."""
     placement = context.recipe.serving.placement
@@ -137,7 +124,7 @@ def check_single_node(context: PlanContext) -> Iterator[Diagnostic]:
             message = (
                 f"the {spec.role} has {spec.mapping.ranks} ranks, but engines are served on one node of {GPUS_PER_NODE}"
             )
-            yield Diagnostic(f"{spec.path}.parallel", "placement", message, source=WORLD)
+            yield spec.diagnostic("parallel", "placement", message, source=WORLD)
         elif placement and max(spec.gpu_ids) >= GPUS_PER_NODE:
             message = f"GPU {max(spec.gpu_ids)}: a node's GPUs are numbered 0 to {GPUS_PER_NODE - 1}"
             yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, source=WORLD)
@@ -147,7 +134,7 @@ def check_draft_placement(context: PlanContext) -> Iterator[Diagnostic]:
     """Only a draft model has separate GPUs."""
     placement = context.recipe.serving.placement
     if placement and placement.draft and context.draft_config is None:
-        message = f"{context.recipe.speculation.method} does not use a draft model"
+        message = f"{context.method_name} does not use a draft model"
         yield Diagnostic("serving.placement.draft", "placement", message, "remove draft", source=TRITON)
 
 
@@ -156,14 +143,9 @@ def check_fast_logits(context: PlanContext) -> Iterator[Diagnostic]:
     if not context.recipe.serving.fast_logits:
         return
     if context.draft_config is None or speculation_mode(context) != EXTERNAL:
-        message = (
-            f"fast_logits transfers a draft model's logits, but {context.recipe.speculation.method} does not use one"
-        )
+        message = f"fast_logits transfers a draft model's logits, but {context.method_name} does not use one"
         yield Diagnostic("serving.fast_logits", "not-supported", message, "remove it", source=DRAFT_README)
     elif not uses_draft_logits(context):
         message = "fast_logits is ignored without use_draft_logits"
         hint = "use_draft_logits: true, or remove fast_logits"
         yield Diagnostic("serving.fast_logits", "not-supported", message, hint, source=DRAFT_README)
-
-
-SERVING_RULES = (check_rank_gpus, check_single_node, check_draft_placement, check_fast_logits)

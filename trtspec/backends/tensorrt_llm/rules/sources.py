@@ -38,5 +38,4 @@ DRAFT_README = f"{TRT}:examples/draft_target_model/README.md@11925f62"
 
 
 def issue(number: int) -> str:
-    """Return the name of an issue of TensorRT-LLM."""
     return f"{TRT}#{number}"

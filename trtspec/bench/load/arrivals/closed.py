@@ -29,7 +29,6 @@ class Closed(ArrivalProcess):
 
     @property
     def places(self) -> int:
-        """Return the concurrency."""
         return self.concurrency
 
     async def run(self, ask: Ask, requests: int, seed: int) -> None:

@@ -20,9 +20,8 @@ from typing import Any
 from trtspec.bench.load.api import BadAnswer, parse_count
 from trtspec.bench.load.arrivals import LATENCY, ArrivalProcess
 from trtspec.bench.load.client import MAX_WORDS, Endpoint, LoadClient, document
-from trtspec.bench.load.rounds import AskRound, Round
+from trtspec.bench.load.rounds import AskRound, LoadWorkload, Round
 from trtspec.bench.load.sample import MS, RequestSample
-from trtspec.bench.load.workload import LoadWorkload
 from trtspec.core.errors import StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.core.processes import die_with_parent, start_time, stop_session

@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from trtspec.engine.prompts.format import PromptFormat, first_turn_prompt
+from trtspec.engine.prompts.format import PromptFormat, first_has, first_turn_prompt
 from trtspec.engine.prompts.prompt import MATH, Prompt, PromptRecord
-
-
-def _recognizes(records: Sequence[PromptRecord]) -> bool:
-    return records[0].has("question", "answer")
 
 
 def _read(record: PromptRecord) -> Prompt:
     return first_turn_prompt(record, [record.text("question")], MATH, str(record.number))
 
 
-FORMAT = PromptFormat("GSM8K", _recognizes, _read)
+FORMAT = PromptFormat("GSM8K", first_has("question", "answer"), _read)

@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from trtspec.engine.prompts.format import PromptFormat, chat
+from trtspec.engine.prompts.format import PromptFormat, chat, first_has
 from trtspec.engine.prompts.prompt import CHAT, Prompt, PromptRecord
 
 PEOPLE = ("human", "user")
 SYSTEM = "system"
-
-
-def _recognizes(records: Sequence[PromptRecord]) -> bool:
-    return records[0].has("conversations")
 
 
 def _read(record: PromptRecord) -> Prompt | None:
@@ -43,4 +39,4 @@ def _parse_turn(turn: Mapping[str, Any]) -> tuple[str, str]:
     return str(speaker or ""), str(text or "")
 
 
-FORMAT = PromptFormat("ShareGPT", _recognizes, _read)
+FORMAT = PromptFormat("ShareGPT", first_has("conversations"), _read)

@@ -3,14 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from trtspec.engine.prompts.format import PromptFormat, question_set, read_turns
 
-from trtspec.engine.prompts.format import PromptFormat, has_turns, is_spec_bench, is_speed_bench, read_turns
-from trtspec.engine.prompts.prompt import PromptRecord
-
-
-def _recognizes(records: Sequence[PromptRecord]) -> bool:
-    return has_turns(records) and not is_speed_bench(records) and is_spec_bench(records)
-
-
-FORMAT = PromptFormat("Spec-Bench", _recognizes, read_turns)
+FORMAT = PromptFormat("Spec-Bench", lambda records: question_set(records) == "spec_bench", read_turns)

@@ -6,18 +6,11 @@ Some prompts are published without their text, which NVIDIA's script downloads f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from trtspec.engine.prompts.format import PromptFormat, has_turns, is_speed_bench, read_turns
+from trtspec.engine.prompts.format import PromptFormat, question_set, read_turns
 from trtspec.engine.prompts.prompt import Prompt, PromptRecord
 
-PLACEHOLDER = (
-    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # in NVIDIA/Model-Optimizer:examples/specdec_bench
-)
-
-
-def _recognizes(records: Sequence[PromptRecord]) -> bool:
-    return has_turns(records) and is_speed_bench(records)
+# in NVIDIA/Model-Optimizer:examples/specdec_bench
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 
 def _read(record: PromptRecord) -> Prompt:
@@ -28,4 +21,4 @@ def _read(record: PromptRecord) -> Prompt:
     return prompt
 
 
-FORMAT = PromptFormat("SPEED-Bench", _recognizes, _read)
+FORMAT = PromptFormat("SPEED-Bench", lambda records: question_set(records) == "speed_bench", _read)

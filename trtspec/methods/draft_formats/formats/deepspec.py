@@ -45,7 +45,7 @@ DIALECT = DraftFormat(
                 Key("has_confidence", ("enable_confidence_head",)),
                 Key("confidence_with_markov", ("confidence_head_with_markov",)),
             ),
-            means={"sample_from_anchor": True},
+            implied={"sample_from_anchor": True},
             carried={"num_anchors": 512},
             marks=("target_layer_ids", "markov_rank", "mask_token_id"),
             needs=(EMBEDDING, LM_HEAD),

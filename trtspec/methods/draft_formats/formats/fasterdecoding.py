@@ -9,7 +9,7 @@ true. Without base_model_name_or_path FasterDecoding assumes a Vicuna target.
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.base import CARRIED, LM_HEAD, SIZES, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import LM_HEAD, MEDUSA_CARRIED, MEDUSA_SIZES, DraftFormat, DraftSchema, Key
 from trtspec.methods.medusa import SEQUENTIAL
 
 _TARGET = "base_model_name_or_path"
@@ -19,13 +19,13 @@ DIALECT = DraftFormat(
     {
         "medusa": DraftSchema(
             "FasterDecoding's MedusaModel",
-            (Key("num_heads", ("medusa_num_heads",)), Key("num_layers", ("medusa_num_layers",)), *SIZES),
-            means={"has_bias": True},
+            (Key("num_heads", ("medusa_num_heads",)), Key("num_layers", ("medusa_num_layers",)), *MEDUSA_SIZES),
+            implied={"has_bias": True},
             fixed={("medusa_fc_bias",): True},
-            carried={_TARGET: None, "version": None, "model_type": None, **CARRIED},
+            carried={_TARGET: None, "version": None, "model_type": None, **MEDUSA_CARRIED},
             marks=("medusa_num_heads",),
             shared=(LM_HEAD,),
-            told_by_tensors=("shares_lm_head",),
+            in_tensors=("shares_lm_head",),
             names=SEQUENTIAL,
             names_target=_TARGET,
             weights="medusa_lm_head.safetensors",

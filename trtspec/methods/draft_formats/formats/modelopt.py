@@ -8,7 +8,16 @@ target's files (modelopt/torch/speculative/plugins/hf_medusa.py in the same repo
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.base import BLOCK, EMBEDDING, LM_HEAD, MARKOV, SIZES, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import (
+    BLOCK_KEYS,
+    EMBEDDING,
+    LM_HEAD,
+    MARKOV_KEYS,
+    MEDUSA_SIZES,
+    DraftFormat,
+    DraftSchema,
+    Key,
+)
 from trtspec.methods.medusa import IN_A_MODEL
 
 _INNER = "dflash_config"
@@ -40,7 +49,7 @@ DIALECT = DraftFormat(
         ),
         "dflash": DraftSchema(
             "DFlashDraftModel",
-            (*BLOCK, Key("causal", (_INNER, "causal"))),
+            (*BLOCK_KEYS, Key("causal", (_INNER, "causal"))),
             marks=(_INNER, f"{_INNER}.causal"),
             shared=(EMBEDDING, LM_HEAD),
             has_t2d=False,
@@ -50,21 +59,21 @@ DIALECT = DraftFormat(
             (
                 Key("num_heads", ("medusa", "num_medusa_heads")),
                 Key("num_layers", ("medusa", "num_medusa_layers")),
-                *SIZES,
+                *MEDUSA_SIZES,
             ),
-            means={"has_bias": True},
+            implied={"has_bias": True},
             marks=("medusa.num_medusa_heads", "medusa_heads."),
             names=IN_A_MODEL,
         ),
         "dspark": DraftSchema(
             "DFlashDraftModel",
             (
-                *BLOCK,
+                *BLOCK_KEYS,
                 Key("causal", (_INNER, "causal")),
-                *MARKOV,
+                *MARKOV_KEYS,
                 Key("has_confidence", (_INNER, "use_confidence_head")),
             ),
-            means={"sample_from_anchor": True, "confidence_with_markov": True},
+            implied={"sample_from_anchor": True, "confidence_with_markov": True},
             fixed={(_INNER, "projector_type"): "dspark", (_INNER, "shift_label"): True},
             marks=(_INNER, f"{_INNER}.causal", f"{_INNER}.use_confidence_head", "markov_w1"),
             renames={"markov_head.": "", "confidence_head.proj.": "confidence_proj."},

@@ -8,7 +8,15 @@ folder, and configs/. If norm_output is missing, training assumes true and servi
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.base import BLOCK, EMBEDDING, LM_HEAD, MARKOV, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import (
+    BLOCK_KEYS,
+    EMBEDDING,
+    LM_HEAD,
+    MARKOV_KEYS,
+    DraftFormat,
+    DraftSchema,
+    Key,
+)
 
 AUX = ("eagle_config", "eagle_aux_hidden_state_layer_ids")
 QK_NORM = {r".*\.self_attn\.[qk]_norm\.weight": "its attention does not support q and k norms"}
@@ -53,12 +61,12 @@ DIALECT = DraftFormat(
         "dspark": DraftSchema(
             "DSparkDraftModel",
             (
-                *BLOCK,
-                *MARKOV,
+                *BLOCK_KEYS,
+                *MARKOV_KEYS,
                 Key("has_confidence", ("dflash_config", "enable_confidence_head")),
                 Key("confidence_with_markov", ("dflash_config", "confidence_head_with_markov")),
             ),
-            means={"sample_from_anchor": True},
+            implied={"sample_from_anchor": True},
             fixed={("dflash_config", "projector_type"): "dspark", ("dflash_config", "attention_mode"): "gqa"},
             carried={"auto_map": None, "dflash_config.confidence_head_alpha": None},
             marks=("dflash_config", "markov_head."),

@@ -38,7 +38,7 @@ _COMMON: dict[str, Any] = {
     "section": "transformer_layer_config",
     "carried": _CARRIED,
     "marks": _TYPE,
-    "says_verifier": True,
+    "has_speculators_config": True,
 }
 _NO_FC_BIAS = {r"fc\.bias": "its fc does not support a bias"}
 

@@ -8,7 +8,7 @@ order of tokens.
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.base import CARRIED, SIZES, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import MEDUSA_CARRIED, MEDUSA_SIZES, DraftFormat, DraftSchema, Key
 from trtspec.methods.medusa import LISTED
 
 _UNUSED = ("max_paths", "topk", "max_seq_len", "num_lookahead_tokens", "truncated_vocab_size", "logit_scale")
@@ -21,12 +21,12 @@ DIALECT = DraftFormat(
             (
                 Key("num_heads", ("num_heads",)),
                 Key("num_layers", ("num_hidden_layers",)),
-                *SIZES,
+                *MEDUSA_SIZES,
                 Key("has_bias", ("medusa_fc_bias",)),
                 Key("shares_lm_head", ("original_lm_head",), always=False),
             ),
             fixed={("architectures",): ["MedusaModel"], ("model_type",): "medusa"},
-            carried={**dict.fromkeys(_UNUSED), **CARRIED},
+            carried={**dict.fromkeys(_UNUSED), **MEDUSA_CARRIED},
             marks=("blocks.", "lm_head"),
             names=LISTED,
         )

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.base import BLOCK, EMBEDDING, LM_HEAD, DraftFormat, DraftSchema
+from trtspec.methods.draft_formats.base import BLOCK_KEYS, EMBEDDING, LM_HEAD, DraftFormat, DraftSchema
 
 DIALECT = DraftFormat(
     "z-lab",
     {
         "dflash": DraftSchema(
             "DFlashDraftModel",
-            BLOCK,
+            BLOCK_KEYS,
             carried={"auto_map": None},
             marks=("dflash_config",),
             shared=(EMBEDDING, LM_HEAD),

@@ -19,12 +19,11 @@ from typing import Any, ClassVar, TypeVar
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update
-from trtspec.engine.generation.validation import check_request
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update, check_request
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
 from trtspec.serving.triton.python_models.interruptions import DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics
-from trtspec.serving.triton.python_models.responses import RequestLimit, Responder
+from trtspec.serving.triton.python_models.responses import RequestCancelled, RequestLimit, Responder
 from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
@@ -38,10 +37,6 @@ POLL_S = 0.1  # interval at which a waiting request checks whether its client is
 SHUTDOWN_S = 30
 
 T = TypeVar("T")
-
-
-class RequestCancelled(Exception):
-    """The client has disconnected."""
 
 
 class AsyncEngineModel:
@@ -65,7 +60,7 @@ class AsyncEngineModel:
         raise NotImplementedError
 
     def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield updates as they arrive; the last one has a finish reason. Raises Cancelled."""
+        """Yield updates as they arrive; the last one has a finish reason. Raises RequestCancelled."""
         raise NotImplementedError
 
     def check(self, asked: EngineRequest) -> None:
@@ -142,7 +137,7 @@ class AsyncEngineModel:
 
 
 async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool], abort: Callable[[], None]) -> T:
-    """Wait for a step of the engine; abort the request and raise Cancelled if the client disconnects."""
+    """Wait for a step of the engine; abort the request and raise RequestCancelled if the client disconnects."""
     waiting = asyncio.ensure_future(step)
     while not (await asyncio.wait({waiting}, timeout=POLL_S))[0] and not is_cancelled():
         pass

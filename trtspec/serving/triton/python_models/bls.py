@@ -38,6 +38,7 @@ import numpy.typing as npt
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions
+from trtspec.engine.generation.suffixes import SuffixIndex
 from trtspec.engine.generation.text import StopConditions
 from trtspec.serving.triton.python_models.adaptive_draft_len import DraftLenChoice, DraftLenPolicy
 
@@ -183,22 +184,10 @@ class RemoteModelDrafter(TokenDrafter):
         return logits if temperature == 1.0 else logits / temperature
 
 
-class Index(Protocol):
-    """Index of earlier occurrences of the last tokens of a growing text."""
-
-    matched: int
-
-    def __len__(self) -> int: ...
-
-    def extend(self, tokens: Sequence[int]) -> None: ...
-
-    def continuation(self, length: int) -> list[int]: ...
-
-
 class LookupDrafter(TokenDrafter):
     """Drafts the tokens that followed an earlier occurrence of the last tokens."""
 
-    def __init__(self, index: Index, min_match: int) -> None:
+    def __init__(self, index: SuffixIndex, min_match: int) -> None:
         self._index = index
         self._min_match = min_match
 

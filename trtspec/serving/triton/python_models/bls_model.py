@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The BLS model, from text to text: a draft model or a lookup drafts and a target verifies, or one model works alone.
 
-Each request has its own thread, which waits for the models; the models batch the calls of all threads. Responses are
-sent under one lock, and the final flag is set on the last response of a request, because many senders with separate
-final flags crash tritonserver 2.51.
+Each request has its own thread, which waits for the models; the models batch the calls of all threads.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.circuit_breaker import CircuitBreaker
-from trtspec.engine.generation.request import SamplingOptions, Stats, add_accepted
+from trtspec.engine.generation.request import SamplingOptions, Stats
 from trtspec.engine.generation.suffixes import SuffixIndex
 from trtspec.engine.generation.text import StopConditions, TextStream
 from trtspec.methods.base import find_method
@@ -41,11 +38,9 @@ from trtspec.serving.triton.python_models.bls import (
 )
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
 from trtspec.serving.triton.python_models.grpc_client import ModelError, ReconnectingStream, local_server_client
-from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
 from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel, kill_stopped
-from trtspec.serving.triton.python_models.responses import RequestSlots, Responder
-from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
+from trtspec.serving.triton.python_models.responses import RequestCancelled, Responder
 from trtspec.serving.triton.python_models.tensors import (
     NEUTRAL_FIELDS,
     NEUTRAL_SCORING,
@@ -61,7 +56,8 @@ from trtspec.serving.triton.python_models.tensors import (
     require_neutral,
     words_to_tensor,
 )
-from trtspec.serving.triton.python_models.token_io import TextReader
+from trtspec.serving.triton.python_models.threaded_model import ThreadedModel
+from trtspec.serving.triton.python_models.token_io import TextReader, count_tensors
 
 NAME = "tensorrt_llm_bls"
 CLIENT_ERRORS = ("INVALID_ARG", "UNSUPPORTED")  # other errors may also affect the next request
@@ -73,21 +69,17 @@ EDITS = {
 UNSERVED = NEUTRAL_FIELDS | {name: NEUTRAL_SCORING[name] for name in NEUTRAL_SCORING.keys() - EDITS.keys()}
 
 
-class TritonPythonModel:
+class TritonPythonModel(ThreadedModel):
     """Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
-        self.decoupled = settings.decoupled
-        self.inputs, self.is_nvidia = settings.inputs, settings.is_nvidia
         self.tokenizer = settings.tokenizer()
-        self.server = local_server_client()
-        self.departures = CancellationWatcher()
         self.target = settings.parameter("tensorrt_llm_model_name")
         self.draft_model = settings.parameter("tensorrt_llm_draft_model_name")
         self.method = settings.parameter("draft_method")
         self.options: Any = find_method(self.method).parse(settings.json("speculation_options"))
-        self.fast_logits = settings.parameter("speculative_decoding_fast_logits") == "true"
+        self.fast_logits = settings.flag("speculative_decoding_fast_logits")
         self.draft_len = int(settings.parameter("draft_len"))
         self.draft_timeout_s = float(settings.parameter("draft_timeout_s"))
         self.lengths = AdaptiveDraftLen(self.draft_len, json.loads(settings.parameter("draft_len_schedule") or "[]"))
@@ -96,80 +88,58 @@ class TritonPythonModel:
         self.vocab_size = int(settings.parameter("vocab_size"))
         self.max_seq_len = int(settings.parameter("max_seq_len"))
         self.reader = TextReader(self.tokenizer, self.max_seq_len, vocab_size=self.vocab_size)
-        self.greedy_only = settings.parameter("greedy_only") == "true"
+        self.greedy_only = settings.flag("greedy_only")
         self.max_top_k = int(settings.parameter("max_top_k") or 0)
         self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
-        self.accumulates = settings.parameter("accumulate_tokens") == "true"
-        self.lock = threading.Lock()
-        self.shutdown = DrainWatcher(args["model_repository"])
-        self.metrics = EngineMetrics(pb_utils, args, self.told)
+        self.accumulates = settings.flag("accumulate_tokens")
+        # an engine that drafts itself reports only its counts
+        own_steps = (*known.OF_STEPS, *known.OF_POSITIONS) if self.method != "none" else ()
+        families = (*METRICS, *own_steps, *(known.OF_FALLBACKS if self.draft_model else ()))
+        self.metrics = EngineMetrics(pb_utils, args, families)
         self.breaker = CircuitBreaker(on_change=self.report_breaker)
-        self.places = RequestSlots(settings.max_batch_size)
-        self.threads = ThreadPoolExecutor(self.places.count)
-        self.nudge = SchedulerWakeup(self.server, args["model_name"])
-
-    def execute(self, requests: list[Any]) -> list[Any] | None:
-        with self.nudge.behind(requests):
-            responders = [self.start(request) for request in requests]
-            return None if self.decoupled else [responder.result() for responder in responders]
+        self.begin(pb_utils, args, settings, local_server_client())
 
     def finalize(self) -> None:
-        self.nudge.close()
-        self.threads.shutdown()
-        self.departures.close()
-        self.server.close()
+        super().finalize()
         self.metrics.close()
-        self.shutdown.close()
 
-    @property
-    def told(self) -> tuple[known.MetricSpec, ...]:
-        """Return the exported metrics; an engine that drafts itself reports only its counts."""
-        here = (*known.OF_STEPS, *known.OF_POSITIONS) if self.method != "none" else ()
-        return (*METRICS, *here, *(known.OF_FALLBACKS if self.draft_model else ()))
-
-    def start(self, request: Any) -> Responder:
-        """Start a thread for a request once a slot is free."""
-        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
-        if self.nudge.is_own(request):
-            responder.send_tensors(list, final=True)
-            return responder
-        text = self.metrics.text()
-        inputs = HeldTensors(RequestTensors(pb_utils, request), self.inputs)
-        self.places.hold(lambda: self.threads.submit(self.answer, inputs, responder, text))
-        return responder
+    def answering(self, inputs: HeldTensors, responder: Responder) -> Callable[[], None]:
+        return partial(self.answer, inputs, responder, self.metrics.text())
 
     def answer(self, inputs: HeldTensors, responder: Responder, text: RequestMetrics) -> None:
         """Answer one request; any error becomes the error of this request."""
-        left = False
         try:
             with inputs.naming():
                 self.refuse(inputs)
                 job = self.read(inputs)
             text.started()
             streams = bool(inputs.scalar("stream", False))
+            shows_prompt = not inputs.scalar("exclude_input_in_output", streams or not self.is_nvidia)
             transcript = Transcript(
-                TextStream(self.tokenizer),
-                job.prompt,
-                shows_prompt=not inputs.scalar("exclude_input_in_output", streams or not self.is_nvidia),
-                accumulates=self.accumulates,
-                drafts=job.draft_len > 0,
+                TextStream(self.tokenizer), job, shows_prompt=shows_prompt, accumulates=self.accumulates
             )
-            with self.lengths.text(), closing(ReconnectingStream(self.server, self.departures.watch)) as line:
-                watch = self.departures.watch(responder.is_cancelled, line.cancel)
-                try:
-                    steps = self.steps(job, line, inputs)
-                    with inputs.naming(TEXT_NAMES):
-                        send_steps(steps, transcript, responder, text, watch.close, streams=streams)
-                finally:
-                    watch.close()
-                    left = watch.has_left
+            with (
+                self.lengths.text(),
+                closing(ReconnectingStream(self.server, self.departures.watch)) as line,
+                self.cancelling(responder, line.cancel) as watch,
+                inputs.naming(TEXT_NAMES),
+                closing(self.steps(job, line, inputs)) as steps,
+            ):
+                for step in steps:
+                    news = transcript.add(step)
+                    if step.finish_reason:
+                        watch.close()
+                        text.ended(step.finish_reason, transcript.stats)
+                    else:
+                        text.progressed(transcript.stats)
+                    if step.finish_reason or (streams and news):
+                        responder.send_tensors(transcript.tensors, final=bool(step.finish_reason))
+        except RequestCancelled:
+            text.ended("cancelled")
+            responder.send_cancelled()
         except Exception as error:
-            if left:
-                text.ended("cancelled")
-                responder.send_cancelled()
-            else:
-                text.ended("refused" if is_client_error(error) else "error")
-                responder.send_failure(error)
+            text.ended("refused" if is_client_error(error) else "error")
+            responder.send_failure(error)
 
     def steps(self, job: GenerationRequest, line: ReconnectingStream, inputs: HeldTensors) -> Generator[DecodeStep]:
         """Yield the steps of one completion."""
@@ -354,71 +324,31 @@ def is_client_error(error: Exception) -> bool:
 class Transcript:
     """The visible text of a completion and its counts."""
 
-    def __init__(
-        self, stream: TextStream, prompt: Sequence[int], *, shows_prompt: bool, accumulates: bool, drafts: bool
-    ) -> None:
-        self.stream = stream
-        self.accumulates = accumulates
-        self.prompt_tokens = len(prompt)
-        self.unshown = list(prompt) if shows_prompt else []
-        self.new_tokens = self.drafted = self.accepted = self.steps = 0
-        self.drafts, self.accepted_at = drafts, list[int]()
-        self.text, self.shown = "", 0  # unsent text and its number of tokens
+    def __init__(self, stream: TextStream, job: GenerationRequest, *, shows_prompt: bool, accumulates: bool) -> None:
+        self.stats = Stats(len(job.prompt))
+        self._stream, self._accumulates, self._drafts = stream, accumulates, job.draft_len > 0
+        self._unshown = list(job.prompt) if shows_prompt else []
+        self._text, self._shown = "", 0  # unsent text and its number of tokens
 
     def add(self, step: DecodeStep) -> bool:
         """Add a step and return whether there is new text to send."""
-        self.new_tokens += len(step.ids)
-        self.drafted += step.drafted
-        self.accepted += step.accepted
-        if self.drafts and step.ids:  # each step is then one of the target
-            self.steps += 1
-            add_accepted(self.accepted_at, step.accepted)
-        text, shown = self.stream.add([*self.unshown, *step.ids], last=step.finish_reason is not None)
-        self.unshown = []
-        self.text += text
-        self.shown += shown
+        own = self._drafts and bool(step.ids)  # each step is then one of the target
+        counts = Stats(0, len(step.ids), step.drafted, step.accepted, int(own), (1,) * step.accepted if own else ())
+        self.stats += counts
+        text, shown = self._stream.add([*self._unshown, *step.ids], last=step.finish_reason is not None)
+        self._unshown = []
+        self._text += text
+        self._shown += shown
         return shown > 0
-
-    @property
-    def stats(self) -> Stats:
-        counted = (self.prompt_tokens, self.new_tokens, self.drafted, self.accepted, self.steps)
-        return Stats(*counted, tuple(self.accepted_at))
 
     def tensors(self) -> list[tuple[str, Array]]:
         """Return the output tensors with the unsent text."""
-        text, shown = self.text, self.shown
-        if not self.accumulates:
-            self.text, self.shown = "", 0
-        rate = self.accepted / self.drafted if self.drafted else 0.0
+        text, shown = self._text, self._shown
+        if not self._accumulates:
+            self._text, self._shown = "", 0
         return [
             ("text_output", np.array([text.encode()], dtype=object)),
             ("sequence_length", np.array([[shown]], np.int32)),
             ("sequence_index", np.array([[0]], np.int32)),
-            ("acceptance_rate", np.array([[rate]], np.float32)),
-            ("total_accepted_draft_tokens", np.array([[self.accepted]], np.int32)),
-            ("total_draft_tokens", np.array([[self.drafted]], np.int32)),
-            ("num_input_tokens", np.array([[self.prompt_tokens]], np.int32)),
-            ("num_output_tokens", np.array([[self.new_tokens]], np.int32)),
+            *count_tensors(self.stats),
         ]
-
-
-def send_steps(
-    steps: Generator[DecodeStep],
-    transcript: Transcript,
-    responder: Responder,
-    text: RequestMetrics,
-    before_last: Callable[[], None],
-    *,
-    streams: bool,
-) -> None:
-    """Send the results of the steps, as one response or several."""
-    with closing(steps):
-        for step in steps:
-            news = transcript.add(step)
-            if step.finish_reason:
-                before_last()
-                text.ended(step.finish_reason, transcript.stats)
-            else:
-                text.progressed(transcript.stats)
-            if step.finish_reason or (streams and news):
-                responder.send_tensors(transcript.tensors, final=bool(step.finish_reason))

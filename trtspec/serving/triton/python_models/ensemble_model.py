@@ -7,31 +7,25 @@ an ensemble; this model cancels the inner request when the client disconnects.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
-from trtspec.serving.triton.python_models.grpc_client import local_server_client
-from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher
-from trtspec.serving.triton.python_models.responses import RequestSlots, Responder
-from trtspec.serving.triton.python_models.scheduler_wakeup import SchedulerWakeup
+from trtspec.serving.triton.python_models.grpc_client import infer_request, local_server_client, output_arrays
+from trtspec.serving.triton.python_models.responses import RequestCancelled, Responder
 from trtspec.serving.triton.python_models.tensors import (
     Array,
     HeldTensors,
-    RequestTensors,
     Settings,
     check_unsupported_inputs,
     words_to_tensor,
 )
+from trtspec.serving.triton.python_models.threaded_model import ThreadedModel
 from trtspec.serving.triton.python_models.token_io import TextReader
 
 # Inputs that are passed on unchanged, and their names in the token-level model.
@@ -64,13 +58,11 @@ IDS, LENGTH, CONTINUES = "output_ids", "sequence_length", "continuation"
 TEXT = "text_output"
 
 
-class TritonPythonModel:
+class TritonPythonModel(ThreadedModel):
     """Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
-        self.decoupled = settings.decoupled
-        self.inputs, self.is_nvidia = settings.inputs, settings.is_nvidia
         self.model = settings.parameter("tensorrt_llm_model_name")
         self.reader = TextReader(
             settings.tokenizer(),
@@ -78,50 +70,24 @@ class TritonPythonModel:
             vocab_size=settings.count("vocab_size"),
             is_nvidia=settings.is_nvidia,
         )
-        self.server = local_server_client()
-        self.departures = CancellationWatcher()
-        self.lock = threading.Lock()
-        self.shutdown = DrainWatcher(args["model_repository"])
-        self.places = RequestSlots(settings.max_batch_size)
-        self.threads = ThreadPoolExecutor(self.places.count)
-        self.nudge = SchedulerWakeup(self.server, args["model_name"])
+        self.begin(pb_utils, args, settings, local_server_client())
 
-    def execute(self, requests: list[Any]) -> list[Any] | None:
-        with self.nudge.behind(requests):
-            responders = [self.start(request) for request in requests]
-            return None if self.decoupled else [responder.result() for responder in responders]
+    def answering(self, inputs: HeldTensors, responder: Responder) -> Callable[[], None]:
+        return partial(self.answer, inputs, responder)
 
-    def finalize(self) -> None:
-        self.nudge.close()
-        self.threads.shutdown()
-        self.departures.close()
-        self.server.close()
-        self.shutdown.close()
-
-    def start(self, request: Any) -> Responder:
-        """Start a thread for a request once a slot is free."""
-        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
-        if self.nudge.is_own(request):
-            responder.send_tensors(list, final=True)
-            return responder
-        inputs = HeldTensors(RequestTensors(pb_utils, request), self.inputs)
-        wanted = request.requested_output_names()
-        self.places.hold(lambda: self.threads.submit(self.answer, inputs, wanted, responder))
-        return responder
-
-    def answer(self, inputs: HeldTensors, wanted: set[str], responder: Responder) -> None:
+    def answer(self, inputs: HeldTensors, responder: Responder) -> None:
         """Answer one request; any error becomes the error of this request."""
-        left = False
         try:
-            with inputs.naming(TEXT_NAMES), closing(self.server.ask(self.request(inputs, wanted))) as reply:
-                watch = self.departures.watch(responder.is_cancelled, reply.close)
-                try:
-                    self.forward_responses(reply, watch.close, responder)
-                finally:
-                    watch.close()
-                    left = watch.has_left
+            with (
+                inputs.naming(TEXT_NAMES),
+                closing(self.server.ask(self.request(inputs, responder.wanted))) as reply,
+                self.cancelling(responder, reply.close) as watch,
+            ):
+                self.forward_responses(reply, watch.close, responder)
+        except RequestCancelled:
+            responder.send_cancelled()
         except Exception as error:
-            responder.send_cancelled() if left else responder.send_failure(error)
+            responder.send_failure(error)
 
     def forward_responses(self, reply: Any, before_last: Callable[[], None], responder: Responder) -> None:
         """Send the model's responses with their ids decoded; the last one has the final flag."""
@@ -131,17 +97,12 @@ class TritonPythonModel:
             if response.outputs:
                 responder.send_tensors(partial(self.tensors, response), final=is_last)
             elif is_last:
-                responder.send_end()
+                responder.send(None, final=True)
 
     def request(self, inputs: HeldTensors, wanted: set[str]) -> Any:
         """Return the request to the token-level model."""
-        request = service_pb2.ModelInferRequest(model_name=self.model)
-        for name, array in [*self.read(inputs), *passed_on(inputs)]:
-            request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
-            request.raw_input_contents.append(array.tobytes())
-        for name in {IDS, LENGTH, CONTINUES, *wanted} - {TEXT}:
-            request.outputs.add(name=name)
-        return request
+        outputs = {IDS, LENGTH, CONTINUES, *wanted} - {TEXT}
+        return infer_request(self.model, [*self.read(inputs), *passed_on(inputs)], outputs)
 
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
         """Return the tensors that result from tokenizing the request's text fields."""
@@ -165,10 +126,7 @@ class TritonPythonModel:
 
     def tensors(self, response: Any) -> list[tuple[str, Array]]:
         """Return the output tensors of one response."""
-        outputs = {
-            output.name: np.frombuffer(raw, triton_to_np_dtype(output.datatype)).reshape(output.shape)
-            for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-        }
+        outputs = output_arrays(response)
         rows = zip(outputs.pop(IDS)[0].tolist(), outputs[LENGTH].reshape(-1).tolist(), strict=True)
         continues = bool(outputs.pop(CONTINUES).item())
         texts = [self.reader.pieces.text(ids[:length], continues=continues).encode() for ids, length in rows]

@@ -20,7 +20,7 @@ import numpy as np
 
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.nvidia_compat import INPUTS, unsupported_inputs
-from trtspec.serving.triton.python_models.interruptions import PARAMETER
+from trtspec.serving.triton.python_models.interruptions import CLIENT_PARAMETER
 
 Kind: TypeAlias = "type[np.uint64] | type[np.int32] | type[np.bool_]"
 
@@ -67,7 +67,7 @@ TRITON = (
     "sequence_end",
     "binary_data_output",
     "accumulate_tokens",
-    PARAMETER,
+    CLIENT_PARAMETER,
 )
 TRITON_PREFIX = "triton_"
 UNSERVED = frozenset(name for model in INPUTS for name in unsupported_inputs(model))

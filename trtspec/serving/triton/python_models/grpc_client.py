@@ -17,21 +17,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
+import numpy as np
 from grpc.experimental import ChannelOptions
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.serving.triton.python_models.interruptions import Registration
-from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+from trtspec.serving.triton.python_models.responses import REFUSED, SHUTTING_DOWN
+from trtspec.serving.triton.python_models.tensors import Array
 
-REFUSED = "INVALID_ARG"
 # Triton's codes by gRPC's; all others are internal errors.
 STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: REFUSED,
@@ -58,6 +60,25 @@ STATUS_BY_MESSAGE = {
     "internal error": "INTERNAL",
     "request was cancelled": "CANCELLED",
 }
+
+
+def infer_request(model: str, inputs: Iterable[tuple[str, Array]], outputs: Iterable[str]) -> Any:
+    """Return a ModelInferRequest with tensors of numbers as inputs."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs:
+        request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    for name in outputs:
+        request.outputs.add(name=name)
+    return request
+
+
+def output_arrays(response: Any) -> dict[str, Array]:
+    """Return the tensors of numbers in a ModelInferResponse."""
+    return {
+        output.name: np.frombuffer(raw, triton_to_np_dtype(output.datatype)).reshape(output.shape)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
 
 
 class ModelError(TrtspecError):
@@ -150,7 +171,7 @@ class ResponseStream:
         self._responses = responses
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        """Yield each response and whether it is the last; raises ModelRefusal if the model returns an error."""
+        """Yield each response and whether it is the last; raises ModelError if the model returns an error."""
         ended, refused = False, None
         try:
             # Read to the end of the stream: if cancelled after its last response, the server may keep the request.
@@ -185,7 +206,7 @@ class RequestStream:
         self._waits = False  # True until the last response to a request
 
     def ask(self, request: Any) -> Iterator[Any]:
-        """Yield the responses to a ModelInferRequest; raises ModelRefusal if one is an error or missing."""
+        """Yield the responses to a ModelInferRequest; raises ModelError if one is an error or missing."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
         self._waits = True
         self._requests.put(request)
@@ -232,7 +253,7 @@ class ReconnectingStream:
         self._lock = threading.Lock()
 
     def ask(self, request: Any, timeout_s: float = LONGEST_TEXT_S) -> Iterator[Any]:
-        """Yield the responses to a request; raises ModelRefusal for an error or if the last is late."""
+        """Yield the responses to a request; raises ModelError for an error or if the last is late."""
         stream, deadline = self._opened(), time.monotonic() + timeout_s
         watch = self._watch(lambda: time.monotonic() > deadline, stream.cancel) if timeout_s < LONGEST_TEXT_S else None
         try:

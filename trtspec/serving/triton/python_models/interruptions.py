@@ -24,8 +24,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-PARAMETER = "trtspec_client"
-VARIABLE = "TRTSPEC_DEPARTURES"  # in tritonserver's environment: a directory writable only by its user
+CLIENT_PARAMETER = "trtspec_client"
+DISCONNECTS_VARIABLE = "TRTSPEC_DEPARTURES"  # in tritonserver's environment: a directory writable only by its user
+ENDING_FILE = "ending"  # in the parent directory of the repository
+DISCONNECT_POLL_S, DRAIN_POLL_S = 0.2, 0.1  # each check for a disconnection is a message to the server
 TOKEN = re.compile(r"[0-9a-f]{32}")
 OBJECT = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*(\}?)")
 
@@ -40,7 +42,7 @@ def add_client_token(body: bytes) -> tuple[str, bytes]:
     if match is None:
         return token, body
     comma = b"" if match[1] else b","
-    return token, b'{"%s":"%s"%s' % (PARAMETER.encode(), token.encode(), comma) + body[match.start(1) :]
+    return token, b'{"%s":"%s"%s' % (CLIENT_PARAMETER.encode(), token.encode(), comma) + body[match.start(1) :]
 
 
 def mark_disconnected(directory: Path, token: str) -> None:
@@ -62,7 +64,23 @@ def has_disconnected(directory: str, token: object) -> bool:
     )
 
 
-DISCONNECT_POLL_S = 0.2  # each check is a message to the server
+class PollingThread:
+    """A thread that calls `look` every `period_s` until it is closed."""
+
+    def __init__(self, name: str, period_s: float) -> None:
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, args=(period_s,), name=name, daemon=True).start()
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self, period_s: float) -> None:
+        while not self._closed.wait(period_s):
+            self.look()
 
 
 class Registration:
@@ -71,18 +89,20 @@ class Registration:
     def __init__(
         self, is_cancelled: Callable[[], bool], on_left: Callable[[], None], end: Callable[[Registration], None]
     ):
-        self._is_cancelled, self._on_left, self._end = is_cancelled, on_left, end
+        self._callbacks: tuple[Callable[[], bool], Callable[[], None]] | None = (is_cancelled, on_left)
+        self._end = end
         self._lock = threading.Lock()
-        self._over = False
         self.has_left = False
 
     def look(self) -> None:
         """Call `on_left` once if the client has disconnected."""
         with self._lock:
-            if self._over or self.has_left or not self._is_cancelled():
+            if self._callbacks is None or self.has_left:
                 return
-            self.has_left, on_left = True, self._on_left
-        on_left()
+            is_cancelled, on_left = self._callbacks
+            self.has_left = is_cancelled()
+        if self.has_left:
+            on_left()
 
     def close(self) -> None:
         """Stop watching; call it before the last response, after which the server no longer knows the request.
@@ -91,26 +111,16 @@ class Registration:
         until a garbage collection.
         """
         with self._lock:
-            self._over, self._is_cancelled, self._on_left = True, _never, _nothing
+            self._callbacks = None
         self._end(self)
 
 
-def _never() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    pass
-
-
-class CancellationWatcher:
+class CancellationWatcher(PollingThread):
     """Watches requests until each is closed."""
 
     def __init__(self) -> None:
         self._watched: set[Registration] = set()
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name="departures", daemon=True).start()
+        super().__init__("departures", DISCONNECT_POLL_S)
 
     def watch(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None]) -> Registration:
         """Watch one request; `on_left` is called from another thread."""
@@ -119,27 +129,19 @@ class CancellationWatcher:
             self._watched.add(watch)
         return watch
 
-    def close(self) -> None:
-        self._closed.set()
+    def look(self) -> None:
+        with self._lock:
+            watched = list(self._watched)
+        for each in watched:
+            try:
+                each.look()
+            except Exception:  # an error of one request must not affect the others
+                traceback.print_exc()
+                each.close()
 
     def _forget(self, watch: Registration) -> None:
         with self._lock:
             self._watched.discard(watch)
-
-    def _run(self) -> None:
-        while not self._closed.wait(DISCONNECT_POLL_S):
-            with self._lock:
-                watched = list(self._watched)
-            for each in watched:
-                try:
-                    each.look()
-                except Exception:  # an error of one request must not affect the others
-                    traceback.print_exc()
-                    each.close()
-
-
-DRAIN_POLL_S = 0.1
-ENDING_FILE = "ending"  # in the parent directory of the repository
 
 
 def ending_file(repository: Path) -> Path:
@@ -147,16 +149,14 @@ def ending_file(repository: Path) -> Path:
     return repository.parent / ENDING_FILE
 
 
-class DrainWatcher:
+class DrainWatcher(PollingThread):
     """Calls `end` of each open request once when the file appears."""
 
     def __init__(self, model: str) -> None:
         """Watch the server of the model in the directory `model`."""
         self._file = ending_file(Path(model).parent)
         self._open: dict[object, Callable[[], None]] = {}
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name="shutdown", daemon=True).start()
+        super().__init__("shutdown", DRAIN_POLL_S)
 
     def add(self, request: object, end: Callable[[], None]) -> None:
         with self._lock:
@@ -166,13 +166,9 @@ class DrainWatcher:
         with self._lock:
             self._open.pop(request, None)
 
-    def close(self) -> None:
-        self._closed.set()
-
-    def _run(self) -> None:
-        while not self._closed.wait(DRAIN_POLL_S):
-            if self._file.exists():
-                with self._lock:
-                    ends, self._open = [*self._open.values()], {}
-                for end in ends:
-                    end()
+    def look(self) -> None:
+        if self._file.exists():
+            with self._lock:
+                ends, self._open = [*self._open.values()], {}
+            for end in ends:
+                end()

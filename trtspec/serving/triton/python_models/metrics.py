@@ -52,44 +52,27 @@ class MetricSpec:
         return ("model", "method", *([self.label] if self.label else []))
 
 
+def _seconds(name: str, description: str, buckets: tuple[float, ...]) -> MetricSpec:
+    return MetricSpec(name, "histogram", "seconds", description, buckets=buckets)
+
+
 REQUESTS = MetricSpec(
-    "trtspec_requests_total",
-    "counter",
-    "requests",
-    "Finished requests by reason",
-    "finish_reason",
-    FINISH_REASONS,
+    "trtspec_requests_total", "counter", "requests", "Finished requests by reason", "finish_reason", FINISH_REASONS
 )
 PROMPT_TOKENS = MetricSpec("trtspec_prompt_tokens_total", "counter", "tokens", "Prompt tokens of the started requests")
 GENERATED_TOKENS = MetricSpec("trtspec_generated_tokens_total", "counter", "tokens", "Generated tokens")
-TTFT = MetricSpec(
-    "trtspec_time_to_first_token_seconds",
-    "histogram",
-    "seconds",
-    "Time from a request's arrival in the model to its first token",
-    buckets=WAITS,
+TTFT = _seconds(
+    "trtspec_time_to_first_token_seconds", "Time from a request's arrival in the model to its first token", WAITS
 )
-TPOT = MetricSpec(
-    "trtspec_time_per_output_token_seconds",
-    "histogram",
-    "seconds",
-    "Mean time per token of a request after its first tokens",
-    buckets=TOKEN_TIMES,
+TPOT = _seconds(
+    "trtspec_time_per_output_token_seconds", "Mean time per token of a request after its first tokens", TOKEN_TIMES
 )
-DURATION = MetricSpec(
-    "trtspec_request_duration_seconds",
-    "histogram",
-    "seconds",
-    "Time from a request's arrival in the model to its last token",
-    buckets=TEXT_TIMES,
+DURATION = _seconds(
+    "trtspec_request_duration_seconds", "Time from a request's arrival in the model to its last token", TEXT_TIMES
 )
 RUNNING = MetricSpec("trtspec_requests_running", "gauge", "requests", "Requests in progress in the engine")
-QUEUE = MetricSpec(
-    "trtspec_queue_seconds",
-    "histogram",
-    "seconds",
-    "Time from a request's arrival in the model until its engine accepts it",
-    buckets=WAITS,
+QUEUE = _seconds(
+    "trtspec_queue_seconds", "Time from a request's arrival in the model until its engine accepts it", WAITS
 )
 WAITING = MetricSpec("trtspec_requests_waiting", "gauge", "requests", "Requests waiting for the engine")
 DRAFTED = MetricSpec(

@@ -10,14 +10,8 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.text import TextPieces
-from trtspec.serving.triton.python_models.tensors import (
-    Array,
-    RequestTensors,
-    Settings,
-    check_ids,
-    checked_length,
-    respond_each,
-)
+from trtspec.serving.triton.python_models.responses import respond_each
+from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, Settings, check_ids, checked_length
 
 
 class TritonPythonModel:

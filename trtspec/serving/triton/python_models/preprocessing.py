@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from trtspec.serving.triton.python_models.responses import respond_each
 from trtspec.serving.triton.python_models.tensors import (
     Array,
     RequestTensors,
     Settings,
     check_unsupported_inputs,
-    respond_each,
     words_to_tensor,
 )
 from trtspec.serving.triton.python_models.token_io import TextReader

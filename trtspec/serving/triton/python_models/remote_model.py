@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tritonclient.grpc import InferResult, service_pb2
-from tritonclient.utils import np_to_triton_dtype
 
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.serving.triton.python_models.bls import Array, ModelAnswer, ModelCall
-from trtspec.serving.triton.python_models.grpc_client import LONGEST_TEXT_S, ModelError, ReconnectingStream
+from trtspec.serving.triton.python_models.grpc_client import (
+    LONGEST_TEXT_S,
+    ModelError,
+    ReconnectingStream,
+    infer_request,
+    output_arrays,
+)
 from trtspec.serving.triton.python_models.tensors import words_to_tensor
 
 STUB = b"triton_python_backend_stub"
@@ -62,14 +66,14 @@ class ServerModel:
         self._timeout_s = timeout_s
 
     def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
-        """Yield the model's answers; raises ModelRefusal with its message if it fails or times out.
+        """Yield the model's answers; raises ModelError with its message if it fails or times out.
 
         A caller that stops early must close the line.
         """
         counted = (0, 0)
         try:
             for response in self._line.ask(self._request(call), self._timeout_s):
-                if outputs := read_outputs(response.infer_response):
+                if outputs := output_arrays(response.infer_response):
                     answer, counted = read_answer(outputs, counted)
                     yield answer
         except ModelError as error:
@@ -79,19 +83,7 @@ class ServerModel:
         wanted = ["output_ids", "sequence_length"]
         wanted += ["generation_logits"] if call.wants_logits else []
         wanted += COUNTS if call.wants_counts else []
-        request = service_pb2.ModelInferRequest(model_name=self._name)
-        for name, array in tensors(call):
-            request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
-            request.raw_input_contents.append(array.tobytes())
-        for name in wanted:
-            request.outputs.add(name=name)
-        return request
-
-
-def read_outputs(response: Any) -> dict[str, Array]:
-    """Return the tensors of one response."""
-    result = InferResult(response)
-    return {output.name: result.as_numpy(output.name) for output in response.outputs}
+        return infer_request(self._name, tensors(call), wanted)
 
 
 def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple[ModelAnswer, tuple[int, int]]:

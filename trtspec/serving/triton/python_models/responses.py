@@ -3,23 +3,43 @@
 
 Many senders with separate final flags crash tritonserver 2.51. All responses of a model are therefore sent under one
 lock, with the final flag on the last response of a request.
+
+Internal errors may contain paths, addresses or other users' texts, and are of no use to a client. The client gets only
+an id, and a log has the exception under it.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Container
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
-from trtspec.core.errors import Overloaded
+from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.serving.triton.python_models.fields import request_parameters
-from trtspec.serving.triton.python_models.interruptions import PARAMETER, VARIABLE, DrainWatcher, has_disconnected
-from trtspec.serving.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
+from trtspec.serving.triton.python_models.interruptions import (
+    CLIENT_PARAMETER,
+    DISCONNECTS_VARIABLE,
+    DrainWatcher,
+    has_disconnected,
+)
+from trtspec.serving.triton.python_models.tensors import Array, RequestTensors
 
-DISCONNECTS = os.environ.get(VARIABLE, "")
+DISCONNECTS = os.environ.get(DISCONNECTS_VARIABLE, "")
 REQUESTS_PER_PLACE = 2  # keeps the engine busy between requests
+REFUSED, INTERNAL = "INVALID_ARG", "INTERNAL"  # Triton's names of error codes
+SHUTTING_DOWN = "the server is shutting down"
+ERROR_ID = re.compile(r"internal error ([0-9a-f]{12})\b")
+
+NamedTensors: TypeAlias = list[tuple[str, Array]]
+
+
+class RequestCancelled(Exception):
+    """The client has disconnected."""
 
 
 class RequestSlots:
@@ -57,27 +77,23 @@ class RequestLimit:
 
 
 class Responder:
-    """Sends the responses of one request; `lock` is shared by all requests of the model."""
+    """Sends the responses of one request; `lock` is shared by all requests of the model.
+
+    Attributes:
+        wanted: the names of the outputs that the request names.
+        response: the only response of a model that is not decoupled.
+    """
 
     def __init__(
-        self,
-        pb_utils: Any,
-        request: Any,
-        lock: threading.Lock,
-        *,
-        decoupled: bool,
-        shutdown: DrainWatcher,
+        self, pb_utils: Any, request: Any, lock: threading.Lock, *, decoupled: bool, shutdown: DrainWatcher
     ) -> None:
-        self._pb_utils = pb_utils
-        self._lock = lock
-        self._sender = request.get_response_sender() if decoupled else None
-        self._wanted = request.requested_output_names()
-        self._client = request_parameters(request).get(PARAMETER)
-        self._done = threading.Event()
-        self._is_cancelled: Callable[[], bool] = (self._sender or request).is_cancelled
-        self._own = threading.Lock()
-        self._is_final = False
+        self.wanted = request.requested_output_names()
         self.response: Any = None
+        self._pb_utils, self._lock = pb_utils, lock
+        self._sender = request.get_response_sender() if decoupled else None
+        self._is_cancelled: Callable[[], bool] = (self._sender or request).is_cancelled
+        self._client = request_parameters(request).get(CLIENT_PARAMETER)
+        self._own, self._is_final, self._done = threading.Lock(), False, threading.Event()
         self._shutdown = shutdown
         shutdown.add(self, self.send_shutdown)
 
@@ -86,9 +102,9 @@ class Responder:
         with self._own:
             return self._is_final or self._is_cancelled() or has_disconnected(DISCONNECTS, self._client)
 
-    def send_tensors(self, make: Callable[[], list[tuple[str, Array]]], *, final: bool) -> None:
+    def send_tensors(self, make: Callable[[], NamedTensors], *, final: bool) -> None:
         """Send those tensors of `make()` that the request names."""
-        self.send(respond(self._pb_utils, make, self._wanted), final=final)
+        self.send(respond(self._pb_utils, make, self.wanted), final=final)
 
     def send_failure(self, error: Exception) -> None:
         """Send an error as the last response."""
@@ -96,35 +112,28 @@ class Responder:
 
     def send_cancelled(self) -> None:
         """Send the response for a disconnected client."""
-        self.send(cancelled(self._pb_utils), final=True)
+        self.send(_error(self._pb_utils, "the request was cancelled", "CANCELLED"), final=True)
 
     def send_shutdown(self) -> None:
         """Send an error because the server shuts down; later output of the engine is discarded."""
-        self.send(shutting_down(self._pb_utils), final=True)
-
-    def send_end(self) -> None:
-        """Mark the end of the responses without another one."""
-        self.send(None, final=True)
+        self.send(_error(self._pb_utils, SHUTTING_DOWN, "UNAVAILABLE"), final=True)
 
     def send(self, response: Any, *, final: bool) -> None:
-        """Send one response, unless the last was sent; keep it for `result` if the model is not decoupled."""
+        """Send a response, unless the last was sent; None marks the end without a response."""
         with self._own:
             if self._is_final:
                 return
             self._is_final = final
-            self._send(response, final=final)
-
-    def _send(self, response: Any, *, final: bool) -> None:
-        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self.response = response or self.response
-        try:
-            if self._sender is not None:
-                with self._lock:
-                    self._sender.send(response, flags=flags)
-        finally:
-            if final:
-                self._shutdown.discard(self)
-                self.abandon()
+            self.response = response or self.response
+            try:
+                if self._sender is not None:
+                    with self._lock:
+                        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+                        self._sender.send(response, flags=flags)
+            finally:
+                if final:
+                    self._shutdown.discard(self)
+                    self.abandon()
 
     def abandon(self) -> None:
         """Let `result` return, whether or not the last response was sent."""
@@ -135,3 +144,56 @@ class Responder:
         # Every request ends with a last response or `abandon`, also if its client disconnects.
         self._done.wait()  # unbounded: see above
         return self.response
+
+
+def respond(pb_utils: Any, make: Callable[[], NamedTensors], wanted: Container[str]) -> Any:
+    """Return a response with those tensors of `make()` that the request names in `wanted`.
+
+    Sending any other tensor crashes the stub of tritonserver before 2.53 on Python 3.12 and newer, which frees it
+    without holding Python's lock (python_backend#390). An exception in `make` becomes the error of this request only.
+    """
+    try:
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make() if name in wanted])
+    except Exception as error:
+        return failure(pb_utils, error)
+
+
+def respond_each(pb_utils: Any, requests: list[Any], make: Callable[[RequestTensors], NamedTensors]) -> list[Any]:
+    """Return a response for each request with the tensors that `make` returns for its inputs."""
+
+    def answer(request: Any) -> Any:
+        return respond(pb_utils, lambda: make(RequestTensors(pb_utils, request)), request.requested_output_names())
+
+    return [answer(request) for request in requests]
+
+
+def failure(pb_utils: Any, error: Exception) -> Any:
+    """Return an error response; an internal error is logged, unless it has the id of another model's log entry."""
+    status = getattr(error, "status", REFUSED) if isinstance(error, TrtspecError) else INTERNAL
+    if status != INTERNAL:
+        return _error(pb_utils, str(error), status)
+    fault = parse_error_id(str(error))
+    if fault is None:
+        fault = new_error_id()
+        pb_utils.Logger.log_error(f"internal error {fault}: {''.join(traceback.format_exception(error))}")
+    return _error(pb_utils, client_message(fault, "the server's"), INTERNAL)
+
+
+def _error(pb_utils: Any, message: str, status: str) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
+
+
+def new_error_id() -> str:
+    """Return a random id of an internal error."""
+    return secrets.token_hex(6)
+
+
+def client_message(fault: str, log: str) -> str:
+    """Return the client's message of an internal error; `log` names the log, such as "the server's"."""
+    return f"internal error {fault}: see {log} log under this id"
+
+
+def parse_error_id(message: str) -> str | None:
+    """Return the error id in a message of another process, or None."""
+    found = ERROR_ID.search(message)
+    return found and found[1]

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared code of the repository's Python models: parameters, request tensors and response tensors.
+"""Shared code of the repository's Python models: parameters and request tensors.
 
-It runs inside Triton's Python stub. The stub's module is a parameter, so the code also runs without a server. Clients
-get only an id of an internal error, and a log has the exception under it: such errors may contain paths, addresses or
-other users' texts.
+It runs inside Triton's Python stub. The stub's module is a parameter, so the code also runs without a server.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import secrets
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,29 +30,8 @@ from trtspec.serving.triton.python_models.fields import (
     request_parameters,
 )
 
-ERROR_ID = re.compile(r"internal error ([0-9a-f]{12})\b")
-
-
-def new_error_id() -> str:
-    """Return a random error id."""
-    return secrets.token_hex(6)
-
-
-def client_message(fault: str, log: str) -> str:
-    """Return the client's message; `log` names the log, such as "the server's"."""
-    return f"internal error {fault}: see {log} log under this id"
-
-
-def parse_error_id(message: str) -> str | None:
-    """Return the error id in a message of another process, or None."""
-    found = ERROR_ID.search(message)
-    return found and found[1]
-
-
 Array = npt.NDArray[Any]
 NO_ID = -1
-REFUSED, INTERNAL = "INVALID_ARG", "INTERNAL"  # Triton's names of error codes
-SHUTTING_DOWN = "the server is shutting down"
 
 # No-op values of tensors that clients send with every request and no engine here supports. A length penalty affects
 # beam search only, so any value is accepted.
@@ -287,6 +261,21 @@ def check_unsupported(inputs: RequestTensors, engine: str) -> None:
         raise TrtspecError(f"bad_words is not supported by {engine}")
 
 
+def check_unsupported_inputs(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
+    """Raise TrtspecError for the first declared input that is unsupported and not empty or a no-op."""
+    names = UNSERVED.intersection(declared)
+    require_neutral({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
+    for name in sorted(names - NEUTRAL.keys()):
+        if _is_set(inputs.whole(name)):
+            raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
+
+
+def _is_set(array: Array | None) -> bool:
+    if array is None or array.size == 0:
+        return False
+    return any(array.reshape(-1).tolist()) if array.dtype == object else True
+
+
 def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
     """Return whether to stream the response; raises TrtspecError if the repository does not stream."""
     wanted = bool(inputs.scalar(name, False))
@@ -370,111 +359,3 @@ def read_sampling(
         "top_p": top_p if top_p > 0 else 1.0,
         "seed": inputs.scalar("seed", 0),
     }
-
-
-class TokenCounts(Protocol):
-    """Token counts of a completion so far."""
-
-    @property
-    def prompt_tokens(self) -> int: ...
-
-    @property
-    def new_tokens(self) -> int: ...
-
-    @property
-    def drafted(self) -> int: ...
-
-    @property
-    def accepted(self) -> int: ...
-
-    @property
-    def draft_steps(self) -> int: ...
-
-    @property
-    def accepted_by_position(self) -> Sequence[int]: ...
-
-
-def count_tensors(counts: TokenCounts) -> list[tuple[str, Array]]:
-    """Return the output tensors with the token counts."""
-    rate = counts.accepted / counts.drafted if counts.drafted else 0.0
-    return [
-        ("acceptance_rate", np.array([[rate]], np.float32)),
-        ("total_accepted_draft_tokens", np.array([[counts.accepted]], np.int32)),
-        ("total_draft_tokens", np.array([[counts.drafted]], np.int32)),
-        ("num_draft_steps", np.array([[counts.draft_steps]], np.int32)),
-        ("accepted_by_position", np.array([counts.accepted_by_position or (0,)], np.int32)),
-        ("num_input_tokens", np.array([[counts.prompt_tokens]], np.int32)),
-        ("num_output_tokens", np.array([[counts.new_tokens]], np.int32)),
-    ]
-
-
-def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]], wanted: Container[str]) -> Any:
-    """Return a response with those tensors of `make()` that the request names in `wanted`.
-
-    Sending any other tensor crashes the stub of tritonserver before 2.53 on Python 3.12 and newer, which frees it
-    without holding Python's lock (python_backend#390). An exception in `make` becomes the error of this request only.
-    """
-    try:
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make() if name in wanted])
-    except Exception as error:
-        return failure(pb_utils, error)
-
-
-def respond_each(
-    pb_utils: Any, requests: list[Any], make: Callable[[RequestTensors], list[tuple[str, Array]]]
-) -> list[Any]:
-    """Return a response for each request with the tensors that `make` returns for its inputs."""
-    return [
-        respond(pb_utils, partial(_make_tensors, pb_utils, request, make), request.requested_output_names())
-        for request in requests
-    ]
-
-
-def _make_tensors(
-    pb_utils: Any, request: Any, make: Callable[[RequestTensors], list[tuple[str, Array]]]
-) -> list[tuple[str, Array]]:
-    return make(RequestTensors(pb_utils, request))
-
-
-def cancelled(pb_utils: Any) -> Any:
-    """Return the response for a client that disconnected."""
-    error = pb_utils.TritonError("the request was cancelled", pb_utils.TritonError.CANCELLED)
-    return pb_utils.InferenceResponse(error=error)
-
-
-def shutting_down(pb_utils: Any) -> Any:
-    """Return the response for a request that the server's shutdown interrupts."""
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(SHUTTING_DOWN, pb_utils.TritonError.UNAVAILABLE))
-
-
-def failure(pb_utils: Any, error: Exception) -> Any:
-    """Return an error response; internal errors are logged under an id, and the client gets only the id."""
-    status = getattr(error, "status", REFUSED) if isinstance(error, TrtspecError) else INTERNAL
-    message = _client_message(pb_utils, error) if status == INTERNAL else str(error)
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
-
-
-def _client_message(pb_utils: Any, error: Exception) -> str:
-    """Return the client's message for an internal error; log it, unless it has the id of another model's log entry."""
-    fault = parse_error_id(str(error))
-    if fault is None:
-        import traceback
-
-        fault = new_error_id()
-        pb_utils.Logger.log_error(f"internal error {fault}: {''.join(traceback.format_exception(error))}")
-    return client_message(fault, "the server's")
-
-
-def check_unsupported_inputs(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
-    """Raise TrtspecError for the first declared input that is unsupported and not empty or a no-op."""
-    names = UNSERVED.intersection(declared)
-    require_neutral({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
-    for name in sorted(names - NEUTRAL.keys()):
-        if _is_set(inputs.whole(name)):
-            raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
-
-
-def _is_set(array: Array | None) -> bool:
-    if array is None or array.size == 0:
-        return False
-    return any(array.reshape(-1).tolist()) if array.dtype == object else True

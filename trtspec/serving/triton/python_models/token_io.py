@@ -16,19 +16,16 @@ import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import NO_EDITS, LogitEdits
-from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.request import NO_EDITS, LogitEdits, Scores, Stats
 from trtspec.engine.generation.text import TextPieces
 from trtspec.serving.triton.python_models.fields import json_preview
 from trtspec.serving.triton.python_models.tensors import (
     NO_ID,
     Array,
     RequestTensors,
-    TokenCounts,
     check_end_id,
     check_ids,
     checked_length,
-    count_tensors,
     nvidia_end_ids,
     request_end_ids,
     tensor_to_words,
@@ -174,6 +171,19 @@ def score_tensors(scores: Scores, cum_log_prob: float) -> list[tuple[str, Array]
     return found
 
 
+def count_tensors(counts: Stats) -> list[tuple[str, Array]]:
+    """Return the output tensors with the token counts."""
+    return [
+        ("acceptance_rate", np.array([[counts.acceptance_rate]], np.float32)),
+        ("total_accepted_draft_tokens", np.array([[counts.accepted]], np.int32)),
+        ("total_draft_tokens", np.array([[counts.drafted]], np.int32)),
+        ("num_draft_steps", np.array([[counts.draft_steps]], np.int32)),
+        ("accepted_by_position", np.array([counts.accepted_by_position or (0,)], np.int32)),
+        ("num_input_tokens", np.array([[counts.prompt_tokens]], np.int32)),
+        ("num_output_tokens", np.array([[counts.new_tokens]], np.int32)),
+    ]
+
+
 class TokenReader:
     """Reads the tensors of requests; with `is_nvidia`, only the request's own end id ends a text."""
 
@@ -225,7 +235,7 @@ class UnsentTokens:
         if scores.log_probs is not None:
             self._cum_log_prob += float(scores.log_probs.sum(dtype=np.float64))
 
-    def take(self, counts: TokenCounts) -> list[tuple[str, Array]]:
+    def take(self, counts: Stats) -> list[tuple[str, Array]]:
         """Return the unsent ids and `counts` as the tensors of one response; no ids become one pad id of length 0."""
         ids, self._ids = self._ids, []
         scores, self._scores = self._scores, []

@@ -8,25 +8,14 @@ from its shape and vocabulary. Families are from the example's support matrix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.draft_formats.base import WEIGHTS
-from trtspec.training.external.base import (
-    DRAFT,
-    EPOCHS,
-    EXPORTED,
-    Config,
-    Count,
-    ExternalTrainer,
-    Kind,
-    Name,
-    Rate,
-    TrainingJob,
-)
+from trtspec.training.external.base import DRAFT, EPOCHS, EXPORTED, ExternalTrainer, Kind, TrainingJob
 from trtspec.training.external.rows import AS_THEY_ARE, write_messages
 from trtspec.training.texts import TrainingText
 
@@ -38,113 +27,47 @@ LAYER = (
 )  # fmt: skip
 MARKOV = ("projector_type", "markov_rank", "markov_head_type", "use_confidence_head")
 
-Architecture = dict[str, Any]  # values that the draft's reader has checked
 
+def config(job: TrainingJob) -> dict[str, Any]:
+    """Return the configuration file of the example's main.py; TrtspecError for a net of an unsupported shape.
 
-class Metadata(Config):
-    """`metadata`."""
-
-    recipe_type: Literal["speculative_eagle", "speculative_dflash"]
-
-
-class ModelOptModel(Config):
-    """`model`."""
-
-    model_name_or_path: Name
-
-
-class ModelOptData(Config):
-    """`data`."""
-
-    data_path: Name
-    chat_template: Name
-    draft_vocab_cache: Name | None
-
-
-class ModelOptTraining(Config):
-    """`training`; keys unknown to ModelOpt are passed to transformers' TrainingArguments."""
-
-    output_dir: Name
-    num_train_epochs: Count
-    max_steps: Count | None
-    per_device_train_batch_size: Count
-    learning_rate: Rate
-    training_seq_len: Count
-    answer_only_loss: Literal[True]
-    estimate_ar: Literal[False]
-    ar_validate_steps: Literal[0]
-    bf16: bool
-    remove_unused_columns: Literal[False]
-    ddp_find_unused_parameters: bool | None
-    report_to: Literal["none"]
-    seed: int
-
-
-class Eagle(Config):
-    """`eagle`."""
-
-    eagle_decoder_type: Literal["llama"]
-    eagle_ttt_steps: Count
-    eagle_export_rope_scaling: dict[str, Any]
-    eagle_architecture_config: Architecture
-
-
-class DFlash(Config):
-    """`dflash`."""
-
-    dflash_block_size: Count
-    dflash_mask_token_id: int
-    dflash_draft_attention: Literal["bidirectional", "causal"]
-    dflash_init_checkpoint: Name
-    dflash_self_logit_distillation: bool
-    dflash_confidence_head_alpha: float | None
-    dflash_architecture_config: Architecture
-
-
-class ModelOptRun(Config):
-    """The configuration file of the example's main.py --config."""
-
-    metadata: Metadata
-    model: ModelOptModel
-    data: ModelOptData
-    training: ModelOptTraining
-    eagle: Eagle | None
-    dflash: DFlash | None
-
-
-def config(job: TrainingJob) -> ModelOptRun:
-    """Return the configuration of a job; TrtspecError for a net whose shape ModelOpt does not support."""
+    Keys of `training` that ModelOpt does not know are passed to transformers' TrainingArguments.
+    """
     is_head = job.kind.name == "eagle3"
-    return ModelOptRun(
-        metadata=Metadata(recipe_type="speculative_eagle" if is_head else "speculative_dflash"),
-        model=ModelOptModel(model_name_or_path=job.target),
-        data=ModelOptData(data_path=MESSAGES, chat_template=TEMPLATE, draft_vocab_cache=MAPPING if job.maps else None),
-        training=ModelOptTraining(
-            output_dir=OUTPUT,
-            num_train_epochs=EPOCHS,
-            max_steps=job.steps,
-            per_device_train_batch_size=1,
-            learning_rate=job.learning_rate,
-            training_seq_len=job.longest,
-            answer_only_loss=True,
-            estimate_ar=False,
-            ar_validate_steps=0,
-            bf16=True,
-            remove_unused_columns=False,
-            ddp_find_unused_parameters=None if is_head else True,
-            report_to="none",
-            seed=job.settings.seed,
-        ),
-        eagle=_eagle(job) if is_head else None,
-        dflash=None if is_head else _dflash(job),
-    )
+    return {
+        "metadata": {"recipe_type": "speculative_eagle" if is_head else "speculative_dflash"},
+        "model": {"model_name_or_path": job.target},
+        "data": {
+            "data_path": MESSAGES,
+            "chat_template": TEMPLATE,
+            "draft_vocab_cache": MAPPING if job.maps else None,
+        },
+        "training": {
+            "output_dir": OUTPUT,
+            "num_train_epochs": EPOCHS,
+            "max_steps": job.steps,
+            "per_device_train_batch_size": 1,
+            "learning_rate": job.learning_rate,
+            "training_seq_len": job.longest,
+            "answer_only_loss": True,
+            "estimate_ar": False,
+            "ar_validate_steps": 0,
+            "bf16": True,
+            "remove_unused_columns": False,
+            "ddp_find_unused_parameters": None if is_head else True,
+            "report_to": "none",
+            "seed": job.seed,
+        },
+        "eagle": _eagle(job) if is_head else None,
+        "dflash": None if is_head else _dflash(job),
+    }
 
 
-def _layer(draft: Mapping[str, Any]) -> Architecture:
+def _layer(draft: dict[str, Any]) -> dict[str, Any]:
     return {key: draft[key] for key in LAYER if draft.get(key) is not None}
 
 
-def _eagle(job: TrainingJob) -> Eagle:
+def _eagle(job: TrainingJob) -> dict[str, Any]:
     """Return the section; the export gets no rope scaling, so that the draft runs as it was trained."""
     draft, layer = job.draft, _layer(job.draft)
     default = {"rope_type": "default", "rope_theta": draft.get("rope_theta", 10000.0)}
@@ -158,30 +81,30 @@ def _eagle(job: TrainingJob) -> Eagle:
         "use_input_layernorm_in_first_layer": True,
         "eagle_aux_hidden_state_layer_ids": draft["eagle_config"]["eagle_aux_hidden_state_layer_ids"],
     }
-    return Eagle(
-        eagle_decoder_type="llama",
-        eagle_ttt_steps=job.draft_len,
-        eagle_export_rope_scaling={},
-        eagle_architecture_config=layer,
-    )
+    return {
+        "eagle_decoder_type": "llama",
+        "eagle_ttt_steps": job.draft_len,
+        "eagle_export_rope_scaling": {},
+        "eagle_architecture_config": layer,
+    }
 
 
-def _dflash(job: TrainingJob) -> DFlash:
+def _dflash(job: TrainingJob) -> dict[str, Any]:
     draft, inner = job.draft, job.draft["dflash_config"]
     layers, read = draft["num_hidden_layers"], inner["target_layer_ids"]
     if len(read) != layers:
         message = f"ModelOpt trains block nets that read one hidden state per layer; this one has {layers} layers"
         raise TrtspecError(f"{message} and reads {len(read)}", hint="choose another trainer")
     markov = {key: inner[key] for key in MARKOV if inner.get(key) is not None}
-    return DFlash(
-        dflash_block_size=draft["block_size"],
-        dflash_mask_token_id=inner["mask_token_id"],
-        dflash_draft_attention="causal" if inner.get("causal") else "bidirectional",
-        dflash_init_checkpoint=DRAFT,
-        dflash_self_logit_distillation=job.kind.name == "dflash",
-        dflash_confidence_head_alpha=1.0 if inner.get("use_confidence_head") else None,
-        dflash_architecture_config={**_layer(draft), **markov, "target_layer_ids": read},
-    )
+    return {
+        "dflash_block_size": draft["block_size"],
+        "dflash_mask_token_id": inner["mask_token_id"],
+        "dflash_draft_attention": "causal" if inner.get("causal") else "bidirectional",
+        "dflash_init_checkpoint": DRAFT,
+        "dflash_self_logit_distillation": job.kind.name == "dflash",
+        "dflash_confidence_head_alpha": 1.0 if inner.get("use_confidence_head") else None,
+        "dflash_architecture_config": {**_layer(draft), **markov, "target_layer_ids": read},
+    }
 
 
 def commands(job: TrainingJob) -> str:

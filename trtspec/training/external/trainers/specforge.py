@@ -10,143 +10,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.methods.draft_formats.base import WEIGHTS
-from trtspec.training.external.base import (
-    DRAFT,
-    EPOCHS,
-    EXPORTED,
-    Config,
-    Count,
-    ExternalTrainer,
-    Kind,
-    KnownKind,
-    Name,
-    Rate,
-    TrainingJob,
-)
+from trtspec.training.external.base import DRAFT, EPOCHS, EXPORTED, ExternalTrainer, Kind, TrainingJob
 from trtspec.training.texts import TrainingText
 
 MAPPING, OUTPUT = "vocab_mapping.pt", "output"
 HEADS = ("eagle3", "peagle")  # these need a vocabulary mapping, even if it is the identity
 
 
-class SpecForgeModel(Config):
-    """`model`."""
-
-    target_model_path: Name
-    draft_model_config: Name
-    draft_checkpoint_path: Name
-    vocab_mapping_path: Name | None
-
-
-class SpecForgeData(Config):
-    """`data`."""
-
-    prompts_path: Name
-    max_length: Count
-    cache_dir: Name
+# the hidden states come from a server that the trainer starts on another GPU
+LOCAL = {
+    "mode": "disaggregated",
+    "disaggregated": {
+        "control_dir": f"{OUTPUT}/control",
+        "backend": "mooncake",
+        "managed_local": {
+            "trainer_cuda_visible_devices": ["1"],
+            "capture_servers": [{"port": 30000, "cuda_visible_devices": ["0"]}],
+        },
+    },
+}
 
 
-class SpecForgeTraining(Config):
-    """`training`."""
-
-    strategy: KnownKind
-    num_epochs: Count
-    max_steps: Count | None
-    batch_size: Literal[1]
-    learning_rate: Rate
-    ttt_length: Count | None
-    num_depths: Count | None
-    norm_before_residual: bool | None
-    attention_backend: Literal["flex_attention"]
-    save_interval: Count
-    seed: int
-
-
-class CaptureServer(Config):
-    """An entry of `deployment.disaggregated.managed_local.capture_servers`."""
-
-    port: Count
-    cuda_visible_devices: tuple[Name, ...]
-
-
-class Stack(Config):
-    """`deployment.disaggregated.managed_local`."""
-
-    trainer_cuda_visible_devices: tuple[Name, ...]
-    capture_servers: tuple[CaptureServer, ...]
-
-
-class Disaggregated(Config):
-    """`deployment.disaggregated`."""
-
-    control_dir: Name
-    backend: Literal["mooncake"]
-    managed_local: Stack
-
-
-class SpecForgeDeployment(Config):
-    """`deployment`."""
-
-    mode: Literal["disaggregated"]
-    disaggregated: Disaggregated
-
-
-class SpecForgeRun(Config):
-    """The configuration file of `specforge train --config`."""
-
-    model: SpecForgeModel
-    data: SpecForgeData
-    training: SpecForgeTraining
-    deployment: SpecForgeDeployment
-    run_id: Name
-    output_dir: Name
-
-
-LOCAL = SpecForgeDeployment(
-    mode="disaggregated",
-    disaggregated=Disaggregated(
-        control_dir=f"{OUTPUT}/control",
-        backend="mooncake",
-        managed_local=Stack(
-            trainer_cuda_visible_devices=("1",),
-            capture_servers=(CaptureServer(port=30000, cuda_visible_devices=("0",)),),
-        ),
-    ),
-)
-
-
-def config(job: TrainingJob) -> SpecForgeRun:
-    """Return the configuration of a job."""
+def config(job: TrainingJob) -> dict[str, Any]:
+    """Return the configuration file of `specforge train --config`."""
     is_head, name = job.kind.name in HEADS, job.kind.name
-    return SpecForgeRun(
-        model=SpecForgeModel(
-            target_model_path=job.target,
-            draft_model_config=f"{DRAFT}/config.json",
-            draft_checkpoint_path=DRAFT,
-            vocab_mapping_path=MAPPING if is_head else None,
-        ),
-        data=SpecForgeData(prompts_path="rows.jsonl", max_length=job.longest, cache_dir="cache"),
-        training=SpecForgeTraining(
-            strategy=name,
-            num_epochs=EPOCHS,
-            max_steps=job.steps,
-            batch_size=1,
-            learning_rate=job.learning_rate,
-            ttt_length=job.draft_len if name == "eagle3" else None,
-            num_depths=job.draft_len if name == "peagle" else None,
-            norm_before_residual=job.draft.get("norm_before_residual") if name == "peagle" else None,
-            attention_backend="flex_attention",
-            save_interval=1000,
-            seed=job.settings.seed,
-        ),
-        deployment=LOCAL,
-        run_id="draft",
-        output_dir=OUTPUT,
-    )
+    return {
+        "model": {
+            "target_model_path": job.target,
+            "draft_model_config": f"{DRAFT}/config.json",
+            "draft_checkpoint_path": DRAFT,
+            "vocab_mapping_path": MAPPING if is_head else None,
+        },
+        "data": {"prompts_path": "rows.jsonl", "max_length": job.longest, "cache_dir": "cache"},
+        "training": {
+            "strategy": name,
+            "num_epochs": EPOCHS,
+            "max_steps": job.steps,
+            "batch_size": 1,
+            "learning_rate": job.learning_rate,
+            "ttt_length": job.draft_len if name == "eagle3" else None,
+            "num_depths": job.draft_len if name == "peagle" else None,
+            "norm_before_residual": job.draft.get("norm_before_residual") if name == "peagle" else None,
+            "attention_backend": "flex_attention",
+            "save_interval": 1000,
+            "seed": job.seed,
+        },
+        "deployment": LOCAL,
+        "run_id": "draft",
+        "output_dir": OUTPUT,
+    }
 
 
 def commands(job: TrainingJob) -> str:

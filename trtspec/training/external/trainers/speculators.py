@@ -9,107 +9,31 @@ layers, so options that change its shape are not allowed. Families are from the 
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from trtspec.training.external.base import (
-    DRAFT,
-    EPOCHS,
-    Config,
-    Count,
-    ExternalTrainer,
-    Kind,
-    KnownKind,
-    Name,
-    Rate,
-    TrainingJob,
-)
+from trtspec.training.external.base import DRAFT, EPOCHS, ExternalTrainer, Kind, TrainingJob
 
 PACKED = 2048  # tokens that rows are packed to; the longest row if that is longer
 SAVED = "checkpoints"
 DIALECT = "speculators"
 
 
-class SpeculatorsVerifier(Config):
-    """`train.verifier`."""
-
-    verifier_name_or_path: Name
-
-
-class SpeculatorsDraft(Config):
-    """`train.draft`."""
-
-    from_pretrained: Name
-
-
-class SpeculatorsData(Config):
-    """`train.data`."""
-
-    data_path: Name
-    total_seq_len: Count
-
-
-class Loss(Config):
-    """`train.loss`."""
-
-    ttt_steps: Count
-
-
-class Optimizer(Config):
-    """`train.optimizer`."""
-
-    lr: Rate
-
-
-class SpeculatorsTrainer(Config):
-    """`train.trainer`."""
-
-    epochs: Count
-    save_best: bool
-    save_path: Name
-    max_steps: Count | None
-
-
-class PEagle(Config):
-    """`train.peagle`."""
-
-    num_depths: Count
-
-
-class Train(Config):
-    """`train`."""
-
-    speculator_type: KnownKind
-    seed: int
-    verifier: SpeculatorsVerifier
-    draft: SpeculatorsDraft
-    data: SpeculatorsData
-    loss: Loss | None
-    optimizer: Optimizer
-    trainer: SpeculatorsTrainer
-    peagle: PEagle | None
-
-
-class SpeculatorsRun(Config):
-    """The configuration file of `speculators train --config`."""
-
-    train: Train
-
-
-def config(job: TrainingJob) -> SpeculatorsRun:
-    """Return the configuration of a job."""
+def config(job: TrainingJob) -> dict[str, Any]:
+    """Return the configuration file of `speculators train --config`."""
     name = job.kind.name
-    return SpeculatorsRun(
-        train=Train(
-            speculator_type=name,
-            seed=job.settings.seed,
-            verifier=SpeculatorsVerifier(verifier_name_or_path=job.target),
-            draft=SpeculatorsDraft(from_pretrained=DRAFT),
-            data=SpeculatorsData(data_path="data", total_seq_len=_packed(job)),
-            loss=Loss(ttt_steps=job.draft_len) if name == "eagle3" else None,
-            optimizer=Optimizer(lr=job.learning_rate),
-            trainer=SpeculatorsTrainer(epochs=EPOCHS, save_best=True, save_path=SAVED, max_steps=job.steps),
-            peagle=PEagle(num_depths=job.draft_len) if name == "peagle" else None,
-        )
-    )
+    return {
+        "train": {
+            "speculator_type": name,
+            "seed": job.seed,
+            "verifier": {"verifier_name_or_path": job.target},
+            "draft": {"from_pretrained": DRAFT},
+            "data": {"data_path": "data", "total_seq_len": _packed(job)},
+            "loss": {"ttt_steps": job.draft_len} if name == "eagle3" else None,
+            "optimizer": {"lr": job.learning_rate},
+            "trainer": {"epochs": EPOCHS, "save_best": True, "save_path": SAVED, "max_steps": job.steps},
+            "peagle": {"num_depths": job.draft_len} if name == "peagle" else None,
+        }
+    }
 
 
 def _packed(job: TrainingJob) -> int:

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schemas of saved documents: the `--json` output of plan, build, baseline, verify, bench, profile and train.
+
+A schema has the fields that a reader needs; other keys are ignored, so that documents of other versions can be read.
+Files are untrusted: their size and number of values are limited before parsing, and values out of bounds are rejected.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from trtspec.checkpoints.safe_json import parse_object, repr_short
+from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.core.errors import TrtspecError
+from trtspec.core.file_records import Sha256
+from trtspec.core.files import describe_read_error, read_bounded
+
+MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
+
+Text = Annotated[str, Field(max_length=2000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[float, Field(gt=-1e12, lt=1e12)]
+Positive = Annotated[float, Field(gt=0, lt=1e12)]
+Count = Annotated[int, Field(ge=0, lt=10**12)]
+Millis = Annotated[float, Field(ge=0, lt=1e12)]
+
+
+class LatencySpread(BaseModel):
+    """A distribution over all requests."""
+
+    mean: Millis
+    p50: Millis
+    p95: Millis
+
+
+class BaselineEngine(BaseModel):
+    """Backend that ran the target; `measured_by` is "process" or "server"."""
+
+    backend: Text
+    measured_by: Text
+
+
+class PromptCount(BaseModel):
+    """Number of prompts."""
+
+    count: Count
+
+
+class BaselineDocument(BaseModel):
+    """Output of `baseline --json`."""
+
+    format_version: Literal[1]
+    time: Text
+    engine: BaselineEngine
+    prompts: PromptCount
+    max_tokens: Count
+    tokens_per_s: Annotated[list[Positive], Field(min_length=1, max_length=10_000)]
+    median_tokens_per_s: Positive
+    request_s: LatencySpread
+    ms_per_token: LatencySpread
+
+
+class CheckResult(BaseModel):
+    """A check of `verify`."""
+
+    name: Text
+    ok: bool
+    value: Any = None
+    limit: Any = None
+
+
+class SkippedCheckRecord(BaseModel):
+    """A skipped check."""
+
+    name: Text
+    reason: Text
+
+
+class VerificationDocument(BaseModel):
+    """Output of `verify --json`, which is also the report in an artifact."""
+
+    COMMAND: ClassVar[str] = "verify"
+
+    format_version: Literal[1]
+    acceptance: Text
+    checks: list[CheckResult]
+    left_out: list[SkippedCheckRecord] = []
+
+
+class BenchArm(BaseModel):
+    """One side of a benchmark."""
+
+    tokens_per_s: Annotated[list[Positive], Field(max_length=10_000)]
+    median_tokens_per_s: Positive
+    acceptance_rate: Share
+    mean_accepted_len: Positive
+
+
+class BenchDocument(VerificationDocument):
+    """Output of `bench --json`; `checks` are those of --gates."""
+
+    COMMAND: ClassVar[str] = "bench"
+
+    checks: list[CheckResult] = []
+    prompts: Count
+    max_tokens: Count
+    baseline: BenchArm
+    speculative: BenchArm
+    speedup: Positive
+    speedup_interval: tuple[Number, Number]
+    identical_texts: Count
+
+
+class BuiltStep(BaseModel):
+    """A build step and its duration."""
+
+    name: Text
+    status: Text
+    seconds: Annotated[float, Field(ge=0, lt=1e9)]
+
+
+class BuildDocument(BaseModel):
+    """Output of `build --json`."""
+
+    format_version: Literal[1]
+    steps: Annotated[list[BuiltStep], Field(max_length=10_000)]
+    seconds: Annotated[float, Field(ge=0, lt=1e9)]
+
+
+class Percentiles(BaseModel):
+    """A distribution in milliseconds."""
+
+    mean: Millis
+    min: Millis
+    p50: Millis
+    p90: Millis
+    p95: Millis
+    p99: Millis
+    max: Millis
+
+
+class LoadArm(BaseModel):
+    """Results of one arm under a load."""
+
+    requests: Count
+    failed: Count
+    output_tokens_per_s: Annotated[float, Field(ge=0, lt=1e12)]
+    ttft_ms: Percentiles | None
+    tpot_ms: Percentiles | None
+    e2e_ms: Percentiles | None
+    itl_ms: Percentiles | None = None
+    acceptance_rate: Share | None
+    mean_accepted_len: Positive | None
+    goodput_share: Share | None = None
+
+
+class LoadSize(BaseModel):
+    """A load: `concurrency` of a closed loop, `requests_per_s` of an open one."""
+
+    kind: Text
+    concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    requests_per_s: Positive | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the display name."""
+        return f"concurrency {self.concurrency}" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
+
+
+class SavedRatio(BaseModel):
+    """A ratio with its confidence interval, if known."""
+
+    ratio: Positive
+    low: Number | None
+    high: Number | None
+
+    @property
+    def interval(self) -> str:
+        """Return the formatted interval, or "" if it is unknown."""
+        return f"{self.low:.2f} to {self.high:.2f}" if self.low and self.high else ""
+
+
+class LoadPoint(BaseModel):
+    """A load and the results of each arm."""
+
+    load: LoadSize
+    arms: Annotated[dict[Text, LoadArm], Field(min_length=1, max_length=2)]
+    speedup: SavedRatio | None
+    unfit: Text | None = None
+
+
+class LoadDocument(BaseModel):
+    """Output of `bench --json` with --concurrency or --rate."""
+
+    format_version: Literal[1]
+    kind: Literal["load"]
+    points: Annotated[list[LoadPoint], Field(min_length=1, max_length=200)]
+    warnings: Annotated[list[Text], Field(max_length=1000)] = []
+
+
+class PlanStep(BaseModel):
+    """A step of a plan; `key_parts` are digests of the parts of its key, empty if not recorded."""
+
+    name: Text
+    key: Sha256
+    key_parts: dict[str, str] = {}
+    read_bytes: Count | None = None
+    write_bytes: Count | None = None
+
+
+class DeviceTotal(BaseModel):
+    """Serving memory of one device."""
+
+    id: Text
+    total_bytes: int
+
+
+class PlanMemory(BaseModel):
+    """Serving memory of all devices."""
+
+    gpus: list[DeviceTotal]
+
+
+class PredictedBatch(BaseModel):
+    """Predicted speed-ups of one batch size, by acceptance rate."""
+
+    batch: Annotated[int, Field(ge=1, le=100_000)]
+    speedup: Annotated[dict[Text, Positive], Field(max_length=10)]
+
+
+class Predicted(BaseModel):
+    """Prediction of a plan; `batches` is empty if nothing is predicted."""
+
+    why_not: Text = ""
+    gpu: Text = ""
+    gpus: Count = 0
+    draft_len: Count = 0
+    batches: Annotated[list[PredictedBatch], Field(max_length=64)] = []
+
+
+class PlanDocument(BaseModel):
+    """Output of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
+
+    format_version: Literal[1]
+    name: Text
+    recipe: dict[str, Any] | None = None
+    keys_are_final: bool = True
+    steps: list[PlanStep]
+    memory: PlanMemory
+    predicted: Predicted | None = None
+
+
+class MeanLengths(BaseModel):
+    """Mean accepted length, weighted by tokens, as [mean, low, high]."""
+
+    token_weighted: tuple[Number, Number, Number]
+
+
+class KindStats(BaseModel):
+    """The acceptance of one kind of prompt."""
+
+    kind: Text
+    acceptance_rate: Share
+    mean_accepted_len: MeanLengths
+    by_position: Annotated[list[Share], Field(max_length=64)] = []
+
+
+class BatchSpeedup(BaseModel):
+    """Expected speed-up at a batch size and draft length."""
+
+    batch: Annotated[int, Field(ge=1, le=100_000)]
+    draft_len: Count
+    speedup: Positive
+    interval: tuple[Number, Number]
+
+
+class ProfiledCandidate(BaseModel):
+    """A profiled method or draft."""
+
+    method: Text
+    draft: Text | None
+    draft_len: Count
+    acceptance_rate: Share
+    mean_accepted_len: MeanLengths
+    by_position: Annotated[list[Share], Field(max_length=64)]
+    by_kind: Annotated[list[KindStats], Field(max_length=1000)]
+    best: Annotated[list[BatchSpeedup], Field(max_length=64)]
+    speedups: Annotated[list[BatchSpeedup], Field(max_length=10_000)]
+
+    @property
+    def name(self) -> str:
+        """Return the display name."""
+        return f"{self.method} ({self.draft})" if self.draft else self.method
+
+
+class ProfileDocument(BaseModel):
+    """Output of `profile --json`."""
+
+    format_version: Literal[1]
+    name: Text
+    prompts: Count
+    tokens: Count
+    methods: Annotated[list[ProfiledCandidate], Field(max_length=100)]
+
+
+class DraftAcceptance(BaseModel):
+    """The acceptance of a draft on held-out prompts."""
+
+    mean_accepted_len: Positive
+    interval: tuple[Number, Number]
+
+
+class KindAcceptance(BaseModel):
+    """The acceptance for one kind of prompt before and after training."""
+
+    kind: Text
+    before: DraftAcceptance
+    after: DraftAcceptance
+    verdict: Text
+
+
+class TrainDocument(BaseModel):
+    """Output of `train --json`."""
+
+    format_version: Literal[1]
+    published: bool
+    refusals: Annotated[list[Text], Field(max_length=1000)]
+    before: DraftAcceptance
+    after: DraftAcceptance
+    kinds: Annotated[list[KindAcceptance], Field(max_length=1000)]
+
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+def read_values(path: Path, hint: str) -> tuple[dict[str, Any], bytes]:
+    """Return the values of a JSON file and its bytes; TrtspecError if it is unreadable or exceeds the limits."""
+    try:
+        data = read_bounded(path, MAX_BYTES)
+        return parse_object(data, MAX_VALUES), data
+    except OSError as error:
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
+    except ValueError as error:
+        raise TrtspecError(str(error), where=str(path), hint=hint) from None
+
+
+def validated(schema: type[Document], values: dict[str, Any], path: Path, hint: str) -> Document:
+    """Return the values of a file as a document; TrtspecError with the first invalid key."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = repr_short(".".join(map(str, first["loc"])))
+        raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=hint) from None

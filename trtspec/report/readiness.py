@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Production readiness of an artifact: items with their state, evidence and command; docs/readiness.md documents them.
+
+The inputs are the manifest, the verification, saved documents, deployments and Prometheus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trtspec.backends.base import find_backend
+from trtspec.bench.artifact import artifact_prompts
+from trtspec.bench.documents import (
+    SavedDocument,
+    list_documents,
+    mismatch_reason,
+    prompts_sha256,
+    read_document,
+    recorded_manifest,
+    target_sha256,
+)
+from trtspec.bench.gates import UNDECIDED, VerificationReport, active_gates
+from trtspec.bench.verification_report import load_verification, read_untrusted_report
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
+from trtspec.deployment.rollout.commands import previous_revision
+from trtspec.recipe.resolve import ResolvedRecipe, find_unsafe_overrides
+from trtspec.report.monitoring.configuration import rules
+from trtspec.report.monitoring.prometheus import Prometheus
+from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
+from trtspec.store.artifact_paths import MANIFEST
+
+FORMAT_VERSION = 1
+DONE, MISSING, NOT_NEEDED = "done", "missing", "not needed"
+DAY = "%Y-%m-%d"
+SHORT = 12  # displayed digits of a digest
+ELSEWHERE = "measured elsewhere, not verified here"
+NOT_SPECULATING = "the recipe does not speculate"
+NO_PROMETHEUS = "Prometheus is not configured; add --prometheus URL"
+SERIES = "count(trtspec_requests_total)"
+
+
+@dataclass(frozen=True)
+class ReadinessInputs:
+    """Inputs of all items.
+
+    `published` is the time at which the artifact was written. `report` is the verification by this user on this
+    machine, and `verified` its time. `has_copy` is true if the artifact has a report from elsewhere, which is not
+    trusted.
+    """
+
+    root: Path
+    manifest: Manifest
+    manifest_sha256: str
+    published: datetime
+    report: VerificationReport | None
+    verified: datetime | None
+    has_copy: bool
+    documents: Sequence[SavedDocument]
+    deployed: Sequence[DeploymentRecord]
+    prometheus: Prometheus | None
+
+    @property
+    def recipe(self) -> ResolvedRecipe:
+        """Return the resolved recipe."""
+        return self.manifest.recipe
+
+    @property
+    def drafts(self) -> bool:
+        """Return whether the recipe speculates."""
+        return self.recipe.speculation.method != "none"
+
+    @cached_property
+    def prompts(self) -> str:
+        """Return the digest of the artifact's default prompts."""
+        return prompts_sha256(prompt.text for prompt in artifact_prompts(self.root, None))
+
+    def of_kind(self, kind: str) -> list[SavedDocument]:
+        """Return the documents of a kind, matching ones first, then by decreasing time."""
+        found = [each for each in self.documents if each.kind == kind]
+        return sorted(found, key=lambda each: (not self.objection(each), each.time), reverse=True)
+
+    def objection(self, document: SavedDocument) -> str:
+        """Return the reason why a document does not match this artifact, or ""."""
+        if against := mismatch_reason(document.values, self.manifest, self.manifest_sha256):
+            return against
+        is_named = document.text("target", "sha256") or recorded_manifest(document.values)
+        return "" if is_named or document.time >= self.published else "older than the artifact"
+
+    def remark(self, document: SavedDocument) -> str:
+        """Return a note on a matching document, or ""."""
+        digest = document.text("prompts", "sha256") or document.text("prompt_set", "sha256")
+        return "with prompts other than the artifact's" if digest and digest != self.prompts else ""
+
+
+def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) -> ReadinessInputs:
+    """Read the inputs; raise TrtspecError if the artifact is missing or one of `others` is not a document."""
+    manifest = load_manifest(root)
+    report, verified = load_verification(root)
+    return ReadinessInputs(
+        root=root,
+        manifest=manifest,
+        manifest_sha256=manifest_sha256(root),
+        published=datetime.fromtimestamp((root / MANIFEST).stat().st_mtime, timezone.utc),
+        report=report,
+        verified=verified,
+        has_copy=report is None and read_untrusted_report(root) is not None,
+        documents=[*_saved_results(root, target_sha256(manifest)), *(read_document(path) for path in others)],
+        deployed=list(_deployed(manifest.recipe.name, manifest_sha256(root))),
+        prometheus=prometheus,
+    )
+
+
+def _saved_results(root: Path, target: str) -> Iterator[SavedDocument]:
+    for path in list_documents(root, target):
+        with suppress(TrtspecError):  # ignore damaged files
+            yield read_document(path)
+
+
+def _deployed(name: str, manifest: str) -> Iterator[DeploymentRecord]:
+    """Yield the deployments of this artifact, and of others under its recipe's name."""
+    for each in deployment_names():
+        with suppress(TrtspecError):
+            record = DeploymentJournal(each).known()
+            if record.manifest == manifest or record.name == name:
+                yield record
+
+
+@dataclass(frozen=True)
+class ReadinessItem:
+    """The state of an item; `evidence` describes the findings, and `documents` are their sources."""
+
+    state: str
+    evidence: str
+    command: str = ""
+    documents: Sequence[SavedDocument] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the item as an entry of the JSON document, without its name."""
+        documents = [
+            {"path": str(each.path), "kind": each.kind, "sha256": each.sha256, "time": each.time.isoformat()}
+            for each in self.documents
+        ]
+        return {"state": self.state, "evidence": self.evidence, "command": self.command, "documents": documents}
+
+
+def done(evidence: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
+    """Return an item with state "done"."""
+    return ReadinessItem(DONE, evidence, documents=documents)
+
+
+def missing(evidence: str, command: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
+    """Return an item with state "missing" and the command that completes it."""
+    return ReadinessItem(MISSING, evidence, command, documents)
+
+
+def not_needed(evidence: str) -> ReadinessItem:
+    """Return an item with state "not needed"."""
+    return ReadinessItem(NOT_NEEDED, evidence)
+
+
+def built(facts: ReadinessInputs) -> ReadinessItem:
+    """Report the manifest and the date of the artifact; always done."""
+    named = f"manifest {facts.manifest_sha256[:SHORT]}, {len(facts.manifest.files)} files"
+    return done(f"{named}, {facts.published:{DAY}}")
+
+
+def verified(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that the artifact was verified on this machine and that all checks passed."""
+    command, found = f"trtspec verify {facts.root}", facts.report
+    if found is None:
+        return missing(ELSEWHERE if facts.has_copy else "not verified on this machine", command)
+    failed, when = [check.name for check in found.checks if not check.ok], f"({facts.verified:{DAY}})"
+    if failed:
+        return missing(f"failed: {', '.join(failed)} {when}", command)
+    return done(f"{len(found.checks)} checks passed {when}")
+
+
+def gates(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that the recipe's gates passed on the serving engine."""
+    in_process = find_backend(facts.manifest.backend.name).in_process
+    command = f"trtspec verify {facts.root}" if in_process else f"trtspec bench {facts.recipe.name} --gates"
+    wanted = active_gates(facts.recipe)
+    if not wanted or not facts.drafts:
+        return not_needed(NOT_SPECULATING if not facts.drafts else "the recipe sets no gates")
+    judged = {check.name: check for check in (facts.report.checks if facts.report else ())}
+    if open_ := [name for name in wanted if name not in judged]:
+        return missing(f"not evaluated: {', '.join(open_)}", command)
+    if failed := [judged[name].detail for name in wanted if not judged[name].ok]:
+        return missing("; ".join(failed), command)
+    if undecided := [judged[name].detail for name in wanted if judged[name].state == UNDECIDED]:
+        return missing("; ".join(undecided), command)
+    return done("; ".join(judged[name].detail for name in wanted))
+
+
+def limits(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that the recipe sets min_acceptance and min_speedup."""
+    if not facts.drafts:
+        return not_needed(NOT_SPECULATING)
+    wanted = {"min_acceptance": facts.recipe.gates.min_acceptance, "min_speedup": facts.recipe.gates.min_speedup}
+    if unset := [name for name, limit in wanted.items() if not limit]:
+        settings = " ".join(f"--set gates.{name}=N" for name in unset)
+        return missing(f"not set: {', '.join(unset)}", f"trtspec build RECIPE {settings}")
+    return done(", ".join(f"{name} {limit:g}" for name, limit in wanted.items()))
+
+
+def parity(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that a quantized target was compared with its source."""
+    stored = facts.recipe.target.quantization
+    if stored.weights == "none" and stored.kv_cache == "none":
+        return not_needed("the recipe does not quantize")
+    check = next((each for each in (facts.report.checks if facts.report else ()) if each.name == "parity"), None)
+    if check is None or not check.ok:
+        return missing(check.detail if check else "not compared", f"trtspec verify {facts.root}")
+    return done(check.detail)
+
+
+def defaults(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that no recipe key loosens a default."""
+    loosened = list(_loosened(facts))
+    if loosened:
+        return missing(", ".join(loosened), "trtspec build RECIPE, without these keys")
+    return done("no gate, limit or serving setting is looser than its default")
+
+
+def _loosened(facts: ReadinessInputs) -> Iterator[str]:
+    if facts.recipe.speculation.acceptance != "exact":
+        yield f"speculation.options.lossy ({facts.recipe.speculation.acceptance} acceptance)"
+    yield from map(str, find_unsafe_overrides(facts.recipe))
+
+
+def warmup(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that the server warms up before its first request."""
+    if facts.recipe.serving.warmup:
+        return done("serving.warmup: Triton generates texts before its models are ready")
+    if not find_backend(facts.manifest.backend.name).warms:
+        return not_needed("the engine warms up itself; deploy --wait-for-warmup waits for a first text")
+    return missing("serving.warmup is off", "trtspec build RECIPE --set serving.warmup=true")
+
+
+def rollout(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that a rollout starts with a share of the requests, under limits."""
+    serving, wanted = facts.recipe.serving, facts.recipe.serving.rollout
+    if not serving.openai:
+        why = "serving.openai is off: traffic cannot be split, and only synthetic probes decide"
+        return missing(why, "trtspec build RECIPE --set serving.openai=true")
+    if wanted.canary[0] == 100:
+        command = "trtspec build RECIPE --set 'serving.rollout.canary=[5,25,100]'"
+        return missing("the first canary step is 100 %", command)
+    shares = ", ".join(f"{share} %" for share in wanted.canary)
+    rules = f"at most {wanted.max_failed} failures and {wanted.max_latency_ratio:g} times the latency"
+    return done(f"{shares}, {wanted.hold_s:g} s each, {rules}")
+
+
+def baseline(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that the target alone was measured."""
+    found = facts.of_kind("baseline")
+    return _measured(facts, found, f"trtspec baseline {facts.root}", "{median_tokens_per_s:g} tokens/s")
+
+
+def profile(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that drafts were profiled."""
+    return _of_drafts(facts, "profile", "trtspec profile RECIPE --prompts FILE --json")
+
+
+def tune(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that draft length and options were tuned."""
+    return _of_drafts(facts, "tune", "trtspec tune RECIPE --prompts FILE --json")
+
+
+def load(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that speculation was measured under load; a benchmark of single requests does not suffice."""
+    command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
+    alone = facts.of_kind("bench")
+    if facts.of_kind("load") or not alone or not facts.drafts:
+        return _of_drafts(facts, "load", command)
+    single = _measured(facts, alone, command, "{speedup:g} times as fast")
+    return missing(f"{single.evidence}, one request at a time", command, alone)
+
+
+def _of_drafts(facts: ReadinessInputs, kind: str, command: str) -> ReadinessItem:
+    return _measured(facts, facts.of_kind(kind), command) if facts.drafts else not_needed(NOT_SPECULATING)
+
+
+def _measured(facts: ReadinessInputs, found: Sequence[SavedDocument], command: str, result: str = "") -> ReadinessItem:
+    """Return the item of the first document, which is the best one; `result` is the format of its number."""
+    if not found:
+        return missing("no saved result; pass one with --results FILE", command)
+    best = found[0]
+    named = f"{best.path.name} {best.sha256[:SHORT]}, {best.time:{DAY}}"
+    if against := facts.objection(best):
+        return missing(f"{named}: {against}", command, found)
+    details = "; ".join(filter(None, (_formatted(result, best.values), facts.remark(best))))
+    return done(f"{named}: {details}" if details else named, found)
+
+
+def _formatted(form: str, values: Mapping[str, Any]) -> str:
+    """Return the text of a format, or "" if the document lacks the number."""
+    try:
+        return form.format_map(values)
+    except (KeyError, ValueError, TypeError):
+        return ""
+
+
+def metrics(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that Prometheus scrapes the servers' metrics."""
+    command = f"trtspec metrics scrape {facts.recipe.name}"
+    if facts.prometheus is None:
+        return missing(NO_PROMETHEUS, command)
+    if not (series := facts.prometheus.value(SERIES)):
+        return missing(f"{facts.prometheus.url} lacks trtspec_requests_total", command)
+    return done(f"{facts.prometheus.url} has {series:g} series of trtspec_requests_total")
+
+
+def alerts(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that Prometheus has all alerting rules of trtspec."""
+    command = "trtspec metrics rules"
+    if facts.prometheus is None:
+        return missing(NO_PROMETHEUS, command)
+    wanted = {rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule}
+    if lacking := sorted(wanted - facts.prometheus.alerts()):
+        return missing(f"{facts.prometheus.url} lacks {', '.join(lacking)}", command)
+    return done(f"{facts.prometheus.url} has all {len(wanted)} rules")
+
+
+def rollback(facts: ReadinessInputs) -> ReadinessItem:
+    """Check that a rollback target exists: the live revision or a previous one."""
+    found = [way for record in facts.deployed if (way := _rollback_target(facts, record))]
+    if found:
+        return done("; ".join(found))
+    why = "no other revision was deployed under this name; deploy the target alone first"
+    return missing(why, "trtspec build RECIPE --set speculation.method=none --out build/alone")
+
+
+def _rollback_target(facts: ReadinessInputs, record: DeploymentRecord) -> str:
+    """Return a description of the revision that a deployment could roll back to, or ""."""
+    if record.manifest != facts.manifest_sha256:
+        serves = record.state_now in ("live", "restarting")
+        return (
+            f"{record.name} serves revision {record.revision}, which stays available during a rollout" if serves else ""
+        )
+    try:
+        before, _ = previous_revision(DeploymentJournal(record.name), record)
+    except DeployError:
+        return ""
+    return f"revision {before} of {record.name} is kept"
+
+
+ITEMS: dict[str, Callable[[ReadinessInputs], ReadinessItem]] = {
+    "built": built,
+    "verified": verified,
+    "gates": gates,
+    "limits": limits,
+    "parity": parity,
+    "defaults": defaults,
+    "warm-up": warmup,
+    "rollout": rollout,
+    "baseline": baseline,
+    "profile": profile,
+    "tuning": tune,
+    "load": load,
+    "metrics": metrics,
+    "alerts": alerts,
+    "rollback": rollback,
+}
+
+
+def check(facts: ReadinessInputs) -> dict[str, ReadinessItem]:
+    """Return all items by name, in order."""
+    return {name: item(facts) for name, item in ITEMS.items()}
+
+
+def missing_items(items: Mapping[str, ReadinessItem]) -> dict[str, ReadinessItem]:
+    """Return the items with state "missing"."""
+    return {name: item for name, item in items.items() if item.state == MISSING}
+
+
+def readiness_document(facts: ReadinessInputs, items: Mapping[str, ReadinessItem]) -> dict[str, Any]:
+    """Return the document of `readiness --json`."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": facts.recipe.name,
+        "artifact": str(facts.root),
+        "manifest": facts.manifest_sha256,
+        "missing": len(missing_items(items)),
+        "rows": [{"name": name, **item.as_dict()} for name, item in items.items()],
+    }

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base of models with one thread per request, and wake-ups of Triton's dynamic batcher after their `execute`.
+
+With a bounded queue, Triton's batcher calls a model only while the model waits for work, and it is not notified when
+the model becomes idle: a request that arrives during `execute` waits for the next request or for half a second
+(triton-inference-server/core, DynamicBatchScheduler::WaitForPayloadSlotAvailable and RateLimiter::PayloadSlotAvailable,
+at r24.10 and in June 2026). The bound is needed to reject further requests with 503. Therefore the model sends itself a
+request shortly after `execute`, and answers it with an empty response.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from trtspec.core.errors import TrtspecError
+from trtspec.serving.triton.python_models.grpc_client import LocalServerClient
+from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher, Registration
+from trtspec.serving.triton.python_models.responses import RequestCancelled, RequestSlots, Responder
+from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, Settings
+
+WAKEUP_DELAYS_S = (0.002, 0.01)  # the second wake-up is for requests that arrived while the first was executed
+RETRY_S = 0.01  # retry interval: `execute` may not have returned to the server yet, and the wake-up then waits too
+ENDS_S = 1.0
+
+
+class SchedulerWakeup:
+    """Sends wake-up requests for one model, whose `execute` must run inside `behind`."""
+
+    def __init__(self, server: LocalServerClient, model: str) -> None:
+        self._server, self._model = server, model
+        self._id = f"nudge-{secrets.token_hex(16)}"  # unguessable for clients
+        self._executes = False
+        self._wanted, self._began, self._closed = threading.Event(), threading.Event(), threading.Event()
+        self._asking = ThreadPoolExecutor(4)
+        self._thread = threading.Thread(target=self._run, name="nudge", daemon=True)
+        self._thread.start()
+
+    def is_own(self, request: Any) -> bool:
+        """Return whether a request is a wake-up, to be answered with an empty response."""
+        return bool(request.request_id() == self._id)
+
+    @contextmanager
+    def behind(self, requests: Sequence[Any]) -> Iterator[None]:
+        """Wake the batcher shortly after the block, unless `execute` runs again or all requests were wake-ups."""
+        self._executes = True
+        self._began.set()
+        try:
+            yield
+        finally:
+            self._executes = False
+            if not all(self.is_own(request) for request in requests):
+                self._wanted.set()
+
+    def close(self) -> None:
+        """Stop; call it before the server's channel is closed."""
+        self._closed.set()
+        self._wanted.set()
+        self._thread.join(ENDS_S)
+        self._asking.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._wanted.wait()  # unbounded: nothing to do until the next `execute`
+            self._wanted.clear()
+            for behind_s in WAKEUP_DELAYS_S:
+                self._began.clear()
+                if self._closed.wait(behind_s) or self._executes or self._began.is_set():
+                    break
+                self._wake()
+
+    def _wake(self) -> None:
+        """Send requests until one of them, or any other, arrives."""
+        while not (self._executes or self._closed.is_set()):
+            self._asking.submit(self._ask)
+            if self._began.wait(RETRY_S):
+                return
+
+    def _ask(self) -> None:
+        with suppress(TrtspecError):
+            list(self._server.ask(self._request()))
+
+    def _request(self) -> Any:
+        request = service_pb2.ModelInferRequest(model_name=self._model, id=self._id)
+        for name, datatype, content in (("text_input", "BYTES", bytes(4)), ("max_tokens", "INT32", bytes(4))):
+            request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
+            request.raw_input_contents.append(content)
+        return request
+
+
+class ThreadedModel:
+    """Base class of the models: Triton calls `execute` and `finalize` by name, a subclass answers in a thread."""
+
+    def begin(self, pb_utils: Any, args: dict[str, str], settings: Settings, server: LocalServerClient) -> None:
+        """Prepare for requests whose work `server` does; call it at the end of `initialize`."""
+        self.decoupled, self.inputs, self.is_nvidia = settings.decoupled, settings.inputs, settings.is_nvidia
+        self.server = server
+        self.departures = CancellationWatcher()
+        self._pb_utils = pb_utils
+        self._lock = threading.Lock()
+        self._shutdown = DrainWatcher(args["model_repository"])
+        self._places = RequestSlots(settings.max_batch_size)
+        self._threads = ThreadPoolExecutor(self._places.count)
+        self._nudge = SchedulerWakeup(server, args["model_name"])
+
+    def answering(self, inputs: HeldTensors, responder: Responder) -> Callable[[], None]:
+        """Return a function that answers a request which has just arrived; it sends errors as responses."""
+        raise NotImplementedError
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        with self._nudge.behind(requests):
+            responders = [self.start(request) for request in requests]
+            return None if self.decoupled else [responder.result() for responder in responders]
+
+    def finalize(self) -> None:
+        self._nudge.close()
+        self._threads.shutdown()
+        self.departures.close()
+        self.server.close()
+        self._shutdown.close()
+
+    def start(self, request: Any) -> Responder:
+        """Start a thread for a request once a slot is free."""
+        responder = Responder(self._pb_utils, request, self._lock, decoupled=self.decoupled, shutdown=self._shutdown)
+        if self._nudge.is_own(request):
+            responder.send_tensors(list, final=True)
+            return responder
+        answer = self.answering(HeldTensors(RequestTensors(self._pb_utils, request), self.inputs), responder)
+        self._places.hold(lambda: self._threads.submit(answer))
+        return responder
+
+    @contextmanager
+    def cancelling(self, responder: Responder, cancel: Callable[[], None]) -> Iterator[Registration]:
+        """Call `cancel` if the client disconnects; an error after that becomes RequestCancelled."""
+        watch = self.departures.watch(responder.is_cancelled, cancel)
+        try:
+            yield watch
+        except Exception:
+            watch.close()
+            if watch.has_left:
+                raise RequestCancelled from None
+            raise
+        finally:
+            watch.close()
