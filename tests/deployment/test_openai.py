@@ -107,7 +107,7 @@ def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> 
     assert process
     os.kill(process, number)
     url = read_process_specs(deployment.journal.children)[0].url
-    assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.returns_ok(url), BACK_S)
+    assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.is_gateway_ready(url), BACK_S)
     assert ask(deployment, "/models")["data"]
     assert deployment.journal.known().restarts == restarts, "the server keeps running"
 
