@@ -19,7 +19,7 @@ from tests.conftest import Run
 from trtspec.core.paths import recipes_dir, state_dir
 from trtspec.core.registry import discover
 from trtspec.methods.base import ATTRIBUTE, PACKAGE
-from trtspec.planning.completion import known_values, override_keys
+from trtspec.planning.completion import described_values, override_keys
 from trtspec.recipe.load import load_recipe
 
 PROGRAMS = str(Path(sys.executable).parent)
@@ -121,7 +121,7 @@ def test_what_is_broken_offers_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch
 def test_every_key_that_is_offered_is_one(recipe: Path) -> None:
     assert len(override_keys("")) > 50
     for key in override_keys(""):
-        for value in known_values(key):
+        for value in described_values(key):
             if not key.startswith("speculation."):  # keys of this section depend on each other
                 assert load_recipe(recipe, [f"{key}={value}"])
 

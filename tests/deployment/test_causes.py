@@ -190,10 +190,10 @@ def test_docker_deployment_that_served_before_is_kept_when_the_next_cannot_begin
 ) -> None:
     assert deploy_docker(trtspec, artifact).code == 0
     assert trtspec("stop", "tiny").code == 0
-    before = DeploymentJournal("tiny").known()
+    before = DeploymentJournal("tiny").read_existing()
     breaks(tool, "compose", DOCKER["no daemon"][0])
     assert deploy_docker(trtspec, artifact).code == 1
-    assert DeploymentJournal("tiny").known() == before
+    assert DeploymentJournal("tiny").read_existing() == before
 
 
 @pytest.mark.parametrize("case", KUBECTL)

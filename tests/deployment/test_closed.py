@@ -217,7 +217,7 @@ def test_request_that_would_end_the_server_does_not_reach_it(
         assert response.startswith("HTTP/1.1 "), attack
         assert not response.startswith("HTTP/1.1 503 "), attack
     assert asked(deployment, "POST", GENERATE, {"text_input": "x", "max_tokens": 1})[0] == 200
-    record = deployment.journal.known()
+    record = deployment.journal.read_existing()
     assert (record.state, record.restarts, record.reason) == ("live", 0, "")
     for pid in stubs(deployment):
         size = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
@@ -300,7 +300,7 @@ def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Pa
 def test_deaths_by_requests_do_not_end_a_deployment_for_good(deployment: LocalDeployment) -> None:
     """This user sends requests that the front rejects to the server's socket: it recovers from six crashes."""
     url = server_url(deployment.journal, deployment.record.revision)
-    known = deployment.journal.known
+    known = deployment.journal.read_existing
     for count in range(1, 7):
         assert wait_until(lambda: known().state == "live" and Client.at(url, 2).is_ready(), 90)
         connection = UnixConnection(url.removeprefix(UNIX), 20)

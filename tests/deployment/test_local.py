@@ -157,7 +157,7 @@ def test_a_failed_load_shows_the_log_and_leaves_nothing(deploy) -> None:
     with pytest.raises(DeployError, match="the server exited with status 1 during startup") as caught:
         deploy(before="raise ValueError('no such weights')")
     assert "ValueError: no such weights" in caught.value.hint
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
     assert states() == ["staged", "failed"]
     assert stop("echo")["state"] == "failed"
 
@@ -180,7 +180,7 @@ def test_a_server_that_does_not_answer_is_stopped(lines, error, message, deploy,
     assert f"last lines of {DeploymentJournal('echo').log}:\n" in caught.value.hint
     last = ("Started Metrics Service", "echo starts", "ModelInstanceInitialize: ensemble")  # up to the state it reached
     assert any(line in caught.value.hint for line in last)
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
     assert states()[-1] == "failed"
 
 
@@ -196,14 +196,14 @@ def test_a_server_whose_gates_do_not_hold_is_stopped_before_it_is_live(deploy, m
     with pytest.raises(GateNotMet, match="too slow"):
         deploy(before_live=judge)
     assert answered == ["hé"]
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
     assert states() == ["staged", "loaded", "smoke", "failed"]
 
 
 @pytest.mark.triton
 def test_without_detach_a_killed_owner_takes_the_server_along(tritonserver, tmp_path: Path) -> None:
     owner, pid = in_another_process(make_echo_artifact(tmp_path / "echo"), "hang")
-    started = DeploymentJournal("echo").known().started
+    started = DeploymentJournal("echo").read_existing().started
     assert is_alive(pid, started)
     owner.kill()
     owner.communicate(timeout=30)
@@ -219,7 +219,7 @@ def test_a_foreground_server_stops_when_its_owner_is_asked_to(number, tritonserv
     owner.send_signal(number)
     owner.communicate(timeout=20)
     assert status("echo")["state"] == "stopped"
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
 
 
 @pytest.mark.triton
@@ -228,7 +228,7 @@ def test_a_detached_server_outlives_its_owner_and_ends_when_stopped(tritonserver
     owner.communicate(timeout=10)
     assert status("echo")["state"] == "live"
     assert stop("echo")["was_running"]
-    assert not is_alive(pid, DeploymentJournal("echo").known().started)
+    assert not is_alive(pid, DeploymentJournal("echo").read_existing().started)
 
 
 @pytest.mark.triton

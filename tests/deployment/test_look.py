@@ -34,11 +34,11 @@ def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_
 ) -> None:
     eyes = StartupProbe(1)
     running |= DRAFT
-    assert not eyes.look(is_ready=False).died
+    assert not eyes.sample(is_ready=False).died
     del running[3, 30]
     running |= TARGET
-    assert not eyes.look(is_ready=False).died
-    assert FailureDetector().fault(eyes.look(is_ready=True)) == "the process of draft died"
+    assert not eyes.sample(is_ready=False).died
+    assert FailureDetector().fault(eyes.sample(is_ready=True)) == "the process of draft died"
 
 
 def test_a_model_that_nobody_loads_any_more_died(
@@ -47,20 +47,20 @@ def test_a_model_that_nobody_loads_any_more_died(
     """The server does not report a process that was killed while loading."""
     judge, eyes = FailureDetector(), StartupProbe(1)
     running |= TARGET | DRAFT
-    assert not judge.fault(eyes.look(is_ready=False))
+    assert not judge.fault(eyes.sample(is_ready=False))
     del running[3, 30]
-    assert not judge.fault(eyes.look(is_ready=False)), "another process may follow"
+    assert not judge.fault(eyes.sample(is_ready=False)), "another process may follow"
     monkeypatch.setattr(health, "GONE_S", 0.0)
-    assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
+    assert judge.fault(eyes.sample(is_ready=False)) == "the process of draft died"
 
 
 def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: health.ModelProcesses) -> None:
     eyes = StartupProbe(1)
     running |= {(9, 90): "draft"}
-    eyes.look(is_ready=False)
+    eyes.sample(is_ready=False)
     del running[9, 90]
     running |= DRAFT | TARGET
-    assert not eyes.look(is_ready=True).died
+    assert not eyes.sample(is_ready=True).died
     assert eyes.stubs == DRAFT | TARGET, "later probes do not miss properly unloaded models"
 
 
@@ -71,12 +71,12 @@ def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_fo
     running |= TARGET
     dead = [2, 3]  # the target's process is known
     monkeypatch.setattr(health, "group_zombies", lambda pid, program: dead)
-    eyes.look(is_ready=False)
-    assert not judge.fault(eyes.look(is_ready=False)), "the server may still wait for it"
+    eyes.sample(is_ready=False)
+    assert not judge.fault(eyes.sample(is_ready=False)), "the server may still wait for it"
     monkeypatch.setattr(health, "GONE_S", 0.0)
-    assert judge.fault(eyes.look(is_ready=False)) == "the process of a model died"
+    assert judge.fault(eyes.sample(is_ready=False)) == "the process of a model died"
     dead.remove(3)
-    assert not judge.fault(eyes.look(is_ready=False))
+    assert not judge.fault(eyes.sample(is_ready=False))
 
 
 def test_what_is_stopped_while_it_starts_is_seen(
@@ -86,7 +86,7 @@ def test_what_is_stopped_while_it_starts_is_seen(
     monkeypatch.setattr(health, "process_state", lambda pid: "T")
     monkeypatch.setattr(health, "process_model", lambda pid: "target" if pid == 2 else "")
     judge, eyes = FailureDetector(stopped_s=0.0), StartupProbe(1)
-    assert judge.fault(eyes.look(is_ready=False)) == "the process of target, tritonserver is stopped"
+    assert judge.fault(eyes.sample(is_ready=False)) == "the process of target, tritonserver is stopped"
 
 
 class Full(BaseHTTPRequestHandler):

@@ -65,7 +65,7 @@ def test_deployment_that_lost_its_state_is_listed_shown_and_stopped(record: Depl
     lose(DeploymentJournal("echo").root)
     assert [each["name"] for each in deployments()] == ["echo"]
     assert deployments()[0]["state"] == "live"
-    found = DeploymentJournal("echo").known()
+    found = DeploymentJournal("echo").read_existing()
     same = ("pid", "started", "http", "grpc", "metrics", "shm_prefix", "revision", "host")
     assert [getattr(found, key) for key in same] == [getattr(record, key) for key in same]
     if lose is not lose_everything:  # its sockets were deleted too

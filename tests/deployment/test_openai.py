@@ -102,14 +102,14 @@ def test_only_its_keys_open_it_and_nothing_else_holds_them(deployment: LocalDepl
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> None:
-    assert wait_until(lambda: deployment.journal.known().state == "live" and entry_process(deployment) > 0, BACK_S)
-    process, restarts = entry_process(deployment), deployment.journal.known().restarts
+    assert wait_until(lambda: deployment.journal.read_existing().state == "live" and entry_process(deployment) > 0, BACK_S)
+    process, restarts = entry_process(deployment), deployment.journal.read_existing().restarts
     assert process
     os.kill(process, number)
     url = read_process_specs(deployment.journal.children)[0].url
     assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.returns_ok(url), BACK_S)
     assert ask(deployment, "/models")["data"]
-    assert deployment.journal.known().restarts == restarts, "the server keeps running"
+    assert deployment.journal.read_existing().restarts == restarts, "the server keeps running"
 
 
 def test_without_what_it_needs_that_is_said(deployment: LocalDeployment, monkeypatch: pytest.MonkeyPatch) -> None:

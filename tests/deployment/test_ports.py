@@ -26,7 +26,7 @@ from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions
 from trtspec.deployment.ports import (
     PortInUse,
     choose_ports,
-    foreign_port,
+    conflicting_port,
     former_ports,
     reserved_elsewhere,
     reserved_ports,
@@ -140,19 +140,19 @@ def directories(state: Path) -> None:
 def test_listener_of_another_process_is_found_and_an_own_one_is_not() -> None:
     with socket.create_server((LOOPBACK, 0)) as holder:
         child = ProcessSpec("server", (), "", listens={"metrics": holder.getsockname()[1]})
-        found = foreign_port(child, ())
+        found = conflicting_port(child, ())
         assert found is not None
         assert (found.which, f"process {os.getpid()}" in found.message) == ("metrics", True)
-        assert foreign_port(child, [os.getpid()]) is None
-    assert foreign_port(child, (), ended=True) is None
+        assert conflicting_port(child, [os.getpid()]) is None
+    assert conflicting_port(child, (), ended=True) is None
 
 
 def test_bound_port_that_does_not_listen_counts_once_the_server_has_ended() -> None:
     with socket.socket() as bound:
         bound.bind((LOOPBACK, 0))
         child = ProcessSpec("server", (), "", listens={"http": bound.getsockname()[1]})
-        assert foreign_port(child, ()) is None
-        assert foreign_port(child, (), ended=True) is not None
+        assert conflicting_port(child, ()) is None
+        assert conflicting_port(child, (), ended=True) is not None
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ class Thief:
     def __call__(self, state: str, what: str) -> None:
         self.told.append((state, what))
         if state == "staged" and self.held is None:
-            port = getattr(DeploymentJournal("echo").known(), self.which)
+            port = getattr(DeploymentJournal("echo").read_existing(), self.which)
             self.held = socket.create_server((LOOPBACK, port))
 
 
@@ -203,7 +203,7 @@ def test_requested_port_that_is_taken_while_models_load_ends_the_deployment(echo
         deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief, ports={"http": port}))
     assert thief.held is not None
     thief.held.close()
-    assert DeploymentJournal("echo").known().state == "failed"
+    assert DeploymentJournal("echo").read_existing().state == "failed"
 
 
 @pytest.mark.triton
@@ -214,7 +214,7 @@ def test_two_deployments_at_once_get_different_ports(echo: Path, workplace: Path
         for each in (echo, other)
     ]
     assert [process.wait(90) for process in processes] == [0, 0]
-    records = [DeploymentJournal(name).known() for name in ("echo", "second")]
+    records = [DeploymentJournal(name).read_existing() for name in ("echo", "second")]
     assert [each.state for each in records] == ["live", "live"]
     assert len({port for each in records for port in (each.http, each.grpc, each.metrics)}) == 6
 
@@ -246,14 +246,14 @@ def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path
         return stolen is not None
 
     assert wait_until(steal, 5, 0.001)
-    assert wait_until(lambda: "in use" in journal.known().reason, 15)
-    assert f"grpc port {served.grpc} is in use by " in journal.known().reason
+    assert wait_until(lambda: "in use" in journal.read_existing().reason, 15)
+    assert f"grpc port {served.grpc} is in use by " in journal.read_existing().reason
     done = trtspec("deploy", echo, "--skip-gate", "lossless", "--json")
     assert done.code == 1
     assert f"'echo' is restarting and does not answer: grpc port {served.grpc} is in use by" in done.err + done.out
     assert stolen is not None
     stolen.close()
-    assert wait_until(lambda: journal.known().state == "live", 60)
+    assert wait_until(lambda: journal.read_existing().state == "live", 60)
 
 
 def group_of_server(served: DeploymentRecord) -> list[int]:

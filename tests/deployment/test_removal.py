@@ -67,7 +67,7 @@ def test_rm_refuses_what_runs(ended: None, trtspec: Run) -> None:
     refused = trtspec("rm", "live")
     assert (refused.code, refused.out) == (1, "")
     assert "error: 'live' is live\nhint: trtspec stop live, or trtspec rm --force live\n" in refused.err
-    assert DeploymentJournal("live").known().state == "live"
+    assert DeploymentJournal("live").read_existing().state == "live"
 
 
 @pytest.mark.parametrize("words", [(), ("stopped", "--all-stopped")])
@@ -166,7 +166,7 @@ def test_telling_lines_leave_out_a_shutdown_and_inner_lines_of_tracebacks() -> N
 def test_failed_deployment_says_why_in_status(workplace: Path, trtspec: Run) -> None:
     recorded("x", "staged", runs=False)
     journal = DeploymentJournal("x")
-    journal.move(journal.known(), "failed", "http port 8000 is in use by python (process 1)")
+    journal.move(journal.read_existing(), "failed", "http port 8000 is in use by python (process 1)")
     assert trtspec("status", "x").out == "x is failed: http port 8000 is in use by python (process 1)\n"
 
 
@@ -213,7 +213,7 @@ def test_foreground_that_is_killed_is_the_cause_of_death(echo: Path, trtspec: Ru
     owner.stdout.readline()
     owner.kill()
     owner.communicate(timeout=30)
-    record = DeploymentJournal("echo").known()
+    record = DeploymentJournal("echo").read_existing()
     assert wait_until(lambda: not record.is_running, 15)
     document = json.loads(trtspec("status", "echo", "--json").out)
     assert document["cause"].startswith("the command that served it in the foreground ended")

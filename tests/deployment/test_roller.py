@@ -64,7 +64,7 @@ def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: RolloutC
     threading.Timer(0.2, lambda: setattr(roller, "_fault", "its server died")).start()
     began = time.monotonic()
     with pytest.raises(RolloutAborted, match="its server died"):
-        roller._beside(pairs.ask)
+        roller._run_checked(pairs.ask)
     assert time.monotonic() - began < 5
     pairs.answered.set()
 
@@ -75,7 +75,7 @@ def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: RolloutContro
     threading.Timer(0.2, lambda: setattr(roller, "_wanted", ROLLBACK)).start()
     began = time.monotonic()
     with pytest.raises(RolloutAborted, match="requested by command"):
-        roller._beside(gates.ask)
+        roller._run_checked(gates.ask)
     assert time.monotonic() - began < 5
     gates.answered.set()
 
@@ -84,10 +84,10 @@ def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: RolloutContro
 def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: RolloutController) -> None:
     pairs = Asked()
     threading.Timer(0.2, pairs.answered.set).start()
-    roller._beside(pairs.ask)
+    roller._run_checked(pairs.ask)
     pairs.error = DeployError("a synthetic request failed")
     with pytest.raises(DeployError, match="synthetic request failed"):
-        roller._beside(pairs.ask)
+        roller._run_checked(pairs.ask)
 
 
 @pytest.mark.parametrize("fails", [0, 1])

@@ -60,7 +60,7 @@ class Live:
 
     @property
     def record(self) -> DeploymentRecord:
-        return self.journal.known()
+        return self.journal.read_existing()
 
     def answers(self) -> bool:
         answer = Client.at(self.record.endpoints["http"], 10).generate({"text_input": "hé", "max_tokens": 1})

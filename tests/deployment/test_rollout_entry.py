@@ -153,7 +153,7 @@ def roll(artifact: Path, *shares: int, shadow: int | None = None) -> dict[str, A
 def test_a_revision_that_dies_with_half_of_the_requests_costs_none(live: tuple[str, Path], number: int) -> None:
     url, artifact = live
     journal = DeploymentJournal("tiny")
-    before = journal.known()
+    before = journal.read_existing()
     with load(url) as found:
         revision = roll(artifact, 50)["rollout"]["revision"]
         assert wait_until(lambda: len(found.answers) == 2, 30), "both revisions answer"
@@ -161,12 +161,12 @@ def test_a_revision_that_dies_with_half_of_the_requests_costs_none(live: tuple[s
         pids = session_processes(before.pid, before.started)
         (server,) = [pid for pid in pids if is_server(pid, place)]
         os.kill(server, number)
-        assert wait_until(lambda: not active_rollout(journal, journal.known()), BACK_S)
+        assert wait_until(lambda: not active_rollout(journal, journal.read_existing()), BACK_S)
         answered = found.answers.total()
         assert wait_until(lambda: found.answers.total() > answered + CLIENTS, 60)
     rollout = read_rollout(journal)
     assert rollout is not None
-    assert (rollout.state, journal.known()) == ("rolled-back", before)
+    assert (rollout.state, journal.read_existing()) == ("rolled-back", before)
 
 
 def is_server(pid: int, place: bytes) -> bool:
@@ -178,7 +178,7 @@ def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path])
     """Greedy texts resume once the server is back; new requests get 503 until then."""
     url, _ = live
     journal = DeploymentJournal("tiny")
-    record = journal.known()
+    record = journal.read_existing()
     place = str(revision_dir(journal, record.revision)).encode()
     wanted, _ = Load(url).ask(PROMPTS[0], True)
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": TOKENS, "temperature": 0, "stream": True}
@@ -196,7 +196,7 @@ def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path])
 
 
 def is_back(journal: DeploymentJournal, restarts: int) -> bool:
-    record = journal.known()
+    record = journal.read_existing()
     return record.restarts > restarts and record.state == "live"
 
 
@@ -246,7 +246,7 @@ def shadowed() -> dict[str, Any]:
 
 def other_than_served(live: tuple[str, Path]) -> Path:
     """Return the artifact that is not served; the two are in the same directory."""
-    serves = Path(DeploymentJournal("tiny").known().artifact).name
+    serves = Path(DeploymentJournal("tiny").read_existing().artifact).name
     return live[1].with_name("one" if serves == "two" else "two")
 
 

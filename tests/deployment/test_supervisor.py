@@ -55,7 +55,7 @@ def live(tmp_path_factory) -> Iterator[Callable[[], DeploymentRecord]]:
         except DeployError as error:
             pytest.skip(str(error))
         deploy_local(make_echo_artifact(root / "echo", first=FIRST.strip()), DeployOptions(detach=True, timeout_s=60))
-        yield DeploymentJournal("echo").known
+        yield DeploymentJournal("echo").read_existing
         stop("echo", timeout_s=0)
 
 
@@ -123,7 +123,7 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
     The fixture `live` is requested only to have a tritonserver.
     """
     deploy_local(make_echo_artifact(tmp_path / "locked", "locked"), DeployOptions(detach=True, timeout_s=BACK_S))
-    known = DeploymentJournal("locked").known
+    known = DeploymentJournal("locked").read_existing
     record = known()
     command = [sys.executable, "-m", "tests.serving.triton.orphaned", record.shm_prefix]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BACK_S, check=True)
@@ -184,7 +184,7 @@ def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
         make_echo_artifact(tmp_path / "drained", "drained", first=FIRST.strip()),
         DeployOptions(detach=True, drain_s=drain_s),
     )
-    record = DeploymentJournal("drained").known()
+    record = DeploymentJournal("drained").read_existing()
     client = Client.at(record.endpoints["http"], timeout_s=30)
 
     def ask() -> str:
@@ -244,7 +244,7 @@ def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal
     supervisor.restarts.at_most, supervisor.restarts.first_s = 2, 0.1
     supervisor.keeper.start()
     assert supervisor._watch() == 1
-    record = journal.known()
+    record = journal.read_existing()
     assert (record.state, record.restarts) == ("failed", 2)
     assert record.reason == "the server exited with status 7 during startup; gave up after 2 restarts"
     assert [entry["state"] for entry in journal.entries()] == ["live", "restarting", "restarting", "failed"]
@@ -269,7 +269,7 @@ def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJou
 @pytest.mark.slow
 def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
-    since = journal.known().since
+    since = journal.read_existing().since
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(supervisor.run)
         assert wait_until(lambda: len(supervisor.running) == 1, 10)
@@ -283,9 +283,9 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
     assert supervisor.keeper.running
     pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
     assert not any(group_processes(pid) for pid in pids)
-    assert (journal.known().restarts, journal.known().since) == (0, since)
-    assert journal.known().beside == "entry exited with status -9; restarting now"
-    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
+    assert (journal.read_existing().restarts, journal.read_existing().since) == (0, since)
+    assert journal.read_existing().beside == "entry exited with status -9; restarting now"
+    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.read_existing().beside)]
 
 
 def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:
@@ -293,10 +293,10 @@ def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal
     gone = subprocess.Popen(["true"])
     started = start_time(gone.pid)
     gone.wait(10)
-    journal.move(journal.known(), "smoke")
+    journal.move(journal.read_existing(), "smoke")
     supervisor = Supervisor(journal, kept(journal, fake()), command=(gone.pid, started or 0))
     assert supervisor.run() == 1
-    assert journal.known().state == "failed"
+    assert journal.read_existing().state == "failed"
     assert journal.entries()[-1]["detail"] == "the command that deployed it ended before it was live"
     assert supervisor.keeper.ended is not None
 

@@ -119,7 +119,7 @@ def test_what_begins_later_is_as_alone_with_its_drafts(
         expected = alone(engine, requests)
     with loaded(models, kind) as engine:
         reasons: list[str] = []
-        engine.tell_draft_failures(reasons.append, lambda is_open: None)
+        engine.set_draft_failure_callbacks(reasons.append, lambda is_open: None)
         rows = fail(engine, name, lambda call: call == AT)
         found = Joining(engine, requests).results()
         [spoiled] = rows
@@ -142,7 +142,7 @@ def test_one_that_fails_again_and_again_is_left_alone_and_logged_once(
     with loaded(models, "draft_target") as engine, caplog.at_level(logging.ERROR):
         [expected] = alone(engine, request)
         engine.speculator.guard.breaker = CircuitBreaker(now=lambda: now[0])
-        engine.tell_draft_failures(reasons.append, changes.append)
+        engine.set_draft_failure_callbacks(reasons.append, changes.append)
         broken = [True]
         fail(engine, "propose", lambda call: broken[0])
         for _ in range(FAILURES + 2):

@@ -35,33 +35,33 @@ class OneLayer:
 def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
     cache = OneLayer()
     store = PrefixCache(cache, 100)
-    store.keep(0, [1, 2, 3, 4], 3)
-    store.keep(1, [1, 2, 9, 9, 9], 4)
+    store.retain(0, [1, 2, 3, 4], 3)
+    store.retain(1, [1, 2, 9, 9, 9], 4)
     assert store.restore(3, [1, 2, 9, 8, 7]) == 3
     assert cache.rows[3][0, :4].tolist() == [100, 101, 102, 303]
     assert store.restore(3, [1, 2, 3]) == 2
     assert cache.rows[3][0, :3].tolist() == [0, 1, 102]
     assert store.restore(3, [5, 1, 2]) == 0
-    assert [store.known(text) for text in ([1, 2, 9, 8, 7], [1, 2, 3], [5, 1, 2], [1])] == [3, 2, 0, 0]
+    assert [store.cached_length(text) for text in ([1, 2, 9, 8, 7], [1, 2, 3], [5, 1, 2], [1])] == [3, 2, 0, 0]
 
 
 def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> None:
     store = PrefixCache(OneLayer(), 8)
-    store.keep(0, [1, 1, 1, 0], 3)
-    store.keep(1, [2, 2, 2, 0], 3)
+    store.retain(0, [1, 1, 1, 0], 3)
+    store.retain(1, [2, 2, 2, 0], 3)
     assert store.restore(3, [1, 1, 5]) == 2
-    store.keep(2, [3, 3, 3], 9)
+    store.retain(2, [3, 3, 3], 9)
     assert [store.restore(3, [token, token, token, token]) for token in (1, 2, 3)] == [3, 0, 3]
-    store.keep(0, list(range(20)), 19)
-    store.keep(0, [], 3)
+    store.retain(0, list(range(20)), 19)
+    store.retain(0, [], 3)
     assert [store.restore(3, [token, token, token, token]) for token in (1, 3)] == [3, 3]
 
 
 def test_a_text_that_went_on_replaces_its_beginning() -> None:
     store = PrefixCache(OneLayer(), 9)
-    store.keep(1, [9, 9], 1)
+    store.retain(1, [9, 9], 1)
     for length in range(2, 9):
-        store.keep(0, [*range(length), 0], length)
+        store.retain(0, [*range(length), 0], length)
     assert store.restore(3, [9, 9]) == 1, "not pushed out by beginnings of a text that is kept whole"
     assert store.restore(3, list(range(9))) == 8
 
@@ -79,9 +79,9 @@ def test_what_comes_back_is_what_was_kept_however_often_others_were_pushed_out(s
     for _ in range(300):
         text, row = chance.integers(0, 3, chance.integers(2, 17)).tolist(), int(chance.integers(3))
         cache.rows[row][0, : len(text)] = torch.tensor(values(text))
-        store.keep(row, text, len(text) - 1)
+        store.retain(row, text, len(text) - 1)
         asked = chance.integers(0, 3, 16).tolist()
-        known = store.known(asked)
+        known = store.cached_length(asked)
         restored.append(store.restore(3, asked))
         assert restored[-1] == known
         assert cache.row(3, known)[0].tolist() == values(asked)[:known]

@@ -168,7 +168,7 @@ def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     for each in found.values():
         answer = Client.at(each["endpoints"]["http"]).generate({"text_input": "hé", "max_tokens": 1})
         assert answer["text_output"] == "hé"
-    assert not port_in_use(DeploymentJournal("two").known().http), "it listens only at the other address"
+    assert not port_in_use(DeploymentJournal("two").read_existing().http), "it listens only at the other address"
     status = trtspec("status", "two", "--json")
     assert (status.code, status.document["probe"]["ok"], status.document["host"]) == (0, True, ELSEWHERE)
     assert "echo starts" in trtspec("logs", "two").out

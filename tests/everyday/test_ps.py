@@ -107,7 +107,7 @@ def test_nothing_was_deployed(workplace: Path, trtspec: Run) -> None:
 def test_a_broken_record_hides_no_other(deployed: None, workplace: Path, trtspec: Run) -> None:
     (workplace / "state" / "deployments" / "killed" / "state.json").write_text("{")
     journal = DeploymentJournal("ended")
-    journal.write(replace(journal.known(), target="elsewhere"))
+    journal.write(replace(journal.read_existing(), target="elsewhere"))
     done = trtspec("ps", "--json")
     found = {each["name"]: each for each in done.document["deployments"]}
     assert (done.code, len(found), found["running"]["state"]) == (0, 5, "live")
@@ -130,7 +130,7 @@ def test_a_record_of_an_earlier_version_is_shown(deployed: None, workplace: Path
 def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: None, trtspec: Run) -> None:
     journal = DeploymentJournal("running")
     reason = "the process of tensorrt_llm died"
-    journal.write(replace(journal.known(), state="restarting", restarts=2, reason=reason))
+    journal.write(replace(journal.read_existing(), state="restarting", restarts=2, reason=reason))
     [listed] = [each for each in trtspec("ps", "--json").document["deployments"] if each["name"] == "running"]
     assert (listed["state"], listed["restarts"], listed["reason"]) == ("restarting", 2, reason)
     shown = trtspec("status", "running")
@@ -143,6 +143,6 @@ def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: No
 def test_what_goes_wrong_beside_a_server_is_said_by_its_status(deployed: None, trtspec: Run) -> None:
     journal = DeploymentJournal("running")
     beside = "openai exited with status 3; restarting in 4 s"
-    journal.write(replace(journal.known(), state="restarting", beside=beside))
+    journal.write(replace(journal.read_existing(), state="restarting", beside=beside))
     assert trtspec("status", "running", "--json").document["beside"] == beside
     assert trtspec("status", "running").out == f"running is restarting\n  last sidecar event: {beside}\n"

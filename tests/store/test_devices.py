@@ -74,7 +74,7 @@ class Work(Step):
         self.scene.enter(self.title, inputs.devices)
         deadline = time.monotonic() + PATIENCE_S
         try:
-            progress.say(f"{self.title} runs")
+            progress.set_message(f"{self.title} runs")
             while not self.until(self.scene) and time.monotonic() < deadline:
                 progress.advance(0)
                 time.sleep(0.001)
@@ -194,7 +194,7 @@ def test_an_interrupt_ends_what_runs(
     scene = Scene()
 
     class Interrupter(Unobserved):
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             send(sign)
 
     with pytest.raises(KeyboardInterrupt):
@@ -220,7 +220,7 @@ def test_the_observer_is_told_one_thing_at_a_time(store: Store) -> None:
         def step_started(self, step: Step, total_bytes: int) -> None:
             self.note("started", step)
 
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             self.note(text, step)
 
         def step_finished(self, step: Step, status: str, seconds: float) -> None:

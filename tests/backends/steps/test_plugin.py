@@ -24,7 +24,7 @@ class Told:
 
     def resume(self, n_bytes: int) -> None: ...
 
-    def say(self, text: str) -> None:
+    def set_message(self, text: str) -> None:
         self.said.append(text)
 
 

@@ -114,7 +114,7 @@ class Listener(Unobserved):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def step_said(self, step: Step, text: str) -> None:
+    def step_message(self, step: Step, text: str) -> None:
         self.said.append(text)
 
 
@@ -283,7 +283,7 @@ def test_an_interrupt(make: Make, store: Store, trtllm: Installation) -> None:
     step = make()
 
     class Interrupter(Unobserved):
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             if "building" in text:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -331,7 +331,7 @@ def test_two_engines_are_built_beside_each_other(
     both = threading.Lock()
 
     class Both(Unobserved):
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             with both:
                 begun.update({step.name} if "building" in text else ())
                 if len(begun) == 2:

@@ -22,7 +22,7 @@ from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, reloc
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.fields import OLDER_NAMES
-from trtspec.serving.triton.python_models.tensors import tensor_to_words
+from trtspec.serving.triton.python_models.tensors import decode_token_lists
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")
@@ -295,8 +295,8 @@ def test_every_end_id_ends_a_text_on_an_engine(tmp_path: Path) -> None:
     asked = {"QUERY": texts("a"), "REQUEST_OUTPUT_LEN": 1, "STOP_WORDS_DICT": texts("xy")}
     plain, given = (answer.outputs for answer in model.execute([Request(**asked), Request(**asked, END_ID=9)]))
     assert (plain["OUT_END_ID"].item(), given["OUT_END_ID"].item()) == (0, 9)
-    assert tensor_to_words(plain["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy"), [5], [7]]
-    assert tensor_to_words(given["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy")]
+    assert decode_token_lists(plain["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy"), [5], [7]]
+    assert decode_token_lists(given["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy")]
 
 
 def texts(value: str) -> np.ndarray:

@@ -12,7 +12,7 @@ import pytest
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
 from trtspec.bench.profile.measured import CandidateMeasurements, least_seconds
 from trtspec.bench.profile.options import ProfileCandidate
-from trtspec.bench.profile.recommend import candidate_verdict, recommend
+from trtspec.bench.profile.recommend import rate_candidate, recommend
 from trtspec.bench.verdict import derive_verdict
 from trtspec.engine.measurement import ReplayedDraft
 
@@ -52,7 +52,7 @@ def test_means_by_step_and_by_text() -> None:
     found = AcceptanceStats((StepCounts(1, 4, 4), StepCounts(9, 36, 0)), ("a", "b"))
     assert found.token_weighted.value == pytest.approx(1.4)
     assert found.request_weighted.value == pytest.approx(3.0)
-    assert found.of_kind("a").token_weighted.value == 5.0
+    assert found.for_category("a").token_weighted.value == 5.0
     assert found.token_weighted.low < 1.4 < found.token_weighted.high
 
 
@@ -63,7 +63,7 @@ def test_of_one_text_nothing_is_sure() -> None:
     one = replace(two, acceptance={2: AcceptanceStats(two.acceptance[2].texts[:1], ("",))})
     for mean in (one.acceptance[2].token_weighted, one.acceptance[2].request_weighted):
         assert (mean.value, mean.low, mean.high) == (3.0, 1.0, 3.0)
-    assert (candidate_verdict(one, 1), candidate_verdict(two, 1)) == ("too slow", "pays")
+    assert (rate_candidate(one, 1), rate_candidate(two, 1)) == ("too slow", "pays")
     assert (recommend([one], 1).candidate, recommend([two], 1).candidate) == (None, two.candidate)
     tree = AcceptanceStats((StepCounts(2, 14, 1, (1, 0), (2, 1)),), ("",)).token_weighted
     assert (tree.value, tree.low, tree.high) == (1.5, 1.0, 2.5)
@@ -240,7 +240,7 @@ def test_the_better_draft_first_and_none_where_none_pays() -> None:
     good, bad = measured("draft_target", {4: 300}, cost), measured("ngram", {4: 50}, cost)
     found = recommend([bad, good], 1)
     assert found.candidate is good.candidate
-    assert (candidate_verdict(good, 1), candidate_verdict(bad, 1)) == ("pays", "harmful")
+    assert (rate_candidate(good, 1), rate_candidate(bad, 1)) == ("pays", "harmful")
     alone = recommend([bad], 1)
     assert (alone.candidate, alone.speculation, alone.speedup) == (None, {"method": "none"}, 1.0)
     assert recommend([], 1).speculation == {"method": "none"}
@@ -252,7 +252,7 @@ def test_the_better_draft_first_and_none_where_none_pays() -> None:
 )
 def test_words_for_acceptance(accepted: int, step_s: float, word: str) -> None:
     found = measured("ngram", {4: accepted}, {1: {0: 1.0, 4: step_s}})
-    assert candidate_verdict(found, 1) == word
+    assert rate_candidate(found, 1) == word
     assert (recommend([found], 1).candidate is None) == (word in ("harmful", "too slow"))
 
 

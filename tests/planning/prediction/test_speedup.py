@@ -169,5 +169,5 @@ def test_published_acceptance_means_the_published_tokens_of_a_step(method: str, 
     """https://github.com/vllm-project/vllm/issues/20780, draft_len 2 to 5."""
     known = published_acceptance(method)
     assert known
-    assert [tree_tokens(known.of_depth(depth)) for depth in range(2, 6)] == pytest.approx(lengths, abs=0.02)
+    assert [tree_tokens(known.at_depth(depth)) for depth in range(2, 6)] == pytest.approx(lengths, abs=0.02)
     assert published_acceptance("ngram") is None

@@ -54,10 +54,10 @@ def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
 
 def test_more_texts_than_fit_are_for_later() -> None:
     gate = AdmissionControl(GatewayLimits(max_texts=3), [])
-    with gate.making(2):
-        with pytest.raises(ApiError, match="the limit is 3") as caught, gate.making(2):
+    with gate.reserve(2):
+        with pytest.raises(ApiError, match="the limit is 3") as caught, gate.reserve(2):
             pass
         assert (caught.value.status, caught.value.headers) == (503, {"retry-after": "1"})
-        with gate.making(1):
+        with gate.reserve(1):
             assert gate.texts == 3
     assert gate.texts == 0

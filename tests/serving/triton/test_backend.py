@@ -25,8 +25,8 @@ from trtspec.serving.triton.python_models.tensors import (
     Settings,
     check_unsupported,
     read_sampling,
-    tensor_to_words,
-    words_to_tensor,
+    decode_token_lists,
+    encode_token_lists,
 )
 
 
@@ -56,14 +56,14 @@ def tokenizer(request, tmp_path_factory) -> Tokenizer:
 
 
 def test_the_layout_of_words_is_nvidias() -> None:
-    assert words_to_tensor([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
-    assert words_to_tensor([]).tolist() == [[0], [-1]]
+    assert encode_token_lists([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
+    assert encode_token_lists([]).tolist() == [[0], [-1]]
 
 
 @pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1)))
 def test_words_come_back(words: list[list[int]]) -> None:
-    assert tensor_to_words(words_to_tensor(words)) == words
+    assert decode_token_lists(encode_token_lists(words)) == words
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_words_come_back(words: list[list[int]]) -> None:
 )
 def test_a_bad_word_list_is_refused(tensor, message: str) -> None:
     with pytest.raises(TrtspecError, match=message):
-        tensor_to_words(np.array(tensor))
+        decode_token_lists(np.array(tensor))
 
 
 @pytest.mark.parametrize("text", ["Hello World, a b  c", " leading", "naïve 東京 😀 end", "a\n\nb"])
@@ -144,10 +144,10 @@ def test_a_refusal_names_the_value() -> None:
 
 def test_bad_words_and_biases_are_refused_and_their_absence_is_not() -> None:
     check_unsupported(
-        inputs(bad_words_list=words_to_tensor([])[None], embedding_bias=np.zeros((1, 0), np.float32)), "X"
+        inputs(bad_words_list=encode_token_lists([])[None], embedding_bias=np.zeros((1, 0), np.float32)), "X"
     )
     with pytest.raises(TrtspecError, match="bad_words is not supported by X"):
-        check_unsupported(inputs(bad_words_list=words_to_tensor([[3]])[None]), "X")
+        check_unsupported(inputs(bad_words_list=encode_token_lists([[3]])[None]), "X")
     with pytest.raises(TrtspecError, match="embedding_bias is not supported by X"):
         check_unsupported(inputs(embedding_bias_weights=np.array([[2.0]], np.float32)), "X")
 

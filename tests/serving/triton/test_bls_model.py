@@ -34,7 +34,7 @@ from trtspec.serving.triton.python_models.grpc_client import (
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
 from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
 from trtspec.serving.triton.python_models.responses import parse_error_id
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, tensor_to_words
+from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, decode_token_lists
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -460,7 +460,7 @@ def test_a_target_that_drafts_by_itself_is_asked_once_and_its_counts_are_told(ro
     assert (last["acceptance_rate"], last["num_output_tokens"]) == (pytest.approx(1 / 3), 20)
     [inputs] = asked
     assert (inputs["streaming"].item(), inputs["request_output_len"].item()) == (True, 20)
-    words = tensor_to_words(inputs["stop_words_list"][0])
+    words = decode_token_lists(inputs["stop_words_list"][0])
     assert words == [Tokenizer(root / "tokenizer").encode("no such text")]
 
 
@@ -478,7 +478,7 @@ def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path:
     assert answer.outputs["num_output_tokens"].item() == 1
     own, other = sorted(asked, key=lambda inputs: inputs["end_id"].item())
     assert own["end_id"].item() == 0
-    assert tensor_to_words(own["stop_words_list"][0]) == [[5], [7]]
+    assert decode_token_lists(own["stop_words_list"][0]) == [[5], [7]]
     assert (other["end_id"].item(), "stop_words_list" in other) == (9, False)
 
 
@@ -497,7 +497,7 @@ def test_what_changes_logits_is_left_to_the_target_alone(root, pb_utils) -> None
     [(model, inputs)] = asked
     assert model == "tensorrt_llm"
     assert (inputs["presence_penalty"].tolist(), inputs["min_tokens"].tolist()) == ([[0.5]], [[2]])
-    assert [len(word) for word in tensor_to_words(inputs["bad_words_list"][0])] == [2]
+    assert [len(word) for word in decode_token_lists(inputs["bad_words_list"][0])] == [2]
     assert inputs["embedding_bias"].sum() == 2.0
     assert not {"draft_input_ids", "repetition_penalty"} & {*inputs}
 

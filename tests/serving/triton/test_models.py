@@ -26,7 +26,7 @@ from trtspec.serving.triton.python_models.interruptions import (
     mark_disconnected,
 )
 from trtspec.serving.triton.python_models.responses import parse_error_id
-from trtspec.serving.triton.python_models.tensors import tensor_to_words, words_to_tensor
+from trtspec.serving.triton.python_models.tensors import decode_token_lists, encode_token_lists
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 
@@ -69,7 +69,7 @@ class FakeEngine:
         handle.cancel = lambda: self.cancelled.append(number)
         return handle
 
-    def tell_draft_failures(self, on_fallback, on_open) -> None:
+    def set_draft_failure_callbacks(self, on_fallback, on_open) -> None:
         self.draft_failures = on_fallback, on_open
 
     def close(self) -> None:
@@ -183,10 +183,10 @@ def test_edits_and_wanted_log_probabilities_reach_the_engine(artifact, pb_utils,
         1, repetition_penalty=1.25, presence_penalty=0.5, frequency_penalty=-0.25, prompt_ignore_length=4, min_tokens=3,
         return_log_probs=True, num_top_logprobs=2,
     )  # fmt: skip
-    request.inputs["bad_words_list"] = words_to_tensor([[7, 8], [9]])[None]
+    request.inputs["bad_words_list"] = encode_token_lists([[7, 8], [9]])[None]
     request.inputs["embedding_bias"] = np.array([[0.0, 1.5, 0.0, -2.0]], np.float32)
     clients = ask(1, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, return_log_probs=False)
-    clients.inputs |= {"bad_words_list": words_to_tensor([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
+    clients.inputs |= {"bad_words_list": encode_token_lists([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
     model.execute([request, clients, ask(1, num_top_logprobs=1)])
     asked, neutral, top = model.engine.asked
     assert asked.edits == LogitEdits(1.25, 0.5, -0.25, 4, 3, ((7, 8), (9,)), {1: 1.5, 3: -2.0})
@@ -251,7 +251,7 @@ def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb
 def test_stop_words_draft_length_and_end_ids_reach_the_engine(artifact, pb_utils, monkeypatch, tokenizer) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     stop = ask(1, num_draft_tokens=0, end_id=-1)
-    stop.inputs["stop_words_list"] = words_to_tensor([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+    stop.inputs["stop_words_list"] = encode_token_lists([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
     model.execute([stop, ask(1), ask(1, end_id=tokenizer.end_ids[0]), ask(1, end_id=9)])
     assert model.engine.asked[0].stop == (" é", "\n")
     assert model.engine.asked[0].draft_len == 0
@@ -445,8 +445,8 @@ def test_preprocessing_gives_ids_and_nvidias_word_lists(artifact, pb_utils, monk
     assert outputs["REQUEST_INPUT_LEN"] == [[3]]
     assert outputs["REQUEST_OUTPUT_LEN"] == [[20]]
     assert outputs["OUT_END_ID"] == outputs["OUT_PAD_ID"] == [[tokenizer.end_ids[0]]]
-    assert tensor_to_words(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
-    assert tensor_to_words(response.outputs["BAD_WORDS_IDS"][0]) == []
+    assert decode_token_lists(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
+    assert decode_token_lists(response.outputs["BAD_WORDS_IDS"][0]) == []
 
 
 def test_preprocessing_refuses_an_empty_text_and_passes_what_was_given(artifact, pb_utils, monkeypatch) -> None:

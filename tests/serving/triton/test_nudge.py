@@ -67,8 +67,8 @@ def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: S
         ("text_input", [1, 1]),
         ("max_tokens", [1, 1]),
     ]
-    assert nudge.is_own(Request(request.id))
-    assert not nudge.is_own(Request(""))
+    assert nudge.is_wakeup(Request(request.id))
+    assert not nudge.is_wakeup(Request(""))
 
 
 def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: SchedulerWakeup, server: Server) -> None:

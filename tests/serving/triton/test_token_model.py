@@ -12,7 +12,7 @@ from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.request import Scores, Stats
-from trtspec.serving.triton.python_models.tensors import RequestTensors, words_to_tensor
+from trtspec.serving.triton.python_models.tensors import RequestTensors, encode_token_lists
 from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
 SOME = {
@@ -36,7 +36,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def test_a_text_is_as_long_as_it_says_and_stops_where_it_is_asked_to(tokenizer: Tokenizer) -> None:
-    words = words_to_tensor([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+    words = encode_token_lists([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
     asked = inputs(
         input_ids=np.array([[5, 6, 0]], np.int32),
         input_lengths=2,

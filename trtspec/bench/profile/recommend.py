@@ -182,7 +182,7 @@ class Recommendation:
         }
 
 
-def candidate_verdict(measured: CandidateMeasurements, batch: int) -> str:
+def rate_candidate(measured: CandidateMeasurements, batch: int) -> str:
     """Return the verdict on a candidate: "pays", "train", "harmful" or "too slow".
 
     A candidate that pays is not harmful at any acceptance: deep trees draft many tokens at little cost.
