@@ -102,7 +102,9 @@ def test_only_its_keys_open_it_and_nothing_else_holds_them(deployment: LocalDepl
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> None:
-    assert wait_until(lambda: deployment.journal.read_existing().state == "live" and entry_process(deployment) > 0, BACK_S)
+    assert wait_until(
+        lambda: deployment.journal.read_existing().state == "live" and entry_process(deployment) > 0, BACK_S
+    )
     process, restarts = entry_process(deployment), deployment.journal.read_existing().restarts
     assert process
     os.kill(process, number)

@@ -285,7 +285,9 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
     assert not any(group_processes(pid) for pid in pids)
     assert (journal.read_existing().restarts, journal.read_existing().since) == (0, since)
     assert journal.read_existing().beside == "entry exited with status -9; restarting now"
-    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.read_existing().beside)]
+    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [
+        ("live", journal.read_existing().beside)
+    ]
 
 
 def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:

@@ -29,7 +29,7 @@ from trtspec.bench.gates import (
 )
 from trtspec.bench.sources import overlap
 from trtspec.bench.speedup import BenchComparison
-from trtspec.bench.verification_report import store_verification, make_report, read_verification, trusted_report
+from trtspec.bench.verification_report import make_report, read_verification, store_verification, trusted_report
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256

@@ -35,7 +35,7 @@ from trtspec.bench.gates import (
 )
 from trtspec.bench.parity import check_parity
 from trtspec.bench.sources import check_sources, find_source, overlap
-from trtspec.bench.verification_report import store_verification, make_report, read_verification
+from trtspec.bench.verification_report import make_report, read_verification, store_verification
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.store.artifact import Manifest, load_manifest, verify_files

@@ -34,9 +34,9 @@ Write = Annotated[bool, typer.Option("--write", help="Write the recommendation i
 
 def show_decision(found: Recommendation) -> None:
     """Print the verdict on the recommended speculation."""
-    from trtspec.bench.verdict import derive_verdict
+    from trtspec.bench.decision import decide
 
-    verdict = derive_verdict(found.proposal)
+    verdict = decide(found.proposal)
     print_line(verdict.text, verdict.style)
 
 

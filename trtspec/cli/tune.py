@@ -14,8 +14,8 @@ from trtspec.cli.profile import (
     Samples,
     Seed,
     Write,
-    show_recommendation,
     show_decision,
+    show_recommendation,
     write_recommendation,
 )
 from trtspec.cli.progress import build_bars, counter

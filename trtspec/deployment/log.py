@@ -67,7 +67,9 @@ def follow_log(journal: DeploymentJournal, lines: int) -> Iterator[bytes]:
         file.seek(_start_of_last(file, lines))
         is_running = True
         while is_running:
-            is_running = journal.read_existing().is_running  # checked before reading, so that the last output is read too
+            is_running = (
+                journal.read_existing().is_running
+            )  # checked before reading, so that the last output is read too
             yield from _rest(file)
             time.sleep(POLL_S if is_running else 0)
 

@@ -124,7 +124,9 @@ def former_ports(record: DeploymentRecord | None, target: str, options: DeployOp
     if record is None or record.target != target:
         return {}
     had = {"http": record.http, "grpc": record.grpc, "metrics": record.metrics, "openai": record.openai}
-    return {name: port for name, port in had.items() if port and options.bind_address(name) == record.bind_address(name)}
+    return {
+        name: port for name, port in had.items() if port and options.bind_address(name) == record.bind_address(name)
+    }
 
 
 def conflicting_port(child: ProcessSpec, pids: Collection[int], *, ended: bool = False) -> PortInUse | None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trtspec.bench.decision import decide
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
 from trtspec.bench.profile.measured import CandidateMeasurements, least_seconds
 from trtspec.bench.profile.options import ProfileCandidate
 from trtspec.bench.profile.recommend import rate_candidate, recommend
-from trtspec.bench.verdict import derive_verdict
 from trtspec.engine.measurement import ReplayedDraft
 
 
@@ -291,7 +291,7 @@ def test_target_alone_is_recommended_with_the_reason_that_its_interval_gives() -
     alone = recommend([found], 1)
     assert alone.candidate is None
     assert "the lower end of that interval is below 1.02, so it may not be faster" in alone.why
-    found_verdict = derive_verdict(alone.proposal)
+    found_verdict = decide(alone.proposal)
     assert found_verdict.decision == "do_not_ship"
     beginning = "Do not speculate: the best option tried, draft_target, is expected to be"
     assert found_verdict.text.startswith(f"{beginning} {best.value:.2f} times")

@@ -24,9 +24,9 @@ from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     check_unsupported,
-    read_sampling,
     decode_token_lists,
     encode_token_lists,
+    read_sampling,
 )
 
 

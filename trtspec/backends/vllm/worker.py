@@ -24,14 +24,18 @@ Say = Callable[[dict[str, Any]], None]
 class VllmWorker:
     """One engine and its queued commands."""
 
-    def __init__(self, arguments: dict[str, Any], commands: queue.SimpleQueue[dict[str, Any]], write_reply: Say) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], commands: queue.SimpleQueue[dict[str, Any]], write_reply: Say
+    ) -> None:
         from vllm import EngineArgs, LLMEngine
 
         if "speculative_config" in arguments and hasattr(EngineArgs, "per_request_spec_decode_metrics"):
             arguments = {**arguments, "per_request_spec_decode_metrics": "summary"}
         one_process = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1) == 1
         self.engine = LLMEngine.from_engine_args(
-            EngineArgs(**arguments), stat_loggers=[occupancy_logger(write_reply)], enable_multiprocessing=not one_process
+            EngineArgs(**arguments),
+            stat_loggers=[occupancy_logger(write_reply)],
+            enable_multiprocessing=not one_process,
         )
         self.commands, self.write_reply = commands, write_reply
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.bench.artifact import artifact_prompts
+from trtspec.bench.decision import decide
 from trtspec.bench.documents import (
     describe_machine,
     describe_target,
@@ -22,7 +23,6 @@ from trtspec.bench.profile.acceptance import AcceptanceStats
 from trtspec.bench.profile.measured import CandidateMeasurements, Case
 from trtspec.bench.profile.options import ProfileRequest
 from trtspec.bench.profile.recommend import Recommendation, rate_candidate
-from trtspec.bench.verdict import derive_verdict
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.planning.pipeline import plan_build
@@ -121,7 +121,7 @@ class Profile:
         chosen = self.chosen
         return {
             "format_version": FORMAT_VERSION,
-            **derive_verdict(self.recommendation.proposal).as_dict(),
+            **decide(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "prompts": len(self.kinds),

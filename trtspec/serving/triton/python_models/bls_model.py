@@ -50,11 +50,11 @@ from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     check_unsupported_inputs,
+    encode_token_lists,
     nvidia_end_ids,
     read_sampling,
     request_end_ids,
     require_neutral,
-    encode_token_lists,
 )
 from trtspec.serving.triton.python_models.threaded_model import ThreadedModel
 from trtspec.serving.triton.python_models.token_io import TextReader, count_tensors

@@ -26,9 +26,9 @@ from trtspec.serving.triton.python_models.tensors import (
     check_end_id,
     check_ids,
     checked_length,
+    decode_token_lists,
     nvidia_end_ids,
     request_end_ids,
-    decode_token_lists,
 )
 
 
