@@ -188,7 +188,7 @@ def test_nothing_is_measured_where_no_gate_is_to_be_judged(
     judging = RolloutController(DeploymentJournal("n"), RECORD, rollout, lambda *_: None, threading.Event(), print)  # type: ignore[arg-type,return-value]
     judging._artifact = SimpleNamespace(root=tmp_path, recipe=resolved(gates=gates, speculation={"method": "ngram"}))  # type: ignore[assignment]
     monkeypatch.setattr(judging, "_keeper", SimpleNamespace(server=SimpleNamespace(url="http://127.0.0.1:1")))
-    monkeypatch.setattr(judging, "_beside", lambda measure: None)
+    monkeypatch.setattr(judging, "_run_checked", lambda measure: None)
     judging._judge_gates()
     assert bool(measured) == measures
 
