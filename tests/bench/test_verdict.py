@@ -260,7 +260,7 @@ def evidence(**facts: Any) -> Evidence:
         ),
     ],
 )
-def test_verdict_of_every_situation(facts: dict[str, Any], decision: str, text: str) -> None:
+def test_verdict_matches_the_evidence(facts: dict[str, Any], decision: str, text: str) -> None:
     found = decide(evidence(**facts))
     assert (found.text, found.decision) == (text, decision)
 
@@ -308,7 +308,7 @@ OWN = DraftOption("draft_target (./draft)", RelativeSpeed(1.25, 0.97, 1.76))
         ),
     ],
 )
-def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: str) -> None:
+def test_verdict_matches_the_proposal(proposal: Proposal, decision: str, text: str) -> None:
     found = decide(proposal)
     assert (found.text, found.decision) == (text, decision)
 
@@ -334,7 +334,7 @@ def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: st
         (HELD, None, None, None, ""),
     ],
 )
-def test_gate_that_bench_contradicts_is_named(
+def test_gate_contradicted_by_bench_reports_the_measurement(
     check: VerificationCheck,
     speedup: RelativeSpeed | None,
     acceptance: float | None,

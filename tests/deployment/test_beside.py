@@ -31,7 +31,7 @@ def started(program: str) -> Sidecar:
 
 
 @pytest.mark.slow
-def test_one_that_cannot_start_is_tried_later_each_time_and_never_all_the_time() -> None:
+def test_exiting_sidecar_is_restarted_with_capped_exponential_backoff() -> None:
     beside = started("import sys; sys.exit(3)")
     now, waits, pids = 1000.0, [], set()
     for _ in range(7):
@@ -52,7 +52,7 @@ def test_one_that_cannot_start_is_tried_later_each_time_and_never_all_the_time()
 
 
 @pytest.mark.slow
-def test_one_that_is_stopped_is_ended_and_started_again() -> None:
+def test_suspended_sidecar_is_killed_and_restarted() -> None:
     beside = started(STAYS)
     stopped = beside.running.process
     try:
@@ -105,7 +105,7 @@ def answering(status: int, seconds: float, then: str) -> Sidecar:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["time.sleep(1)", "pass"])
-def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_sidecar_is_restarted(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process waits, the other computes like a blocked event loop."""
     monkeypatch.setattr("trtspec.deployment.server_process.SILENT_S", 2.0)
     monkeypatch.setattr("trtspec.deployment.server_process.BLOCKED_S", 4.0)
@@ -123,7 +123,7 @@ def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_process_that_answers_with_an_error_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_that_answers_with_an_error_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway whose server is restarting is healthy."""
     monkeypatch.setattr("trtspec.deployment.server_process.SILENT_S", 1.0)
     monkeypatch.setattr("trtspec.deployment.server_process.BLOCKED_S", 2.0)

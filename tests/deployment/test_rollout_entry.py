@@ -150,7 +150,7 @@ def roll(artifact: Path, *shares: int, shadow: int | None = None) -> dict[str, A
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_revision_that_dies_with_half_of_the_requests_costs_none(live: tuple[str, Path], number: int) -> None:
+def test_canary_crash_with_half_of_the_traffic_loses_no_request(live: tuple[str, Path], number: int) -> None:
     url, artifact = live
     journal = DeploymentJournal("tiny")
     before = journal.read_existing()
@@ -174,7 +174,7 @@ def is_server(pid: int, place: bytes) -> bool:
     return place in arguments and arguments.split(b"\0")[0].endswith(b"tritonserver")
 
 
-def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path]) -> None:
+def test_server_crash_loses_no_started_stream(live: tuple[str, Path]) -> None:
     """Greedy texts resume once the server is back; new requests get 503 until then."""
     url, _ = live
     journal = DeploymentJournal("tiny")
@@ -207,7 +207,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[str, Path]) -> None:
+def test_traffic_shares_match_the_configured_ones_until_promotion(live: tuple[str, Path]) -> None:
     url, artifact = live
     with load(url) as found:
         roll(artifact, 25)
@@ -222,7 +222,7 @@ def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[s
     assert late.most_common(1)[0][1] >= 20, "all requests go to the new revision, except those in flight"
 
 
-def test_shadows_are_compared_and_no_client_hears_of_them(live: tuple[str, Path]) -> None:
+def test_mirrored_requests_are_compared_without_affecting_clients(live: tuple[str, Path]) -> None:
     url, _ = live
     with load(url) as found:
         held = roll(other_than_served(live), 10, shadow=50)["rollout"]
@@ -250,7 +250,7 @@ def other_than_served(live: tuple[str, Path]) -> Path:
     return live[1].with_name("one" if serves == "two" else "two")
 
 
-def test_bursts_come_and_go_while_revisions_change(live: tuple[str, Path]) -> None:
+def test_rollouts_before_during_and_after_a_burst_are_promoted(live: tuple[str, Path]) -> None:
     """A rollout before, during and after a burst: every request gets a text of one revision."""
     url, _ = live
     with load(url, 1) as quiet:

@@ -87,7 +87,7 @@ def slow_ones(name: str) -> int:
         ("a dead server", ("tritonserver", signal.SIGKILL), "the server exited with status -9"),
     ],
 )
-def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault, reason: str) -> None:
+def test_fault_is_detected_and_open_requests_end_and_server_recovers(live, what: str, fault, reason: str) -> None:
     record = live()
     before, client = record.restarts, Client.at(record.endpoints["http"], timeout_s=BACK_S)
     with ThreadPoolExecutor(2) as threads:
@@ -117,7 +117,7 @@ def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_started_again(live, tmp_path: Path) -> None:
+def test_orphaned_lock_crashes_the_next_process_and_the_server_restarts(live, tmp_path: Path) -> None:
     """Triton's behavior: the next process that takes the lock gets boost's lock_exception, which is not caught.
 
     The fixture `live` is requested only to have a tritonserver.
@@ -140,7 +140,7 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
 @pytest.mark.triton
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(live, fault: signal.Signals) -> None:
+def test_front_that_ends_or_is_stopped_is_restarted_without_the_server(live, fault: signal.Signals) -> None:
     record = live()
     server, pids = of(record, "tritonserver"), session_processes(record.pid, record.started)
     [front] = [pid for pid in pids if "trtspec.serving.front" in words_of(pid)]
@@ -155,7 +155,7 @@ def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(l
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_server_says_what_it_has_done(live) -> None:
+def test_server_progress_count_increases_after_a_request(live) -> None:
     client = Client.at(live().endpoints["http"], timeout_s=BACK_S)
     before = count_progress(client.statistics())
     client.generate({"text_input": "x", "max_tokens": 1})
@@ -176,7 +176,7 @@ def is_refused(client: Client) -> bool:
 @pytest.mark.parametrize(
     ("text", "drain_s", "ends"), [("brief", 30, "brief"), ("slow", 1, "is not accepting requests")]
 )
-def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
+def test_drain_serves_open_requests_until_its_deadline_and_rejects_new_ones(
     live, tmp_path: Path, text: str, drain_s: int, ends: str
 ) -> None:
     """The fixture `live` is requested only to have a tritonserver."""
@@ -239,7 +239,7 @@ def kept(journal: DeploymentJournal, server: ProcessSpec) -> ManagedServer:
 
 
 @pytest.mark.slow
-def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal: DeploymentJournal) -> None:
+def test_supervisor_gives_up_after_repeated_failures_with_the_reason(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake("server", "7")))
     supervisor.restarts.at_most, supervisor.restarts.first_s = 2, 0.1
     supervisor.keeper.start()
@@ -251,7 +251,7 @@ def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJournal, monkeypatch) -> None:
+def test_server_hanging_with_a_full_queue_is_a_fault(journal: DeploymentJournal, monkeypatch) -> None:
     full = FAKE.replace("do_POST(self): self.send_response(200)", "do_POST(self): self.send_response(503)")
     monkeypatch.setattr(sys.modules[__name__], "FAKE", full)
     keeper, deadline = kept(journal, fake()), time.monotonic() + BACK_S
@@ -267,7 +267,7 @@ def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJou
 
 
 @pytest.mark.slow
-def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
+def test_sidecar_is_restarted_without_restarting_the_server(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
     since = journal.read_existing().since
     with ThreadPoolExecutor(1) as threads:
@@ -290,7 +290,7 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
     ]
 
 
-def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:
+def test_supervisor_gives_up_if_the_deploying_command_ended_before_live(journal: DeploymentJournal) -> None:
     """The deploying command was killed during the deployment."""
     gone = subprocess.Popen(["true"])
     started = start_time(gone.pid)
@@ -303,7 +303,7 @@ def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal
     assert supervisor.keeper.ended is not None
 
 
-def test_how_children_are_started_is_a_file_of_the_user_alone(tmp_path: Path) -> None:
+def test_process_specs_are_stored_privately_and_read_back(tmp_path: Path) -> None:
     children = [
         ProcessSpec("server", ["a", "b"], "http://x:1", {"K": "V"}, 3.0),
         ProcessSpec("entry", ["c"], "http://x:2"),
