@@ -42,7 +42,7 @@ def test_every_public_name_resolves() -> None:
         trtspec.nope  # noqa: B018
 
 
-def test_load_recipe_with_mistakes_raises_all_of_them(tmp_path: Path) -> None:
+def test_load_recipe_raises_one_error_with_all_diagnostics(tmp_path: Path) -> None:
     with pytest.raises(trtspec.RecipeError) as raised:
         trtspec.load_recipe(QUICKSTART, overrides=["speculation.draft_len=x", "engine.max_batch_size=-1"])
     assert {each.path for each in raised.value.diagnostics} == {"speculation.draft_len", "engine.max_batch_size"}
@@ -74,7 +74,7 @@ def test_build_prints_nothing_and_returns_the_manifest(
     class Names:
         def step_started(self, step: object, total_bytes: int) -> None: ...
         def step_advanced(self, step: object, n: int) -> None: ...
-        def step_said(self, step: object, text: str) -> None: ...
+        def step_message(self, step: object, text: str) -> None: ...
         def step_finished(self, step: object, status: str, seconds: float) -> None:
             names.append(status)
 
@@ -96,7 +96,9 @@ def test_generate_streams_the_text_that_it_returns(built: trtspec.BuildResult) -
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_verify_returns_checks(built: trtspec.BuildResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_verify_returns_a_result_and_rejects_a_wrong_manifest(
+    built: trtspec.BuildResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path))
     monkeypatch.setenv("TRTSPEC_CACHE", str(built.artifact.parent / "cache"))
     found = trtspec.verify(built.artifact, max_tokens=8, manifest=f"sha256:{built.manifest}")
@@ -105,7 +107,7 @@ def test_verify_returns_checks(built: trtspec.BuildResult, monkeypatch: pytest.M
         trtspec.verify(built.artifact, manifest=f"sha256:{'0' * 64}")
 
 
-def test_deploy_of_no_artifact_raises(tmp_path: Path) -> None:
+def test_deploy_of_missing_artifact_raises(tmp_path: Path) -> None:
     assert issubclass(GateNotMet, trtspec.TrtspecError)
     with pytest.raises(trtspec.TrtspecError):
         trtspec.deploy(tmp_path / "nothing")
@@ -118,7 +120,7 @@ def blocks() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_the_page_runs(tmp_path: Path) -> None:
+def test_python_page_examples_run(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(recipes_dir())
     first, _, errors = blocks()
     places = {"TRTSPEC_CACHE": str(tmp_path / "cache"), "TRTSPEC_STATE": str(tmp_path / "state")}
@@ -132,7 +134,7 @@ def test_the_page_runs(tmp_path: Path) -> None:
     assert "recipes/nope.yaml" in run([sys.executable, "-c", f"import trtspec\n{broken}"], check=True).stdout
 
 
-def test_the_page_has_every_function() -> None:
+def test_python_page_lists_every_function() -> None:
     page = (QUICKSTART.parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
     named = {*re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)}
     assert named == {name for name in trtspec.__all__ if name.islower() and not name.startswith("_")}

@@ -232,7 +232,7 @@ def plan_of(place: Path, trtspec: Run, plans: dict[str, dict[str, Any]]) -> Plan
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_it_fits_together(name: str, place: Path, trtspec: Run) -> None:
+def test_recipe_passes_the_check(name: str, place: Path, trtspec: Run) -> None:
     checked = trtspec("check", place / f"{name}.yaml", "--json")
     problems = checked.document["problems"]
     assert (checked.code, checked.document["ok"]) == (0, True), problems
@@ -243,7 +243,7 @@ def test_it_fits_together(name: str, place: Path, trtspec: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_planned_for_the_engine_it_names_and_fits_its_gpus(name: str, place: Path, plan_of: PlanOf) -> None:
+def test_recipe_is_planned_for_its_engine_and_fits_its_gpus(name: str, place: Path, plan_of: PlanOf) -> None:
     recipe = load_recipe(place / f"{name}.yaml").recipe
     plan = plan_of(name)
     assert plan["name"] == name
@@ -268,7 +268,7 @@ WAYS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RENDERED)
-def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, place: Path, tmp_path: Path) -> None:
+def test_rendered_files_of_a_recipe_are_valid_and_sized_to_its_plan(name: str, place: Path, tmp_path: Path) -> None:
     build = plan_build(load_recipe(place / f"{name}.yaml"))
     workload = workload_of(manifest_of(build))
     planned = build.memory()
@@ -293,7 +293,7 @@ def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_its_head_says_what_to_expect_and_what_it_takes(name: str, place: Path, plan_of: PlanOf) -> None:
+def test_recipe_header_states_expectations_and_memory(name: str, place: Path, plan_of: PlanOf) -> None:
     head = re.match(r"(?:#.*\n)+", (place / f"{name}.yaml").read_text())
     assert head
     assert "# Expect: " in head[0]
@@ -307,7 +307,7 @@ def test_its_head_says_what_to_expect_and_what_it_takes(name: str, place: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_its_engines_are_built_with_these_words(name: str, plan_of: PlanOf) -> None:
+def test_recipe_engines_are_built_with_the_expected_commands(name: str, plan_of: PlanOf) -> None:
     steps = plan_of(name)["steps"]
     commands = {step["name"]: step["command"] for step in steps if step["command"]}
     assert commands == {step: words.split() for step, words in COMMANDS[name].items()}
@@ -324,7 +324,7 @@ def test_every_checkpoint_has_a_shape_and_every_shape_a_recipe(catalogue: Path) 
     assert {(shape.model.removeprefix("./"), shape.revision) for shape in shapes()} == wanted
 
 
-def test_all_recipes_are_listed_under_their_files_names(trtspec: Run, workplace: Path) -> None:
+def test_recipes_command_lists_every_recipe_by_its_file_name(trtspec: Run, workplace: Path) -> None:
     paths = sorted(recipes_dir().glob("*.yaml"))
     recipes = [load_recipe(path).recipe for path in paths]
     assert [recipe.name for recipe in recipes] == [path.stem for path in paths]
@@ -340,7 +340,7 @@ def test_all_recipes_are_listed_under_their_files_names(trtspec: Run, workplace:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_checkpoints_have_as_many_parameters_as_published(name: str) -> None:
+def test_checkpoint_parameter_counts_match_the_published_ones(name: str) -> None:
     """Of MXFP4 a byte counts twice, and scales do not, as the hub has it."""
     shape = next(shape for shape in shapes() if shape.name == name)
     counts = {"blocks": 2, "scales": 0}
@@ -348,13 +348,13 @@ def test_checkpoints_have_as_many_parameters_as_published(name: str) -> None:
     assert counted == PARAMETERS[name]
 
 
-def test_every_checkpoint_is_counted_that_is_published() -> None:
+def test_every_checkpoint_has_a_published_count_or_is_excluded() -> None:
     assert {shape.name for shape in shapes()} == PARAMETERS.keys() | UNCOUNTED
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", DECODERS, ids=lambda shape: shape.name)
-def test_decoders_have_the_tensors_of_transformers(shape: Shape) -> None:
+def test_decoder_tensors_match_transformers(shape: Shape) -> None:
     """Two layers of each: names repeat. transformers 5 stacks Mixtral's experts, which published files do not."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -376,7 +376,7 @@ def without_type(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_shell_function_of_the_readme_makes_safetensors_of_a_pickle(tmp_path: Path) -> None:
+def test_readme_shell_function_converts_a_pickle_to_safetensors(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 

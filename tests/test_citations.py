@@ -26,11 +26,11 @@ def texts(place: Path) -> str:
 
 
 @pytest.mark.parametrize("place", STALE)
-def test_a_stale_source_is_cited_no_more(place: str) -> None:
+def test_stale_source_is_not_cited(place: str) -> None:
     assert STALE[place] not in texts(ROOT / place)
 
 
-def test_a_figure_of_spec_bench_names_the_commit_of_its_table() -> None:
+def test_spec_bench_figure_names_the_commit_of_its_table() -> None:
     """Its tables differ: EAGLE is 2.10 times as fast in one and 2.29 in another."""
     found = [path.stem for path in recipes_dir().glob("*.yaml") if "hemingkx/Spec-Bench" in path.read_text()]
     assert "vicuna-7b-medusa" in found

@@ -48,7 +48,9 @@ def built(trtllm: Installation, engine_recipe: Path, trtspec: Run) -> Path:  # n
     return engine_recipe.parent / "build" / "tiny"
 
 
-def test_the_artifact(built: Path, engine_recipe: Path, trtspec: Run) -> None:
+def test_artifact_has_the_expected_content_and_is_unchanged_by_a_rebuild(
+    built: Path, engine_recipe: Path, trtspec: Run
+) -> None:
     manifest = load_manifest(built)
     assert manifest.backend.name == "tensorrt_llm"
     assert manifest.tools["tensorrt_llm"] == "1.2.1"
@@ -71,7 +73,7 @@ def test_the_artifact(built: Path, engine_recipe: Path, trtspec: Run) -> None:
     assert {step["status"] for step in again["steps"]} == {"hit"}
 
 
-def test_plan_and_build_and_script_say_the_same_words(built: Path, engine_recipe: Path, trtspec: Run) -> None:
+def test_reproduce_script_runs_the_planned_commands(built: Path, engine_recipe: Path, trtspec: Run) -> None:
     plan = trtspec("plan", engine_recipe, "--json").document
     commands = {step["name"]: step["command"] for step in plan["steps"] if step["command"]}
     assert commands["build-target"][:5] == [
@@ -96,7 +98,7 @@ def test_plan_and_build_and_script_say_the_same_words(built: Path, engine_recipe
         {"tensorrt": "10.14.2.1"},
     ],
 )
-def test_another_machine_builds_its_own_engines_of_the_same_checkpoints(
+def test_other_machine_rebuilds_engines_but_not_checkpoints(
     built: Path,
     engine_recipe: Path,
     trtspec: Run,
@@ -111,7 +113,7 @@ def test_another_machine_builds_its_own_engines_of_the_same_checkpoints(
     }
 
 
-def test_where_nothing_can_build_the_plan_says_so_and_nothing_is_converted(engine_recipe: Path, trtspec: Run) -> None:
+def test_missing_toolchain_is_noted_in_the_plan_and_nothing_is_converted(engine_recipe: Path, trtspec: Run) -> None:
     plan = trtspec("plan", engine_recipe, "--json").document
     assert plan["toolchain"]["kind"] == "absent"
     assert plan["toolchain"]["missing"] == "trtllm-build is not on PATH"
@@ -126,7 +128,7 @@ def test_where_nothing_can_build_the_plan_says_so_and_nothing_is_converted(engin
     assert statuses["convert-target"] == "miss"
 
 
-def test_a_build_that_fails_shows_its_last_words_and_publishes_nothing(
+def test_failed_build_shows_the_tool_output_and_publishes_nothing(
     engine_recipe: Path,
     trtspec: Run,
     trtllm: Installation,  # noqa: F811
@@ -163,15 +165,15 @@ def refusal(built: Path, server: TritonServer) -> str:
     return caught.value.message
 
 
-def test_deploy_takes_the_machine_that_built(built: Path, tmp_path: Path) -> None:
+def test_deploy_accepts_the_machine_that_built_the_engines(built: Path, tmp_path: Path) -> None:
     check_machine(built, server(tmp_path / "triton", "tensorrtllm"))
 
 
-def test_deploy_refuses_a_server_without_the_backend(built: Path, tmp_path: Path) -> None:
+def test_deploy_rejects_a_server_without_the_backend(built: Path, tmp_path: Path) -> None:
     assert refusal(built, server(tmp_path / "triton")) == "this tritonserver lacks the tensorrtllm backend"
 
 
-def test_a_machine_whose_version_is_a_candidate_is_the_images(built: Path, trtllm: Installation) -> None:  # noqa: F811
+def test_release_candidate_matches_engines_of_its_release(built: Path, trtllm: Installation) -> None:  # noqa: F811
     """An image is known by its release, and what runs in it says another word."""
     trtllm.install("1.2.1rc2")
     check_built_for(built, load_manifest(built))
@@ -189,7 +191,7 @@ def test_a_machine_whose_version_is_a_candidate_is_the_images(built: Path, trtll
         (H200, "10.14.2.1", "tensorrt 10.14.1.48 when built, 10.14.2.1 here"),
     ],
 )
-def test_deploy_refuses_another_machine(
+def test_deploy_rejects_another_gpu_driver_or_tensorrt(
     built: Path,
     tmp_path: Path,
     trtllm: Installation,  # noqa: F811
@@ -204,7 +206,7 @@ def test_deploy_refuses_another_machine(
     assert said in refused
 
 
-def test_deploy_refuses_another_tensorrt_llm(
+def test_deploy_rejects_another_tensorrt_llm_version(
     built: Path,
     tmp_path: Path,
     trtllm: Installation,  # noqa: F811
@@ -216,7 +218,7 @@ def test_deploy_refuses_another_tensorrt_llm(
 PORTS = ServerPorts(8000, 8001, 8002)
 
 
-def test_the_launch_is_an_orchestrator_for_two_engines(built: Path, tmp_path: Path) -> None:
+def test_launch_of_two_engines_uses_the_orchestrator(built: Path, tmp_path: Path) -> None:
     launch = serving_of(built).launch(built)
     assert launch.environment == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
     command = launch.command(server(tmp_path), Path("/repository"), PORTS, "prefix_")
@@ -225,7 +227,7 @@ def test_the_launch_is_an_orchestrator_for_two_engines(built: Path, tmp_path: Pa
     assert "--cuda-memory-pool-byte-size=0:0" in command
 
 
-def test_a_launch_of_several_ranks_is_mpi_s(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_of_several_ranks_uses_mpirun(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite_launch(built, world_size=2, environment={}, models=[{"name": "tensorrt_llm", "gpu_device_ids": [0, 1]}])
     launch = serving_of(built).launch(built)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -258,13 +260,13 @@ def rewrite_launch(built: Path, **changes: Any) -> None:
         {"models": [{"name": "tensorrt_llm", "gpu_device_ids": [10**9]}]},
     ],
 )
-def test_a_launch_that_was_tampered_with_is_refused(built: Path, changes: dict[str, Any]) -> None:
+def test_tampered_launch_file_is_rejected(built: Path, changes: dict[str, Any]) -> None:
     rewrite_launch(built, **changes)
     with pytest.raises(DeployError, match="cannot be read"):
         serving_of(built).launch(built)
 
 
-def test_a_staged_repository_has_absolute_paths_and_leaves_the_artifact_alone(built: Path, tmp_path: Path) -> None:
+def test_staged_repository_has_absolute_paths_and_leaves_artifact_unchanged(built: Path, tmp_path: Path) -> None:
     repository = stage_repository(built, serving_of(built), tmp_path / "stage")
     path = load_config(repository / "tensorrt_llm/config.pbtxt").parameters["gpt_model_path"].string_value
     assert path == str(built / "engines/target")
@@ -274,18 +276,18 @@ def test_a_staged_repository_has_absolute_paths_and_leaves_the_artifact_alone(bu
     assert own == "../../engines/target"
 
 
-def test_the_artifacts_checkpoints_are_verified_by_the_embedded_engine(built: Path, trtspec: Run) -> None:
+def test_artifact_checkpoints_are_verified_by_the_embedded_engine(built: Path, trtspec: Run) -> None:
     verified = trtspec("verify", built, "--max-tokens", 8, "--json")
     assert verified.code == 0, verified.err
     assert [check["name"] for check in verified.document["checks"]] == ["files", "parity", "lossless"]
 
 
-def test_gates_of_engines_wait_for_the_server(built: Path) -> None:
+def test_gates_of_engines_are_deferred_to_the_server(built: Path) -> None:
     assert ensure_gates(built) is False
 
 
 @pytest.mark.parametrize("backend", ["llmapi", "vllm"])
-def test_an_artifact_of_an_engine_that_converts_nothing(recipe: Path, trtspec: Run, backend: str) -> None:
+def test_artifact_without_conversion_copies_the_checkpoints(recipe: Path, trtspec: Run, backend: str) -> None:
     recipe.write_text(recipe.read_text().replace("engine:\n", f"engine:\n  backend: {backend}\n  gpu: h100\n"))
     done = trtspec("build", recipe, "--json")
     assert done.code == 0, done.err
@@ -303,7 +305,7 @@ def test_an_artifact_of_an_engine_that_converts_nothing(recipe: Path, trtspec: R
     assert trtspec("plan", recipe, "--json").document["steps"][0]["status"] == "hit"
 
 
-def test_deploy_refuses_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+def test_deploy_rejects_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
     recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
     assert trtspec("build", recipe).code == 0
     artifact = recipe.parent / "build" / "tiny"
@@ -318,7 +320,7 @@ def test_deploy_refuses_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_pa
     assert document["speculative_config"]["model"] == str(artifact / "checkpoints/draft")
 
 
-def test_engines_are_lent_the_gpus_of_this_machine(
+def test_build_uses_the_gpus_of_this_machine(
     engine_recipe: Path,
     trtspec: Run,
     trtllm: Installation,  # noqa: F811

@@ -14,7 +14,7 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+)(…?))?`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_tests_that_a_page_names_exist(page: Path) -> None:
+def test_tests_named_by_a_page_exist(page: Path) -> None:
     missing = [found[0] for found in TEST.finditer(page.read_text()) if not exists(*found.groups())]
     assert missing == []
 

@@ -78,7 +78,7 @@ def document(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
-def test_family_is_one_file(copy: Path, run: Run, tmp_path: Path) -> None:
+def test_family_is_added_by_one_file(copy: Path, run: Run, tmp_path: Path) -> None:
     (copy / "families" / "toy.py").write_text(code_of("A family"))
     source = make_llama(tmp_path / "toy")
     config = json.loads((source / "config.json").read_text())
@@ -87,7 +87,7 @@ def test_family_is_one_file(copy: Path, run: Run, tmp_path: Path) -> None:
     assert "h.0." in problem, "the family was found; the checkpoint has Llama's names"
 
 
-def test_method_is_one_folder(copy: Path, run: Run, tmp_path: Path) -> None:
+def test_method_is_added_by_one_folder(copy: Path, run: Run, tmp_path: Path) -> None:
     folder = copy / "methods" / "echo"
     folder.mkdir()
     (folder / "__init__.py").write_text(code_of("A method"))
@@ -100,7 +100,7 @@ def test_method_is_one_folder(copy: Path, run: Run, tmp_path: Path) -> None:
     assert document(run("generate", tmp_path / "echo", "-p", "thethethe        ", "--json"))["drafted"] > 0
 
 
-def test_backend_is_one_folder(copy: Path, run: Run, tmp_path: Path) -> None:
+def test_backend_is_added_by_one_folder(copy: Path, run: Run, tmp_path: Path) -> None:
     (copy / "backends" / "toy").mkdir()
     (copy / "backends" / "toy" / "__init__.py").write_text(code_of("A backend"))
     recipe = make_pair(tmp_path)
@@ -109,7 +109,7 @@ def test_backend_is_one_folder(copy: Path, run: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "toy" / "manifest.json").read_text())["backend"]["name"] == "toy"
 
 
-def test_target_is_one_file(copy: Path, run: Run, tmp_path: Path) -> None:
+def test_deploy_target_is_added_by_one_file(copy: Path, run: Run, tmp_path: Path) -> None:
     (copy / "deployment" / "targets" / "toy.py").write_text(TARGET)
     recipe = make_pair(tmp_path)
     run("build", recipe, "--out", tmp_path / "tiny")

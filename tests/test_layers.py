@@ -82,7 +82,7 @@ def is_method_part(path: Path) -> bool:
     return first == "methods" and len(rest) > 1 and path.name != "__init__.py"
 
 
-def test_the_package_has_sixteen_entries() -> None:
+def test_package_has_only_the_listed_entries_and_at_most_sixteen() -> None:
     found = {package_of(path) for path in modules()} - {"__init__", "__main__"}
     assert found == {*ORDER} - {"__main__"}
     assert len(found) <= 16
@@ -90,7 +90,7 @@ def test_the_package_has_sixteen_entries() -> None:
 
 @pytest.mark.slow
 @EACH_PACKAGE
-def test_imports_point_one_way(package: str) -> None:
+def test_imports_follow_the_layer_order(package: str) -> None:
     found = [
         (path, other)
         for path in files_of(package)
@@ -112,7 +112,7 @@ def extension_modules() -> set[str]:
 
 
 @pytest.mark.slow
-def test_an_extension_is_imported_by_extensions_alone() -> None:
+def test_extension_is_imported_only_by_extensions() -> None:
     known, found = extension_modules(), []
     assert len(known) > 25
     for path in modules():
@@ -128,7 +128,7 @@ def test_an_extension_is_imported_by_extensions_alone() -> None:
 
 @pytest.mark.slow
 @EACH_PACKAGE
-def test_a_backend_is_imported_by_its_own_folder_alone(package: str) -> None:
+def test_backend_is_imported_only_within_its_folder(package: str) -> None:
     found = [(path, name.split(".")) for path in files_of(package) for name in imports(path)]
     of_backends = [(path, parts[2]) for path, parts in found if parts[1] == "backends" and len(parts) > 2]
     assert [f"{path}: {other}" for path, other in of_backends if other in BACKENDS and other != backend_of(path)] == []
@@ -151,7 +151,7 @@ def words(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @EACH_PACKAGE
-def test_a_backend_is_named_by_its_own_folder_alone(package: str) -> None:
+def test_backend_is_named_only_within_its_folder(package: str) -> None:
     found = []
     for path in [path for path in files_of(package) if path != NAMES and path.parent != TRAINERS]:
         own = backend_of(path)
@@ -187,13 +187,13 @@ def modules_of(path: Path, known: set[str]) -> set[str]:
     return found
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_modules_have_no_import_cycles() -> None:
     dotted = {".".join(("trtspec", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in modules()}
     dotted = {name.removesuffix(".__init__"): path for name, path in dotted.items()}
     assert cycles({name: modules_of(path, {*dotted}) & dotted.keys() - {name} for name, path in dotted.items()}) == []
 
 
-def test_the_checks_see_what_they_look_for(tmp_path: Path) -> None:
+def test_layer_checks_detect_violations(tmp_path: Path) -> None:
     module = tmp_path / "m.py"
     module.write_text('"""About vllm."""\nfrom trtspec.cli.app import main\nNAME = "use vllm"\n')
     assert imported_packages(module) == {"cli"}

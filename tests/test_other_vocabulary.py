@@ -44,7 +44,7 @@ def problems(trtspec: Run, recipe: Path, *more: str) -> list[tuple[str, str, str
     return [(each["severity"], each["code"], each["message"]) for each in found if each["path"] == PATH]
 
 
-def test_check_says_how_much_is_shared(trtspec: Run, recipe: Path) -> None:
+def test_check_reports_the_share_of_common_tokens(trtspec: Run, recipe: Path) -> None:
     (found,) = problems(trtspec, recipe)
     share = f"{PAIR_VOCAB - 1} of the target's {PAIR_VOCAB} tokens (99.6%)"
     said = f"draft and target have different tokenizers: the draft can draft only {share}"
@@ -52,7 +52,7 @@ def test_check_says_how_much_is_shared(trtspec: Run, recipe: Path) -> None:
     assert found[2].startswith(said)
 
 
-def test_a_pair_with_nothing_in_common_is_refused(trtspec: Run, recipe: Path) -> None:
+def test_pair_without_common_tokens_is_rejected(trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "draft" / "tokenizer.json"
     document = json.loads(path.read_text())
     document["model"] |= {"vocab": {"北京": 0, "<stop>": 1}, "merges": []}
@@ -63,7 +63,7 @@ def test_a_pair_with_nothing_in_common_is_refused(trtspec: Run, recipe: Path) ->
                      "nothing can be drafted")  # fmt: skip
 
 
-def test_tokens_of_unknown_bytes_are_refused(trtspec: Run, recipe: Path) -> None:
+def test_tokenizer_with_unknown_token_bytes_is_rejected(trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "draft" / "tokenizer.json"
     document = json.loads(path.read_text()) | {"decoder": None}
     path.write_text(json.dumps(document))
@@ -73,25 +73,25 @@ def test_tokens_of_unknown_bytes_are_refused(trtspec: Run, recipe: Path) -> None
 
 
 @pytest.mark.parametrize("backend", ["tensorrt_llm", "llmapi", "sglang"])
-def test_other_engines_refuse_it(trtspec: Run, recipe: Path, backend: str) -> None:
+def test_other_backends_reject_a_different_vocabulary(trtspec: Run, recipe: Path, backend: str) -> None:
     found = problems(trtspec, recipe, "--set", f"engine.backend={backend}", "--set", "engine.gpu=h100")
     assert "error" in {severity for severity, *_ in found}
 
 
-def test_a_parallel_draft_has_the_targets_vocabulary(trtspec: Run, recipe: Path) -> None:
+def test_parallel_draft_requires_the_targets_vocabulary(trtspec: Run, recipe: Path) -> None:
     assert ("error", "tokenizer") in [
         found[:2] for found in problems(trtspec, recipe, "--set", "speculation.method=pard")
     ]
 
 
-def test_it_is_not_trained(trtspec: Run, recipe: Path) -> None:
+def test_draft_with_another_vocabulary_is_not_trained(trtspec: Run, recipe: Path) -> None:
     done = trtspec("train", recipe, "--prompts", recipe.parent / "prompts.jsonl", "--out", recipe.parent / "trained")
     assert done.code != 0
     assert "the draft's vocabulary differs from the target's" in done.err
 
 
 @pytest.mark.integration
-def test_it_drafts_and_the_text_is_the_targets(trtspec: Run, recipe: Path) -> None:
+def test_draft_with_another_vocabulary_drafts_and_output_is_lossless(trtspec: Run, recipe: Path) -> None:
     out = recipe.parent / "artifact"
     built = trtspec("build", recipe, "--out", out, "--json")
     assert built.code == 0, built.err

@@ -24,7 +24,7 @@ def recipe(recipe: Path) -> Path:
     return recipe
 
 
-def test_the_plan_says_that_the_draft_is_padded(trtspec: Run, recipe: Path) -> None:
+def test_plan_notes_that_the_draft_is_padded(trtspec: Run, recipe: Path) -> None:
     assert trtspec("check", recipe, "--json").document["problems"] == []
     rows = f"{PAIR_VOCAB} to the target's {PAIR_VOCAB + SPARE} rows"
     said = f"the draft's embedding and head are padded with zeros from {rows}"
@@ -35,7 +35,7 @@ def test_the_plan_says_that_the_draft_is_padded(trtspec: Run, recipe: Path) -> N
 
 
 @pytest.mark.integration
-def test_the_padded_draft_drafts_and_the_text_is_the_targets(trtspec: Run, recipe: Path) -> None:
+def test_padded_draft_drafts_and_output_is_lossless(trtspec: Run, recipe: Path) -> None:
     out = recipe.parent / "artifact"
     built = trtspec("build", recipe, "--out", out, "--json")
     assert built.code == 0, built.err
@@ -60,7 +60,7 @@ def wider_draft(recipe: Path) -> Path:
 
 
 @pytest.mark.integration
-def test_rows_that_only_the_draft_has_are_left_out(trtspec: Run, wider_draft: Path) -> None:
+def test_extra_vocabulary_rows_of_the_draft_are_removed(trtspec: Run, wider_draft: Path) -> None:
     assert trtspec("check", wider_draft, "--json").document["problems"] == []
     said = f"the draft's embedding and head are cut from {PAIR_VOCAB + SPARE} to the target's {PAIR_VOCAB} rows"
     assert trtspec("plan", wider_draft, "--json").document["notes"] == [said]
@@ -82,7 +82,7 @@ def test_rows_that_only_the_draft_has_are_left_out(trtspec: Run, wider_draft: Pa
     assert verified.code == 0, verified.err
 
 
-def test_a_draft_that_is_the_padded_target_is_accepted_whole(trtspec: Run, wider_draft: Path) -> None:
+def test_draft_equal_to_the_padded_target_is_fully_accepted(trtspec: Run, wider_draft: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -101,7 +101,7 @@ def test_a_draft_that_is_the_padded_target_is_accepted_whole(trtspec: Run, wider
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("at", [PAIR_VOCAB, PAIR_VOCAB + 2])
-def test_a_pad_token_that_one_side_lacks_is_no_other_tokenizer(
+def test_pad_token_missing_on_one_side_is_not_a_tokenizer_difference(
     role: str, at: int, trtspec: Run, wider_draft: Path
 ) -> None:
     make_llama(wider_draft.parent / "target", vocab_size=PAIR_VOCAB + SPARE, **TARGET_SHAPE)
@@ -110,7 +110,7 @@ def test_a_pad_token_that_one_side_lacks_is_no_other_tokenizer(
     assert trtspec("check", wider_draft, "--json").document["problems"] == []
 
 
-def test_tokens_of_one_id_that_differ_are_other_tokenizers(trtspec: Run, wider_draft: Path) -> None:
+def test_different_tokens_with_the_same_id_are_a_tokenizer_difference(trtspec: Run, wider_draft: Path) -> None:
     make_llama(wider_draft.parent / "target", vocab_size=PAIR_VOCAB + SPARE, **TARGET_SHAPE)
     make_tokenizer(wider_draft.parent / "target")
     _add_token(wider_draft.parent / "target", PAIR_VOCAB, "<pad>")

@@ -22,7 +22,7 @@ TARGET, DRAFT = MODELS / "quickstart-target", MODELS / "quickstart-draft"
 PROMPTS, NEW_TOKENS, MAX_BYTES = 64, 64, 24_000_000
 
 
-def test_the_pair_is_small_and_shares_its_tokenizer() -> None:
+def test_quickstart_pair_is_small_and_shares_its_tokenizer() -> None:
     size = sum(path.stat().st_size for root in (TARGET, DRAFT) for path in root.iterdir())
     assert size <= MAX_BYTES
     assert (TARGET / "tokenizer.json").read_bytes() == (DRAFT / "tokenizer.json").read_bytes()
@@ -41,7 +41,7 @@ def lead_of(model: Any, prompt: list[int], ours: list[int]) -> float:
 
 
 @pytest.mark.every_python
-def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None:
+def test_generated_text_matches_transformers_except_at_ties(trtspec: Run, workplace: Path) -> None:
     from trtspec.checkpoints.tokenizer import Tokenizer
     from trtspec.engine.prompts.load import load_prompts
 
@@ -67,7 +67,7 @@ def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None
     assert accepted / drafted >= 0.6
 
 
-def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: Run, workplace: Path) -> None:
+def test_fp8_on_two_ranks_has_high_parity_and_is_lossless(trtspec: Run, workplace: Path) -> None:
     assert trtspec("build", RECIPE.with_name("quickstart-fp8.yaml")).code == 0
     some = workplace / "some.jsonl"
     some.write_text("".join((RECIPE.parent / "prompts" / "quickstart.jsonl").open().readlines()[::8]))
@@ -82,7 +82,7 @@ def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: 
 
 
 @pytest.mark.parametrize("name", [f"quickstart-{kind}" for kind in ("medusa", "eagle", "eagle3", "redrafter")])
-def test_the_trained_drafts_are_accepted_and_change_nothing(name: str, trtspec: Run, workplace: Path) -> None:
+def test_trained_drafts_are_accepted_and_output_is_lossless(name: str, trtspec: Run, workplace: Path) -> None:
     """They were trained on the target's texts, and gave more than 3.5 tokens a step when they were committed."""
     from trtspec.checkpoints.tokenizer import Tokenizer
     from trtspec.engine.engine import Engine

@@ -103,7 +103,7 @@ def stopped(clone: Path, environment: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_init_writes_what_its_page_shows(clone: Path, environment: dict[str, str]) -> None:
+def test_init_writes_the_recipe_shown_on_its_page(clone: Path, environment: dict[str, str]) -> None:
     """Up to the room that models take of this machine's memory."""
     run_block(blocks_of("docs/init.md", *SHELLS)[0], clone, environment)
     (shown,) = (block.text for block in blocks_of("docs/init.md", "yaml"))
@@ -120,24 +120,24 @@ def run_page(page: str, clone: Path, environment: dict[str, str]) -> None:
 @pytest.mark.triton
 @pytest.mark.integration
 @pytest.mark.parametrize("page", SERVES)
-def test_the_blocks_of_pages_that_serve_run(page: str, clone: Path, environment: dict[str, str], stopped: None) -> None:
+def test_blocks_of_serving_pages_run(page: str, clone: Path, environment: dict[str, str], stopped: None) -> None:
     run_page(page, clone, environment)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in SERVES and blocks_of(page, *SHELLS)])
-def test_the_blocks_of_a_page_run(page: str, clone: Path, environment: dict[str, str]) -> None:
+def test_blocks_of_other_pages_run(page: str, clone: Path, environment: dict[str, str]) -> None:
     run_page(page, clone, environment)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.marker == "not run"], ids=str)
-def test_what_cannot_run_here_is_read(block: Block) -> None:
+def test_blocks_marked_not_run_have_a_reason_and_valid_commands(block: Block) -> None:
     assert block.reason, f"{block}: say why it is not run"
     read_block(block)
 
 
-def test_how_many_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_most_blocks_run_in_a_clone_or_from_a_wheel(capsys: pytest.CaptureFixture[str]) -> None:
     """Each is run or read, and most are run."""
     assert {block.marker for block in BLOCKS} <= {*MARKERS}
     many = {marker: sum(block.marker == marker for block in BLOCKS) for marker in MARKERS}
@@ -152,7 +152,7 @@ def test_how_many_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_wheel >= 6
 
 
-def test_no_block_of_commands_goes_without_a_fence() -> None:
+def test_command_blocks_are_fenced() -> None:
     indented = re.compile(r"^    (?:trtspec|make|python|pip|git|curl) ", re.MULTILINE)
     assert [page for page in PAGES if indented.search((ROOT / page).read_text(encoding="utf-8"))] == []
 
@@ -161,19 +161,19 @@ def test_no_block_of_commands_goes_without_a_fence() -> None:
     "command",
     ["trtspec cache gc", "trtspec verify --gates a", "trtspec nope", "trtspec build no-such-recipe", "make it"],
 )
-def test_a_command_that_does_not_exist_is_found(command: str) -> None:
+def test_nonexistent_command_is_detected(command: str) -> None:
     with pytest.raises((KeyError, AssertionError, TyperException)):
         read_command(command.split())
 
 
 @pytest.mark.parametrize("said", ["trtspec cache gc", "verify --gates", "deploy --address 0.0.0.0", "trtspec nope"])
-def test_a_command_within_a_text_that_does_not_exist_is_found(said: str) -> None:
+def test_nonexistent_command_in_text_is_detected(said: str) -> None:
     (words,) = commands_named(f"Use `{said}`.")
     with pytest.raises(AssertionError):
         read_named(words)
 
 
-def test_what_a_console_block_shows_is_compared(tmp_path: Path) -> None:
+def test_console_block_output_is_compared(tmp_path: Path) -> None:
     def block(shown: str) -> Block:
         return Block("x.md", 1, "console", f"$ echo one two; false\n{shown}\n$ exit 3\n", "", "")
 
@@ -182,7 +182,7 @@ def test_what_a_console_block_shows_is_compared(tmp_path: Path) -> None:
         run_block(block("one"), tmp_path, os.environ)
 
 
-def test_the_page_lists_the_exit_codes() -> None:
+def test_interface_page_lists_the_exit_codes() -> None:
     listed = re.findall(r"^\| ([0-9 /]+) \|", (ROOT / "docs" / "interface.md").read_text(), re.MULTILINE)
     kinds = [TrtspecError, *(each for each in vars(errors).values() if isinstance(each, type))]
     ours = {each.exit_code for each in kinds if issubclass(each, TrtspecError)}
@@ -190,13 +190,13 @@ def test_the_page_lists_the_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_within_the_text_exist(page: str) -> None:
+def test_commands_in_text_exist(page: str) -> None:
     for words in commands_named((ROOT / page).read_text(encoding="utf-8")):
         read_named(words)
 
 
 @pytest.mark.parametrize("block", YAML, ids=str)
-def test_a_recipe_or_a_part_of_one_is_valid(block: Block, clone: Path) -> None:
+def test_yaml_block_is_a_valid_recipe_or_part_of_one(block: Block, clone: Path) -> None:
     """A part is laid over the quickstart, so that each of its keys has the right place and type."""
     (clone / "models").symlink_to(ROOT / "recipes" / "models")
     whole = re.search("^(schema|extends):", block.text, re.MULTILINE)
@@ -210,7 +210,7 @@ def test_a_recipe_or_a_part_of_one_is_valid(block: Block, clone: Path) -> None:
         assert ended.value.code == 0
 
 
-def test_the_mistake_it_shows_reads_like_that(
+def test_error_shown_in_the_readme_matches_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = (ROOT / "recipes" / "quickstart.yaml").read_text()
@@ -224,7 +224,7 @@ def test_the_mistake_it_shows_reads_like_that(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_existing_targets(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
         if "://" not in target:
@@ -239,7 +239,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-def test_the_catalogue_lists_exactly_the_recipes() -> None:
+def test_catalogue_page_lists_exactly_the_recipes() -> None:
     catalogue = (ROOT / "recipes" / "README.md").read_text()
     listed = set(re.findall(r"^\| \[([a-z0-9.-]+\.yaml)\]", catalogue, re.MULTILINE))
     assert listed == {path.name for path in (ROOT / "recipes").glob("*.yaml")}

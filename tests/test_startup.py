@@ -34,7 +34,7 @@ CONVERTING = {"torch", "transformers", "numpy", "google.protobuf", "tritonclient
         ("advise", CONVERTING | {"rich.progress"}),
     ],
 )
-def test_a_command_imports_no_more_than_it_uses(command: str, unwanted: set[str], tmp_path: Path) -> None:
+def test_command_does_not_import_unneeded_modules(command: str, unwanted: set[str], tmp_path: Path) -> None:
     recipe = [str(recipes_dir() / "quickstart.yaml")] * {"--help": 0, "compare": 2}.get(command, 1)
     environment = {**os.environ, "TRTSPEC_CACHE": str(tmp_path)}
     argv = [sys.executable, "-c", CODE, command, *recipe]
@@ -45,7 +45,7 @@ def test_a_command_imports_no_more_than_it_uses(command: str, unwanted: set[str]
 
 
 @pytest.mark.slow
-def test_what_serves_imports_no_pydantic() -> None:
+def test_gateway_and_text_generation_import_no_pydantic() -> None:
     """It is a third of the start of an entry, and two of a small model's."""
     code = "import sys, trtspec.serving.gateway.__main__, trtspec.engine.generation.text; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)

@@ -34,14 +34,14 @@ def waits(call: ast.Call) -> bool:
     return name in BARE and isinstance(call.func, ast.Attribute) and not call.args and not call.keywords
 
 
-def test_the_check_sees_what_waits() -> None:
+def test_wait_check_detects_unbounded_waits() -> None:
     source = "t.join()\nt.join(3)\nsubprocess.run([])\nsubprocess.run([], timeout=3)\nt.wait()  # unbounded: why\n"
     assert endless(source) == [1, 3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_nothing_waits_for_ever(folder: str) -> None:
+def test_code_has_no_unbounded_waits(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     assert [f"{path}:{line}" for path in files for line in endless(path.read_text())] == []

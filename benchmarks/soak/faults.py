@@ -83,7 +83,7 @@ class Scene:
     def victim(self, fault: Fault, model: str) -> int:
         """Return the process of the new revision's server or model once it runs, or 0 if it never does."""
         while not fault.over.is_set():
-            rollout, record = read_rollout(self.journal), self.journal.known()
+            rollout, record = read_rollout(self.journal), self.journal.read_existing()
             assert rollout is not None
             place = f"{revision_dir(self.journal, rollout.record.revision)}/"
             for pid in session_processes(record.pid, record.started):

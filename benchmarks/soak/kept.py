@@ -47,7 +47,9 @@ class Kept:
 
     def is_back(self) -> bool:
         """Return whether the server is running, or recovers in time."""
-        return wait_until(lambda: self.served.client.is_ready() and self.journal.known().state == "live", LOADING_S)
+        return wait_until(
+            lambda: self.served.client.is_ready() and self.journal.read_existing().state == "live", LOADING_S
+        )
 
     def restarts(self) -> list[Restart]:
         """Return the server's exits; the last one may still be without recovery."""

@@ -166,7 +166,7 @@ def roll_all(options: Options, stage: Stage, rolled: list[Rolled]) -> None:
 def roll(kind: str, stage: Stage, chance: random.Random) -> Rolled:
     """Roll out the artifact that is not live, with a fault."""
     journal = DeploymentJournal(NAME)
-    serving = journal.known()
+    serving = journal.read_existing()
     new, fault = stage.new(kind, serving.artifact, chance), Fault(chance.choice(phases_of(kind)))
     scene = Scene(journal, serving.revision, random.Random(chance.random()), stage.disk)
     begun, command = time.monotonic(), start(new)
@@ -210,7 +210,7 @@ def ended(
 
 def untidy(scene: Scene, new: Path, code: int) -> str:
     """Return the unexpected state after the command has ended: the live revision, and leftovers on disk."""
-    record = scene.journal.known()
+    record = scene.journal.read_existing()
     if (str(new) == record.artifact and record.revision > scene.serving) != (code == 0):
         return f"{record.artifact} serves"
     if record.state_now != "live":

@@ -53,7 +53,9 @@ def test_equal_sources_and_commands_are_compiled_once(compile_text: Compile, cou
     assert count.read_text() == "x\n"
 
 
-def test_other_sources_flags_or_headers_are_compiled(compile_text: Compile, count: Path, tmp_path: Path) -> None:
+def test_changed_sources_flags_or_headers_are_compiled_again(
+    compile_text: Compile, count: Path, tmp_path: Path
+) -> None:
     assert compile_text("text", "one") == "text"
     assert compile_text("other", "two") == "other"
     assert compile_text("text", "three", "-O2") == "text"
@@ -63,7 +65,7 @@ def test_other_sources_flags_or_headers_are_compiled(compile_text: Compile, coun
     assert count.read_text() == "x\n" * 4
 
 
-def test_what_nobody_used_for_long_goes(compile_text: Compile, tmp_path: Path) -> None:
+def test_unused_cache_entries_are_removed(compile_text: Compile, tmp_path: Path) -> None:
     compile_text("old", "one")
     compile_text("used", "two")
     old, used = sorted((tmp_path / "kept").iterdir(), key=lambda path: path.read_text())
@@ -74,7 +76,7 @@ def test_what_nobody_used_for_long_goes(compile_text: Compile, tmp_path: Path) -
     assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {"used", "new"}
 
 
-def test_an_object_is_compiled_once_and_linked_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_files_are_cached_and_linking_always_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "KEPT", tmp_path / "kept")
     compiler, linked = tmp_path / "c++", []
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo 1.0\necho x >> $2.count; cp $2 $4\n')
@@ -92,7 +94,7 @@ def test_an_object_is_compiled_once_and_linked_each_time(tmp_path: Path, monkeyp
     assert linked == [((str(compiler), "one.o", "-o", "all.so"), 60)]
 
 
-def test_an_error_is_told_and_kept_by_nobody(compile_text: Compile, count: Path) -> None:
+def test_compiler_error_is_raised_and_not_cached(compile_text: Compile, count: Path) -> None:
     for folder in ("one", "other"):
         with pytest.raises(AssertionError, match=r"main\.cpp:1: error"):
             compile_text("wrong", folder)

@@ -25,7 +25,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
 
 
 @pytest.mark.slow
-def test_what_a_test_computes_counts_once(costs: Costs) -> None:
+def test_cpu_time_of_the_process_is_counted_once(costs: Costs) -> None:
     until = time.process_time() + BURNT_S
     while time.process_time() < until:
         pass
@@ -34,7 +34,7 @@ def test_what_a_test_computes_counts_once(costs: Costs) -> None:
 
 
 @pytest.mark.slow
-def test_what_its_children_take_counts(costs: Costs) -> None:
+def test_cpu_time_of_children_is_counted_once(costs: Costs) -> None:
     subprocess.run([sys.executable, "-S", "-c", BURN], check=True, timeout=60)
     assert costs.passed() >= BURNT_S * 0.9
     with subprocess.Popen([sys.executable, "-S", "-c", LEFT_BEHIND], stdout=subprocess.PIPE) as running:
@@ -46,7 +46,7 @@ def test_what_its_children_take_counts(costs: Costs) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_child_leaves_behind_counts(costs: Costs) -> None:
+def test_cpu_time_of_orphaned_processes_is_counted(costs: Costs) -> None:
     shell = ["sh", "-c", '"$0" -S -c "$1" &', sys.executable, LEFT_BEHIND]
     with subprocess.Popen(shell, stdout=subprocess.PIPE, text=True) as gone:
         assert gone.stdout is not None

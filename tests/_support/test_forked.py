@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow  # imports the modules of children
         ("import os; os._exit(7)", 7, ""),
     ],
 )
-def test_a_child_ends_as_an_interpreter_does(code: str, ends: int, says: str) -> None:
+def test_child_exits_like_a_separate_interpreter(code: str, ends: int, says: str) -> None:
     argv = [sys.executable, "-c", code]
     ours = forked.run(argv, timeout=60)
     theirs = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
@@ -37,13 +37,13 @@ def test_a_child_ends_as_an_interpreter_does(code: str, ends: int, says: str) ->
     assert ours.stderr.splitlines()[-1:] == theirs.stderr.splitlines()[-1:] == says.splitlines()
 
 
-def test_it_has_the_place_the_environment_and_the_words_that_it_is_given(tmp_path: Path) -> None:
+def test_child_receives_working_directory_environment_and_arguments(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getcwd(), dict(os.environ), sys.argv, 'huggingface_hub' in sys.modules)"
     done = forked.run([sys.executable, "-c", code, "a", tmp_path], timeout=60, cwd=tmp_path, env={"ONE": "1"})
     assert done.stdout == f"{tmp_path} {{'ONE': '1'}} {['-c', 'a', str(tmp_path)]} False\n"
 
 
-def test_it_can_be_waited_for_and_killed() -> None:
+def test_child_can_be_waited_for_and_killed() -> None:
     argv = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)"]
     with forked.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -53,7 +53,7 @@ def test_it_can_be_waited_for_and_killed() -> None:
         assert process.wait(60) == -signal.SIGKILL
 
 
-def test_it_is_killed_with_the_program_that_stands_for_it(tmp_path: Path) -> None:
+def test_child_is_killed_with_its_launcher_program(tmp_path: Path) -> None:
     code = "import time; print('here', flush=True); time.sleep(600)"
     forked.make_program(tmp_path / "program", ("-c", code))
     with subprocess.Popen([tmp_path / "program"], stdout=subprocess.PIPE, text=True) as process:
@@ -65,12 +65,12 @@ def test_it_is_killed_with_the_program_that_stands_for_it(tmp_path: Path) -> Non
         assert time.monotonic() - begun < 120
 
 
-def test_what_cannot_be_written_at_the_end_is_told() -> None:
+def test_child_exits_with_120_when_its_output_cannot_be_flushed() -> None:
     with Path("/dev/full").open("w") as full, forked.Popen([sys.executable, "-c", "print(1)"], stdout=full) as process:
         assert process.wait(60) == 120
 
 
-def test_a_shell_has_it_as_a_program(tmp_path: Path) -> None:
+def test_launcher_program_runs_trtspec_from_a_shell(tmp_path: Path) -> None:
     forked.make_program(tmp_path / "trtspec")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     shell = ["bash", "-c", "trtspec --version | cat; trtspec check nosuch >/dev/null"]
@@ -78,7 +78,7 @@ def test_a_shell_has_it_as_a_program(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, f"trtspec {__version__}\n")
 
 
-def test_it_stands_for_another_interpreter(tmp_path: Path) -> None:
+def test_launcher_program_replaces_another_interpreter(tmp_path: Path) -> None:
     """Another interpreter, given by its path, imports the requested modules."""
     (tmp_path / "python").symlink_to(sys.executable)
     forked.make_program(tmp_path / "fork", (), ("colorsys",), str(tmp_path / "python"))

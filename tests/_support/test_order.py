@@ -34,7 +34,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "unit_of", order.unit_of.__wrapped__)
 
 
-def test_what_is_listed_comes_first_and_what_measures_time_first_in_its_unit() -> None:
+def test_listed_units_run_first_and_alone_tests_first_within_a_unit() -> None:
     def item(nodeid: str, mark: str = "") -> Any:
         return SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda name: name == mark or None)
 
@@ -68,11 +68,11 @@ def scheduler(nodes: tuple[Node, Node]) -> Any:
     return scheduler
 
 
-def test_a_unit_is_handed_out_whole_and_in_the_order_of_collection(nodes: tuple[Node, Node], scheduler: Any) -> None:
+def test_scheduler_sends_whole_units_in_collection_order(nodes: tuple[Node, Node], scheduler: Any) -> None:
     assert [node.sent for node in nodes] == [[[0, 1], [3]], [[2]]]
 
 
-def test_what_a_worker_that_died_had_not_begun_is_handed_out(nodes: tuple[Node, Node], scheduler: Any) -> None:
+def test_scheduler_reassigns_unstarted_tests_of_a_dead_worker(nodes: tuple[Node, Node], scheduler: Any) -> None:
     scheduler.mark_test_complete(nodes[0], 0)
     assert scheduler.remove_node(nodes[0]) == NODEIDS[1]
     other = Node()
@@ -86,7 +86,7 @@ def test_what_a_worker_that_died_had_not_begun_is_handed_out(nodes: tuple[Node, 
     assert not scheduler.has_pending
 
 
-def test_what_is_listed_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listed_units_exist_and_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     units = order.longest()
     assert len({*units}) == len(units) > 20

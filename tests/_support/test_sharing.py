@@ -55,14 +55,14 @@ def working(folder: Path, has_ports: bool = False, **how: bool) -> Iterator[Work
     worker.end()
 
 
-def test_tests_run_beside_each_other(tmp_path: Path) -> None:
+def test_turns_run_concurrently_by_default(tmp_path: Path) -> None:
     with working(tmp_path) as one, working(tmp_path) as other, working(tmp_path, ports=True) as third:
         assert all(worker.has_its_turn() for worker in (one, other, third))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ports", [False, True])
-def test_one_that_runs_alone_waits_and_lets_wait(tmp_path: Path, ports: bool) -> None:
+def test_alone_turn_waits_for_earlier_turns_and_blocks_later_ones(tmp_path: Path, ports: bool) -> None:
     first = Worker(tmp_path, ports=ports)
     assert first.has_its_turn()
     alone = Worker(tmp_path, alone=True)
@@ -78,7 +78,7 @@ def test_one_that_runs_alone_waits_and_lets_wait(tmp_path: Path, ports: bool) ->
 
 
 @pytest.mark.slow
-def test_of_those_that_go_first_one_runs_beside_others(tmp_path: Path) -> None:
+def test_priority_turns_run_one_at_a_time_next_to_normal_turns(tmp_path: Path) -> None:
     with working(tmp_path) as other, working(tmp_path, alone=True, first=True) as first:
         assert other.has_its_turn()
         assert first.has_its_turn()
@@ -89,7 +89,7 @@ def test_of_those_that_go_first_one_runs_beside_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
+def test_server_turns_with_shared_ports_run_one_at_a_time(tmp_path: Path) -> None:
     first = Worker(tmp_path, ports=True)
     assert first.has_its_turn()
     second = Worker(tmp_path, ports=True)
@@ -101,14 +101,14 @@ def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
     second.end()
 
 
-def test_servers_run_beside_each_other_where_workers_have_ports_of_their_own(tmp_path: Path) -> None:
+def test_server_turns_with_private_ports_run_concurrently(tmp_path: Path) -> None:
     with working(tmp_path, True, ports=True) as one, working(tmp_path, True, ports=True) as other:
         assert one.has_its_turn()
         assert other.has_its_turn()
 
 
 @pytest.mark.slow
-def test_a_network_of_its_own_has_every_port_and_reaches_no_other() -> None:
+def test_private_network_can_reuse_a_port_and_is_isolated() -> None:
     """Run in a child, because a process cannot undo it."""
     with socket.create_server(("127.0.0.1", 0)) as ours:
         port = ours.getsockname()[1]
@@ -129,7 +129,7 @@ with socket.create_server(("127.0.0.1", {port})):
 
 
 @pytest.mark.parametrize(("asked", "processes"), [("auto", 3), ("logical", None)])
-def test_one_process_more_than_cores_runs_where_one_waits_for_servers(
+def test_auto_worker_count_is_one_more_than_the_cores(
     asked: str, processes: int | None, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "cores", lambda: 2)
@@ -137,7 +137,7 @@ def test_one_process_more_than_cores_runs_where_one_waits_for_servers(
     assert sharing.pytest_xdist_auto_num_workers(pytestconfig) == processes
 
 
-def test_what_measures_time_goes_first_for_as_long_as_it_runs() -> None:
+def test_real_time_priority_covers_threads_and_is_restored() -> None:
     before = os.sched_getscheduler(0)
     with sharing.going_first() as may:
         if not may:
@@ -150,7 +150,7 @@ def test_what_measures_time_goes_first_for_as_long_as_it_runs() -> None:
     assert os.sched_getscheduler(0) == before
 
 
-def test_who_may_not_go_first_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_for_real_time_priority_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 

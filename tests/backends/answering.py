@@ -59,7 +59,7 @@ class AnswersFromATable:
 
     STEPS: int | None = None
 
-    def test_an_answer_is_the_engines_text_with_its_counts(self, client: Client) -> None:
+    def test_answer_is_the_engines_text_with_counts(self, client: Client) -> None:
         answer = client.generate({"text_input": "prompt 1", "max_tokens": 64})
         assert answer["text_output"] == ANSWERS["prompt 1"]
         assert answer["num_input_tokens"] == len("prompt 1")
@@ -67,34 +67,34 @@ class AnswersFromATable:
         assert (answer["total_draft_tokens"], answer["total_accepted_draft_tokens"]) == (12, 9)
         assert answer["acceptance_rate"] == 0.75
 
-    def test_a_stream_comes_in_whole_characters_and_adds_up(self, client: Client) -> None:
+    def test_stream_pieces_add_up_to_the_answer_and_its_counts(self, client: Client) -> None:
         events = list(client.generate_stream({"text_input": "prompt 2", "max_tokens": 64}))
         assert len(events) > 4
         assert "".join(event["text_output"] for event in events) == ANSWERS["prompt 2"]
         assert events[-1]["num_output_tokens"] == len(ANSWERS["prompt 2"].encode())
         assert events[-1]["total_accepted_draft_tokens"] == 9
 
-    def test_many_clients_at_once_each_get_their_own(self, client: Client) -> None:
+    def test_concurrent_clients_each_get_their_own_answer(self, client: Client) -> None:
         prompts = [f"prompt {number % 8}" for number in range(32)]
         with ThreadPoolExecutor(16) as pool:
             texts = list(pool.map(lambda prompt: client.generate({"text_input": prompt, "max_tokens": 64}), prompts))
         assert [text["text_output"] for text in texts] == [ANSWERS[prompt] for prompt in prompts]
 
-    def test_a_length_ends_an_answer_within_a_step(self, client: Client) -> None:
+    def test_max_tokens_ends_an_answer_within_a_step(self, client: Client) -> None:
         answer = client.generate({"text_input": "prompt 3", "max_tokens": 7})
         assert (answer["text_output"], answer["num_output_tokens"]) == ("answer ", 7)
 
-    def test_a_stop_text_ends_an_answer_wherever_its_tokens_lie(self, client: Client, artifact: Path) -> None:
+    def test_stop_text_ends_the_answer_and_aborts_the_engine_request(self, client: Client, artifact: Path) -> None:
         before = len(asked(artifact))
         answer = client.generate({"text_input": "until", "max_tokens": 64, "stop_words": ["two"]})
         assert answer["text_output"] == "one two"
         assert [event["event"] for event in asked(artifact)[before:]] == ["asked", "aborted"]
 
-    def test_the_prompt_comes_back_where_it_is_asked_for(self, client: Client) -> None:
+    def test_prompt_is_returned_on_request(self, client: Client) -> None:
         request = {"text_input": "until", "max_tokens": 3, "exclude_input_in_output": False}
         assert client.generate(request)["text_output"] == "untilone"
 
-    def test_a_client_that_leaves_ends_its_request(self, served: Served, client: Client, artifact: Path) -> None:
+    def test_cancelled_stream_aborts_the_engine_request(self, served: Served, client: Client, artifact: Path) -> None:
         """Over gRPC, the only protocol for which this server passes on cancellations, and at the engine."""
         grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
         before = len(asked(artifact))
@@ -119,7 +119,7 @@ class AnswersFromATable:
         assert [event["event"] for event in asked(artifact)[before:]] == ["asked", "aborted"]
         assert client.generate({"text_input": "until", "max_tokens": 20})["text_output"] == ANSWERS["until"]
 
-    def test_metrics_say_what_the_engine_told(self, served: Served) -> None:
+    def test_metrics_match_the_engines_counts(self, served: Served) -> None:
         """Without steps, no metrics by position are reported."""
         request = {"text_input": "prompt 3", "max_tokens": 60}
         told_s, before = 1.1, None  # the metrics of earlier requests are reported twice a second

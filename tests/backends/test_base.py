@@ -29,7 +29,7 @@ def install(monkeypatch: pytest.MonkeyPatch):
     return installed
 
 
-def test_every_backend_says_which_versions_it_has() -> None:
+def test_backends_list_their_newest_version_last() -> None:
     assert {name: backend.versions()[-1] for name, backend in backends().items()} == {
         "edge_llm": "0.11.0",
         "embedded": "",
@@ -40,12 +40,12 @@ def test_every_backend_says_which_versions_it_has() -> None:
     }
 
 
-def test_what_a_recipe_asks_for_it_gets() -> None:
+def test_backend_set_in_the_recipe_is_used() -> None:
     for name in backends():
         assert chosen_for(name, "none", None) == (name, "the recipe sets it")
 
 
-def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
+def test_auto_backend_without_tensorrt_llm_is_embedded() -> None:
     assert chosen_for("auto", "medusa", "h200") == ("embedded", "TensorRT-LLM is not installed here")
 
 
@@ -72,7 +72,7 @@ def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
         ),
     ],
 )
-def test_with_tensorrt_llm_it_is_what_the_version_and_the_method_allow(
+def test_auto_backend_with_tensorrt_llm_depends_on_version_and_method(
     install, version: str, method: str, gpu: str | None, chosen: str, why: str
 ) -> None:
     install(version)
@@ -89,11 +89,11 @@ def test_with_tensorrt_llm_it_is_what_the_version_and_the_method_allow(
         ("embedded", None, ""),
     ],
 )
-def test_versions(backend: str, wanted: str | None, got: str) -> None:
+def test_requested_version_selects_a_supported_version(backend: str, wanted: str | None, got: str) -> None:
     assert choose_version(backends()[backend], wanted) == got
 
 
-def test_what_is_installed_is_the_version_unless_the_recipe_says(install) -> None:
+def test_installed_version_is_the_default(install) -> None:
     install("1.2.0")
     assert choose_version(backends()["tensorrt_llm"], None) == "1.2.0"
     assert choose_version(backends()["tensorrt_llm"], "1.1") == "1.1.0"
@@ -109,13 +109,13 @@ def test_what_is_installed_is_the_version_unless_the_recipe_says(install) -> Non
         ("embedded", "1.2", "this engine is part of trtspec and does not have a version\nhint: remove it"),
     ],
 )
-def test_versions_that_a_backend_does_not_have(backend: str, wanted: str, said: str) -> None:
+def test_unsupported_version_is_an_error(backend: str, wanted: str, said: str) -> None:
     with pytest.raises(TrtspecError) as caught:
         choose_version(backends()[backend], wanted)
     assert str(caught.value).startswith(said)
 
 
-def test_gpus_are_found_whatever_the_case_and_unknown_ones_named() -> None:
+def test_gpu_lookup_ignores_case_and_rejects_unknown_gpus() -> None:
     assert find_gpu("H200").sm == 90
     assert {name for name, gpu in GPUS.items() if not gpu.has_fp8} == {
         *("v100", "t4", "a10", "a30", "a40", "a100-40gb", "a100-80gb", "rtx3090", "jetson-orin")

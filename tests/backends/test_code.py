@@ -70,7 +70,7 @@ UNLISTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attack", "name"), UNLISTED.values(), ids=UNLISTED)
-def test_what_the_manifest_does_not_name_is_refused(attack: Attack, name: str, changed: Path, trtspec: Run) -> None:
+def test_file_not_listed_in_the_manifest_is_rejected(attack: Attack, name: str, changed: Path, trtspec: Run) -> None:
     attack(changed)
     for command, code in (("generate", 102), ("bench", 102), ("deploy", 102), ("verify", 110)):
         options = ["-p", "x"] if command == "generate" else []
@@ -80,7 +80,7 @@ def test_what_the_manifest_does_not_name_is_refused(attack: Attack, name: str, c
 
 
 @pytest.mark.slow
-def test_the_numbers_of_a_warm_up_are_no_code(changed: Path) -> None:
+def test_warm_up_data_is_allowed_but_code_next_to_it_is_not(changed: Path) -> None:
     put(changed, f"{REPOSITORY}/tensorrt_llm/warmup/1-texts-input_ids.int32", "1234")
     assert disallowed_code(changed, load_manifest(changed)) == []
     put(changed, f"{REPOSITORY}/tensorrt_llm/warmup/model.py", "x")
@@ -88,7 +88,7 @@ def test_the_numbers_of_a_warm_up_are_no_code(changed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_reports_and_byte_code_are_aside_and_byte_code_is_not_served(changed: Path, tmp_path: Path) -> None:
+def test_reports_and_byte_code_are_not_staged(changed: Path, tmp_path: Path) -> None:
     put(changed, "reports/mine.json", "{}")
     put(changed, f"{REPOSITORY}/postprocessing/1/__pycache__/model.cpython-311.pyc", "planted")
     stage = tmp_path / "stage"
@@ -155,7 +155,7 @@ RECORDED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attack", "said"), RECORDED.values(), ids=RECORDED)
-def test_code_that_is_not_ours_is_refused_whatever_the_manifest_says(
+def test_foreign_code_is_rejected_despite_a_matching_manifest(
     attack: Attack, said: str, changed: Path, tmp_path: Path
 ) -> None:
     attack(changed)
@@ -169,7 +169,7 @@ def test_code_that_is_not_ours_is_refused_whatever_the_manifest_says(
 
 
 @pytest.mark.slow
-def test_the_commands_refuse_it_and_a_person_can_allow_it(
+def test_commands_reject_foreign_code_unless_its_digest_is_allowed(
     changed: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(changed, MODEL, "# mine\n")
@@ -189,7 +189,7 @@ def test_the_commands_refuse_it_and_a_person_can_allow_it(
 
 
 @pytest.mark.slow
-def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locally_compiled_library_is_allowed(changed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(changed, "plugins/libtrtspec.so", "compiled")
     made = type("Built", (), {"path": changed / "plugins/libtrtspec.so"})
     monkeypatch.setattr("trtspec.kernels.build.list_libraries", lambda: [made])
@@ -198,13 +198,13 @@ def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_what_changes_between_check_and_copy_is_not_served(changed: Path, tmp_path: Path) -> None:
+def test_file_with_another_digest_than_the_manifest_is_not_staged(changed: Path, tmp_path: Path) -> None:
     replace(changed, CONFIG, "microseconds: 100", "microseconds: 101")
     with pytest.raises(DigestMismatch, match=r"tensorrt_llm/config\.pbtxt: sha256 differs"):
         stage_repository(load_artifact(changed), find_backend("embedded").serving(), tmp_path / "stage")
 
 
 @pytest.mark.parametrize("name", sorted(backends()))
-def test_a_backend_with_models_of_its_own_names_them(name: str) -> None:
+def test_backend_with_its_own_models_reports_their_directory(name: str) -> None:
     folder = Path(str(__import__(f"trtspec.backends.{name}", fromlist=["x"]).__file__)).with_name("models")
     assert find_backend(name).serving().models == (folder if folder.is_dir() else None)

@@ -34,20 +34,20 @@ def findings(method: str, backend: Any = ALL, **keys: Any) -> list[tuple[str, st
     return [(each.path, each.message) for each in check_features(speculation, chosen, options, backend)]
 
 
-def test_every_knob_is_one_of_the_schema() -> None:
+def test_every_knob_is_in_the_schema() -> None:
     assert set(VALUES) == set(KNOBS)
     assert all(each.knobs <= set(KNOBS) for each in backends().values())
     assert Speculation().knobs == []
 
 
 @pytest.mark.parametrize("name", backends())
-def test_a_backend_refuses_what_it_does_not_honour(name: str) -> None:
+def test_backend_rejects_unsupported_knobs(name: str) -> None:
     backend = find_backend(name)
     refused = {path for path, _ in findings("draft_target", backend, **VALUES)}
     assert refused == {f"speculation.{key}" for key in KNOBS if key not in backend.knobs}
 
 
-def test_a_refusal_has_its_place_and_a_remedy(recipe: Path, trtspec: Run) -> None:
+def test_rejected_knob_is_reported_with_position_and_hint(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text().replace("speculation:\n", "speculation:\n  acceptance_rate_threshold: 0.4\n"))
     ended = trtspec("check", "--json", recipe, "--set", "engine.backend=embedded")
     (problem,) = ended.document["problems"]
@@ -56,13 +56,13 @@ def test_a_refusal_has_its_place_and_a_remedy(recipe: Path, trtspec: Run) -> Non
     assert "remove acceptance_rate_threshold" in problem["hint"]
 
 
-def test_nothing_is_scheduled_without_drafts() -> None:
+def test_verify_without_drafting_is_reported_as_ignored() -> None:
     assert findings("none", verify="block") == [
         ("speculation.verify", "none drafts nothing, so verify is ignored"),
     ]
 
 
-def test_a_schedule_begins_with_the_draft_len() -> None:
+def test_schedule_must_begin_with_the_draft_len() -> None:
     assert not findings("draft_target", schedule=VALUES["schedule"])
     assert findings("draft_target", draft_len=3, schedule=VALUES["schedule"]) == [
         ("speculation.schedule", "it begins with 5 draft tokens, but speculation.draft_len is 3")
@@ -70,13 +70,13 @@ def test_a_schedule_begins_with_the_draft_len() -> None:
     assert findings("medusa", schedule=VALUES["schedule"])[0][1].startswith("medusa does not use draft_len")
 
 
-def test_block_verification_is_for_chains() -> None:
+def test_block_verification_requires_a_chain() -> None:
     assert not findings("eagle3", verify="block")
     tree = {"top_k": 4, "nodes": 8}
     assert findings("eagle3", verify="block", options=tree)[0][1].startswith("block verification supports chains only")
 
 
-def test_a_length_by_confidence_is_for_chains_of_tokens_with_probabilities() -> None:
+def test_confidence_requires_a_chain_with_draft_probabilities() -> None:
     assert not findings("dflash", confidence=0.5)
     tree = {"top_k": 4, "nodes": 8}
     assert findings("eagle3", confidence=0.5, options=tree)[0][1].startswith(
@@ -87,7 +87,7 @@ def test_a_length_by_confidence_is_for_chains_of_tokens_with_probabilities() -> 
     ]
 
 
-def test_the_resolved_recipe_has_them_and_old_ones_do_not() -> None:
+def test_resolved_recipe_stores_knobs_and_old_recipes_get_defaults() -> None:
     recipe = resolved(speculation={"method": "ngram", **VALUES})
     said = recipe.speculation
     assert said.schedule == (ScheduledLen(max_batch=4, draft_len=5),)

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Run
 
 
-def test_a_warm_up_is_refused_where_the_engine_has_its_own_way(recipe: Path, trtspec: Run) -> None:
+def test_warm_up_is_rejected_by_a_backend_without_support(recipe: Path, trtspec: Run) -> None:
     asked = ("check", recipe, "--json", "--set", "serving.warmup=true", "--set")
     refused = trtspec(*asked, "engine.backend=vllm")
     [problem] = [each for each in refused.document["problems"] if each["severity"] == "error"]
@@ -20,7 +20,7 @@ def test_a_warm_up_is_refused_where_the_engine_has_its_own_way(recipe: Path, trt
 
 
 @pytest.mark.parametrize(("key", "value"), [("engine.device", "cpu"), ("target.dtype", "float32")])
-def test_a_backend_says_what_it_does_not_honour_and_which_does(
+def test_unsupported_key_is_rejected_with_a_supporting_backend(
     key: str, value: str, recipe: Path, trtspec: Run
 ) -> None:
     refused = trtspec("check", recipe, "--set", f"{key}={value}", "--json")

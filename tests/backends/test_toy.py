@@ -146,7 +146,7 @@ def read(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
-def test_check_asks_it_and_names_it_among_the_backends(trtspec: Trtspec, recipe: Path) -> None:
+def test_check_uses_the_external_backend_and_lists_it(trtspec: Trtspec, recipe: Path) -> None:
     assert read(trtspec("check", recipe, "--json"))["ok"]
     (wrong,) = read(trtspec("check", recipe, "--set", "engine.max_batch_size=5", "--json", code=1))["problems"]
     assert (wrong["path"], wrong["message"]) == ("engine.max_batch_size", "toys take 4 requests")
@@ -155,19 +155,19 @@ def test_check_asks_it_and_names_it_among_the_backends(trtspec: Trtspec, recipe:
     assert wrong["hint"] == "did you mean 'toy'?"
 
 
-def test_a_method_that_it_lacks_is_refused_with_those_that_have_it(trtspec: Trtspec, recipe: Path) -> None:
+def test_unsupported_method_is_rejected_with_the_supporting_backends(trtspec: Trtspec, recipe: Path) -> None:
     lookahead = ("--set", "speculation={method: lookahead}")
     (wrong,) = read(trtspec("check", recipe, *lookahead, "--json", code=1))["problems"]
     assert wrong["message"] == "lookahead runs on embedded, tensorrt_llm, not on toy"
 
 
-def test_its_versions_are_its_own(trtspec: Trtspec, recipe: Path) -> None:
+def test_external_backend_has_its_own_versions(trtspec: Trtspec, recipe: Path) -> None:
     assert trtspec("check", recipe, "--set", "engine.version='0.9'").returncode == 0
     (wrong,) = read(trtspec("check", recipe, "--set", "engine.version='2.0'", "--json", code=1))["problems"]
     assert (wrong["message"], wrong["hint"]) == ("unsupported version 2.0", "supported: 0.9, 1.0")
 
 
-def test_from_plan_to_bench(trtspec: Trtspec, recipe: Path) -> None:
+def test_external_backend_works_from_plan_to_bench(trtspec: Trtspec, recipe: Path) -> None:
     try:
         find_server()
     except DeployError as error:

@@ -62,21 +62,21 @@ def parsing(option: BuildOption) -> dict[str, Any]:
     return {"type": int if option.type == "int" else str, "choices": option.choices or None, **several}
 
 
-def test_the_minor_versions_are_in_order_and_three_of_them_build_engines() -> None:
+def test_minor_versions_are_ordered_and_three_build_engines() -> None:
     assert list(version_specs()) == [*ENGINES, *LLM_API_ONLY]
     assert [minor for minor, spec in version_specs().items() if spec.options] == list(ENGINES)
     assert [minor for minor, spec in version_specs().items() if spec.modes] == list(ENGINES)
 
 
 @pytest.mark.parametrize("spec", version_specs().values(), ids=version_specs())
-def test_every_fact_has_a_public_source(spec: VersionSpec) -> None:
+def test_every_version_has_public_sources(spec: VersionSpec) -> None:
     assert spec.sources
     for source in spec.sources:
         assert re.match(r"https://|[\w.-]+/[\w.-]+(:[\w./-]+@[\w.]+| pulls? \d+|#\d+)", source), source
 
 
 @pytest.mark.parametrize(("minor", "option"), OPTIONS, ids=[f"{minor}-{option.name}" for minor, option in OPTIONS])
-def test_an_option_is_well_formed(minor: str, option: BuildOption) -> None:
+def test_build_option_is_well_formed(minor: str, option: BuildOption) -> None:
     assert option.type in ("int", "str", "path", "flag", "switch", "strings")
     assert all(isinstance(choice, str) for choice in option.choices)  # unquoted yes, no, on and off are not strings
     assert len(set(option.choices)) == len(option.choices)
@@ -89,7 +89,7 @@ def test_an_option_is_well_formed(minor: str, option: BuildOption) -> None:
 
 
 @pytest.mark.parametrize("minor", ENGINES)
-def test_what_trtllm_build_takes_and_assumes(minor: str) -> None:
+def test_trtllm_build_options_have_the_expected_defaults_and_choices(minor: str) -> None:
     options = version_specs()[minor].options
     defaults = {
         "max_batch_size": 2048,
@@ -125,7 +125,7 @@ def test_what_trtllm_build_takes_and_assumes(minor: str) -> None:
 
 
 @pytest.mark.parametrize("minor", ENGINES)
-def test_an_engine_stores_its_mode_as_one_flag(minor: str) -> None:
+def test_speculative_modes_have_their_stored_flags(minor: str) -> None:
     spec = version_specs()[minor]
     assert spec.modes == {
         "draft_tokens_external": 2,
@@ -137,7 +137,7 @@ def test_an_engine_stores_its_mode_as_one_flag(minor: str) -> None:
     assert set(spec.modes) == set(spec.options["speculative_decoding_mode"].choices)
 
 
-def test_automatic_parallelism_is_all_that_1_2_lacks() -> None:
+def test_version_1_2_lacks_only_the_automatic_parallelism_options() -> None:
     first, second, third = (set(version_specs()[minor].options) for minor in ENGINES)
     assert first == second
     assert second - third == {"auto_parallel", "gpus_per_node", "cluster_key"}
@@ -149,7 +149,7 @@ def test_automatic_parallelism_is_all_that_1_2_lacks() -> None:
 
 @pytest.mark.parametrize("minor", ENGINES)
 @pytest.mark.parametrize("build", README_BUILDS)
-def test_the_builds_of_the_examples_are_taken(build: str, minor: str) -> None:
+def test_builds_of_the_upstream_examples_are_accepted(build: str, minor: str) -> None:
     arguments = parser_of(version_specs()[minor]).parse_args(README_BUILDS[build].split())
     assert arguments.checkpoint_dir
     assert arguments.gemm_plugin == "float16"
@@ -158,13 +158,13 @@ def test_the_builds_of_the_examples_are_taken(build: str, minor: str) -> None:
 
 @pytest.mark.parametrize("minor", ENGINES)
 @pytest.mark.parametrize("wrong", ["--max_output_len=1", "--speculative_decoding_mode=ngram", "--workers=two"])
-def test_other_builds_are_not_taken(wrong: str, minor: str) -> None:
+def test_invalid_build_arguments_are_rejected(wrong: str, minor: str) -> None:
     parser = parser_of(version_specs()[minor])
     with pytest.raises((argparse.ArgumentError, SystemExit)):
         parser.parse_args([wrong])
 
 
-def test_a_release_is_of_its_minor_version_and_a_container_ships_one() -> None:
+def test_releases_match_their_minor_version_and_container_tags_are_unique() -> None:
     releases = [(minor, release) for minor, spec in version_specs().items() for release in spec.releases]
     assert all(release.version.startswith(f"{minor}.") for minor, release in releases)
     assert len({release.version for _, release in releases}) == len(releases)
@@ -174,7 +174,7 @@ def test_a_release_is_of_its_minor_version_and_a_container_ships_one() -> None:
     assert all(bool(release.triton) == bool(release.tensorrt) == (minor in ENGINES) for minor, release in releases)
 
 
-def test_what_the_last_release_with_engines_is_used_with() -> None:
+def test_last_release_with_engines_has_its_container_and_tool_versions() -> None:
     spec = find_version_spec("1.2.1")
     assert spec.minor == "1.2"
     release = spec.release("1.2.1")
@@ -182,7 +182,7 @@ def test_what_the_last_release_with_engines_is_used_with() -> None:
     assert (release.tensorrt, release.cuda, release.driver) == ("10.14.1.48", "13.1.0.036", "590.44.01")
 
 
-def test_a_container_has_its_release_and_what_it_says_itself() -> None:
+def test_containers_have_their_release_and_reported_version() -> None:
     by_tag = {container.tag: container for container in containers()}
     assert by_tag["26.03"].release == "1.2.0"
     assert {tag: each.says for tag, each in by_tag.items() if each.says} == {"25.11": "1.2.0rc2", "26.03": "1.2.0rc8"}
@@ -196,11 +196,11 @@ def test_a_container_has_its_release_and_what_it_says_itself() -> None:
     ("said", "is_one"),
     [("1.2.0", True), ("1.2.0rc8", True), ("1.2.0rc8.post1", True), ("1.2.01", False), ("1.2.1", False), (None, False)],
 )
-def test_a_candidate_goes_by_its_release(said: str | None, is_one: bool) -> None:
+def test_release_candidate_matches_its_release(said: str | None, is_one: bool) -> None:
     assert is_release(said, "1.2.0") is is_one
 
 
-def test_an_unknown_version_lists_the_known_ones() -> None:
+def test_unknown_version_is_an_error_with_the_supported_versions() -> None:
     with pytest.raises(TrtspecError, match=r"^unsupported TensorRT-LLM version 0\.17\.0\n") as caught:
         find_version_spec("0.17.0")
     assert caught.value.hint is not None
@@ -208,7 +208,7 @@ def test_an_unknown_version_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("spec", version_specs().values(), ids=version_specs())
-def test_a_decoding_type_takes_what_it_requires(spec: VersionSpec) -> None:
+def test_decoding_type_has_fields_for_its_required_keys(spec: VersionSpec) -> None:
     for method, decoding_type in spec.api.methods.items():
         assert "llmapi" in backends_for_method(method)
         assert set(decoding_type.required) <= set(decoding_type.fields)
@@ -227,7 +227,7 @@ def test_a_decoding_type_takes_what_it_requires(spec: VersionSpec) -> None:
         ("1.4", "speculative_model", "Draft_Target", "Eagle3", "max_draft_len"),
     ],
 )
-def test_how_a_version_spells_speculation(
+def test_speculation_names_match_the_version(
     minor: str, draft_key: str, draft_target: str, eagle3: str, mtp_len: str
 ) -> None:
     llmapi = version_specs()[minor].api
@@ -239,7 +239,7 @@ def test_how_a_version_spells_speculation(
     assert not {"medusa", "eagle", "lookahead", "redrafter"} & set(llmapi.methods)
 
 
-def test_fields_that_came_and_went() -> None:
+def test_eagle3_fields_exist_only_in_their_versions() -> None:
     fields = {minor: set(spec.api.methods["eagle3"].fields) for minor, spec in version_specs().items()}
 
     def having(field: str) -> list[str]:
@@ -253,14 +253,14 @@ def test_fields_that_came_and_went() -> None:
     assert having("eagle_choices") == ["1.0", "1.1", "1.2", "1.3"]
 
 
-def test_the_page_says_with_which_release_engines_end() -> None:
+def test_documentation_names_the_last_release_with_engines() -> None:
     text = (Path(__file__).parents[2] / "docs" / "tensorrt-llm.md").read_text(encoding="utf-8")
     last = [release.version for minor in ENGINES for release in version_specs()[minor].releases][-1]
     assert f"**TensorRT engines end with {last}.**" in text
     assert "triton-inference-server/tensorrtllm_backend@f526fc5" in text
 
 
-def test_the_documented_versions_are_the_known_ones() -> None:
+def test_documented_versions_match_the_version_specs() -> None:
     text = (Path(__file__).parents[2] / "docs" / "tensorrt-llm.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| (\d[^ |]+) \| (.+?) +\|$", text, re.MULTILINE)
     ways = {minor: "engines, LLM API" if minor in ENGINES else "LLM API" for minor in version_specs()}
@@ -275,7 +275,7 @@ def test_the_documented_versions_are_the_known_ones() -> None:
 
 
 @pytest.mark.trtllm
-def test_the_installed_trtllm_build_is_as_its_contract_says() -> None:
+def test_installed_trtllm_build_matches_its_contract() -> None:
     build = pytest.importorskip("tensorrt_llm.commands.build", reason="no trtllm-build is installed")
     from tensorrt_llm import __version__
 

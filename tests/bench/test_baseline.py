@@ -26,7 +26,7 @@ FEW = ("--max-tokens", 4, "--runs", 2)
 
 
 @pytest.mark.slow
-def test_the_document_is_of_the_target_and_the_prompts(artifact: Path, trtspec: Run) -> None:
+def test_document_identifies_the_target_and_the_prompts(artifact: Path, trtspec: Run) -> None:
     out = artifact.parent / "baseline.json"
     found = trtspec("baseline", artifact, *FEW, "-o", out, "--json").document
     assert json.loads(out.read_text()) == found
@@ -46,7 +46,7 @@ def test_the_document_is_of_the_target_and_the_prompts(artifact: Path, trtspec: 
 
 
 @pytest.mark.slow
-def test_the_target_is_the_same_whatever_drafts_for_it(recipe: Path, trtspec: Run) -> None:
+def test_target_digest_does_not_depend_on_the_draft(recipe: Path, trtspec: Run) -> None:
     digests = {}
     for name, overrides in {
         "pair": (),
@@ -59,7 +59,7 @@ def test_the_target_is_the_same_whatever_drafts_for_it(recipe: Path, trtspec: Ru
     assert digests["pair"] == digests["alone"] != digests["fp16"]
 
 
-def test_what_percentiles_are_of() -> None:
+def test_percentiles_cover_the_requests_of_all_runs() -> None:
     found = BaselineMeasurements([[1.0, 3.0], [2.0, 4.0]], [10, 0]).as_dict()
     assert found["tokens_per_s"] == [2.5, 1.67]
     assert found["median_tokens_per_s"] == 2.08
@@ -68,7 +68,7 @@ def test_what_percentiles_are_of() -> None:
 
 
 @pytest.mark.slow
-def test_other_prompts_and_what_is_shown(artifact: Path, trtspec: Run) -> None:
+def test_baseline_with_other_prompts_shows_a_summary(artifact: Path, trtspec: Run) -> None:
     own = artifact.parent / "own.txt"
     own.write_text("one\ntwo\n")
     shown = trtspec("baseline", artifact, *FEW, "--prompts", own)
@@ -100,7 +100,7 @@ class Server:
 
 
 @pytest.mark.slow
-def test_a_server_is_asked_to_draft_nothing(artifact: Path, trtspec: Run) -> None:
+def test_server_baseline_sends_zero_draft_tokens(artifact: Path, trtspec: Run) -> None:
     server = Server()
     with serving(lambda path: (200, b""), server) as url:
         deployed(artifact, url)
@@ -113,7 +113,7 @@ def test_a_server_is_asked_to_draft_nothing(artifact: Path, trtspec: Run) -> Non
 
 
 @pytest.mark.slow
-def test_a_server_that_drafts_whatever_is_asked_is_none(artifact: Path) -> None:
+def test_server_that_cannot_switch_drafting_off_is_rejected(artifact: Path) -> None:
     def refuse(path: str, body: bytes) -> tuple[int, bytes]:
         return 400, b'{"error": "num_draft_tokens is not supported"}'
 
@@ -126,7 +126,7 @@ def test_a_server_that_drafts_whatever_is_asked_is_none(artifact: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [None, "4", [4]])
-def test_answers_without_their_tokens_are_no_measurement(artifact: Path, trtspec: Run, tokens: Any) -> None:
+def test_responses_without_token_counts_are_rejected(artifact: Path, trtspec: Run, tokens: Any) -> None:
     with serving(lambda path: (200, b""), Server(num_output_tokens=tokens)) as url:
         deployed(artifact, url)
         refused = trtspec("baseline", "tiny", *FEW)
@@ -135,7 +135,7 @@ def test_answers_without_their_tokens_are_no_measurement(artifact: Path, trtspec
 
 
 @pytest.mark.slow
-def test_an_artifact_that_was_built_again_is_another_one(artifact: Path, trtspec: Run) -> None:
+def test_artifact_rebuilt_after_deployment_is_rejected(artifact: Path, trtspec: Run) -> None:
     with serving(lambda path: (200, b""), Server()) as url:
         deployed(artifact, url, "0" * 64)
         refused = trtspec("baseline", "tiny", *FEW)
@@ -150,7 +150,7 @@ def test_an_artifact_that_was_built_again_is_another_one(artifact: Path, trtspec
         ("no/artifact", "no artifact: the directory does not exist"),
     ],
 )
-def test_what_cannot_be_measured_is_said(workplace: Path, trtspec: Run, what: str, message: str) -> None:
+def test_url_or_missing_artifact_is_rejected(workplace: Path, trtspec: Run, what: str, message: str) -> None:
     refused = trtspec("baseline", what)
     assert (refused.code, refused.out) == (1, "")
     assert message in refused.err

@@ -67,7 +67,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def test_what_a_comparison_comes_to() -> None:
+def test_comparison_has_rates_medians_and_total_speedup() -> None:
     stats = Stats(9, 60, drafted=30, accepted=20, steps=15) + Stats(1, 0, drafted=10, accepted=10, steps=5)
     assert (stats.prompt_tokens, stats.new_tokens, stats.acceptance_rate, stats.mean_accepted_len) == (
         10,
@@ -81,7 +81,7 @@ def test_what_a_comparison_comes_to() -> None:
     assert (speedup.median, speedup.total, speedup.samples) == (2.5, 3.0, 1)
 
 
-def test_prompts_count_and_not_their_runs() -> None:
+def test_interval_counts_prompts_instead_of_runs() -> None:
     """Five runs of eight prompts give the interval of one run, with each prompt's median over runs."""
     sides = BenchSide(seconds=12.0), BenchSide(seconds=4.0)
     once = [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4]
@@ -93,7 +93,7 @@ def test_prompts_count_and_not_their_runs() -> None:
     assert (few.runs, few.speedup.samples, few.speedup.reaches(1.5)) == (5, 4, None)
 
 
-def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speedup_is_speculative_speed_over_baseline_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
@@ -109,7 +109,7 @@ def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pyte
     assert comparison.speculative.tokens_per_s == [6.0, 6.0]
 
 
-def test_the_baseline_may_be_another_server_and_counts_of_drafts_are_not_every_servers(
+def test_baseline_can_be_another_server_without_draft_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
@@ -129,14 +129,14 @@ def test_the_baseline_may_be_another_server_and_counts_of_drafts_are_not_every_s
     assert comparison.speculative.stats.drafted == 0
 
 
-def test_a_baseline_is_a_server_s(trtspec: Run, workplace: Path) -> None:
+def test_baseline_option_requires_two_servers(trtspec: Run, workplace: Path) -> None:
     refused = trtspec("bench", "http://127.0.0.1:1", "--baseline", "./artifact")
     assert refused.code == 1
     assert "--baseline requires two servers" in refused.err
 
 
 @pytest.mark.integration
-def test_an_artifact(artifact: Path, trtspec: Run) -> None:
+def test_bench_of_an_artifact_has_samples_and_a_verdict(artifact: Path, trtspec: Run) -> None:
     done = trtspec("bench", "build/tiny", *RUNS, "--json")
     assert done.code == 0
     document = done.document
@@ -159,7 +159,7 @@ def test_an_artifact(artifact: Path, trtspec: Run) -> None:
     assert "identical text: yes (3 of 3)" in shown.out
 
 
-def test_a_server(server: str, workplace: Path, trtspec: Run) -> None:
+def test_bench_of_a_server_alternates_arms_and_reports_acceptance(server: str, workplace: Path, trtspec: Run) -> None:
     prompts = workplace / "two.jsonl"
     prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
     done = trtspec("bench", server, "--prompts", prompts, *RUNS, "--json")
@@ -184,7 +184,7 @@ def test_a_server(server: str, workplace: Path, trtspec: Run) -> None:
     )
 
 
-def test_a_server_that_drafts_whatever_is_asked_needs_a_baseline(
+def test_server_that_cannot_switch_drafting_off_needs_a_baseline(
     server: str, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Handler, "refuses", "num_draft_tokens")
@@ -198,7 +198,7 @@ def test_a_server_that_drafts_whatever_is_asked_needs_a_baseline(
     assert trtspec("bench", server, "--baseline", server, *RUNS).code == 0
 
 
-def test_texts_that_differ_are_counted(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_text_is_not_counted_as_identical(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client.at(server)
     generate = Client.generate
 
@@ -211,7 +211,9 @@ def test_texts_that_differ_are_counted(server: str, monkeypatch: pytest.MonkeyPa
     assert measure_server(client, ["one", "two", "three"], 4, 2).identical_texts == 2
 
 
-def test_a_server_of_somebody_else(server: str, workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_draft_counts_is_rejected(
+    server: str, workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Handler, "answer", {"total_draft_tokens": None})
     failed = trtspec("bench", server)
     assert (failed.code, failed.err) == (
@@ -220,7 +222,7 @@ def test_a_server_of_somebody_else(server: str, workplace: Path, trtspec: Run, m
     )
 
 
-def test_addresses_that_lead_nowhere(workplace: Path, trtspec: Run) -> None:
+def test_invalid_or_unreachable_address_is_an_error(workplace: Path, trtspec: Run) -> None:
     for address in ("https://localhost:8000", "http://localhost", "http://"):
         failed = trtspec("bench", address)
         assert failed.code == 1

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 SAMPLED = ("--temperature", "1.5", "--top-k", "50", "--top-p", "0.95")
 
 
-def test_the_text_is_the_source_models(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_text_matches_the_source_model(recipe: Path, artifact: Path, trtspec: Run) -> None:
     document = trtspec("generate", artifact, "-p", "the rest", "--max-tokens", 24, "--json").document
     tokenizer = Tokenizer(recipe.parent / "target")
     prompt = tokenizer.encode("the rest")
@@ -38,7 +38,7 @@ def test_the_text_is_the_source_models(recipe: Path, artifact: Path, trtspec: Ru
     assert document["tokens_per_s"] == pytest.approx(24 / document["seconds"], rel=0.05)
 
 
-def test_without_json_the_text_is_on_stdout_and_the_rest_beside_it(artifact: Path, trtspec: Run) -> None:
+def test_text_goes_to_stdout_and_statistics_to_stderr(artifact: Path, trtspec: Run) -> None:
     arguments = ("generate", artifact, "-p", "naïve 北京", "--max-tokens", 12)
     document = trtspec(*arguments, "--json").document
     shown = trtspec(*arguments)
@@ -47,7 +47,7 @@ def test_without_json_the_text_is_on_stdout_and_the_rest_beside_it(artifact: Pat
     assert f"acceptance rate {document['acceptance_rate']:.3f}" in shown.err
 
 
-def test_what_is_streamed_adds_up(artifact: Path) -> None:
+def test_streamed_pieces_add_up_to_the_text(artifact: Path) -> None:
     for seed in range(6):  # random bytes: nearly every character is split between tokens
         pieces: list[str] = []
         sampling = SamplingOptions(temperature=2.0, seed=seed)
@@ -56,7 +56,7 @@ def test_what_is_streamed_adds_up(artifact: Path) -> None:
         assert "".join(pieces) == whole.text
 
 
-def test_a_seed_is_reproducible(artifact: Path, trtspec: Run) -> None:
+def test_seed_makes_sampling_reproducible(artifact: Path, trtspec: Run) -> None:
     def text(seed: int) -> str:
         arguments = ("-p", "the", "--max-tokens", 20, *SAMPLED, "--seed", seed, "--json")
         return str(trtspec("generate", artifact, *arguments).document["text"])
@@ -65,7 +65,7 @@ def test_a_seed_is_reproducible(artifact: Path, trtspec: Run) -> None:
     assert text(1) != text(2)
 
 
-def test_a_stop_text_ends_the_text(artifact: Path, trtspec: Run) -> None:
+def test_stop_text_ends_generation(artifact: Path, trtspec: Run) -> None:
     arguments = ("generate", artifact, "-p", "{", "--max-tokens", 40, "--json")
     whole = trtspec(*arguments).document
     stop = whole["text"][9:11]
@@ -77,7 +77,7 @@ def test_a_stop_text_ends_the_text(artifact: Path, trtspec: Run) -> None:
     assert stopped["new_tokens"] == len(stopped["token_ids"]) < 40
 
 
-def test_many_prompts(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_prompts_file_gives_the_same_results_as_single_prompts(recipe: Path, artifact: Path, trtspec: Run) -> None:
     prompts = recipe.parent / "many.jsonl"
     texts = [f"{number} the" for number in range(9)]
     prompts.write_text("\n".join(json.dumps({"prompt": text, "id": f"p{text[0]}"}) for text in texts))
@@ -109,9 +109,7 @@ REFUSED: list[tuple[tuple[object, ...], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_a_request_that_cannot_be_served(
-    arguments: tuple[object, ...], message: str, artifact: Path, trtspec: Run
-) -> None:
+def test_invalid_request_is_rejected(arguments: tuple[object, ...], message: str, artifact: Path, trtspec: Run) -> None:
     refused = trtspec("generate", artifact, *arguments)
     assert (refused.code, refused.out, refused.err) == (1, "", f"error: {message}\n")
 
@@ -124,14 +122,14 @@ def test_a_request_that_cannot_be_served(
         (lambda root: (root / "tokenizer" / "tokenizer.json").unlink(), "tokenizer/tokenizer.json: missing"),
     ],
 )
-def test_an_artifact_that_is_damaged(damage: Any, message: str, artifact: Path, trtspec: Run) -> None:
+def test_damaged_artifact_is_rejected(damage: Any, message: str, artifact: Path, trtspec: Run) -> None:
     damage(artifact)
     refused = trtspec("generate", artifact, "-p", "a")
     assert refused.code in (1, 102)
     assert message in refused.err
 
 
-def test_an_interrupted_generation(artifact: Path) -> None:
+def test_interrupted_generation_exits_with_130(artifact: Path) -> None:
     arguments = ["generate", str(artifact), "-p", "the", "--max-tokens", "250"]
     slow = "from trtspec.engine.model.decoder import Decoder; import time\n"
     slow += "forward = Decoder.forward_with_features\n"

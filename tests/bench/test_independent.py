@@ -45,7 +45,7 @@ def _greedy_ids(trtspec: Run, artifact: Path) -> list[int]:
     return found
 
 
-def test_end_ids_that_an_artifact_lost_are_a_difference(recipe: Path, trtspec: Run) -> None:
+def test_end_ids_that_the_artifact_lacks_fail_parity(recipe: Path, trtspec: Run) -> None:
     assert trtspec("build", recipe).code == 0
     artifact = recipe.parent / "build" / "tiny"
     said = _greedy_ids(trtspec, artifact)
@@ -58,7 +58,7 @@ def test_end_ids_that_an_artifact_lost_are_a_difference(recipe: Path, trtspec: R
     assert _parity(trtspec, artifact, 0)["ok"]
 
 
-def test_an_end_that_the_source_lacks_is_a_difference(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_end_id_that_the_source_lacks_fails_parity(recipe: Path, artifact: Path, trtspec: Run) -> None:
     said = _greedy_ids(trtspec, artifact)
     _edit(artifact, "generation_config.json", lambda document: document.update(eos_token_id=said[2]))
     assert f"end ids are {said[2]} here, 0 in transformers" in _parity(trtspec, artifact, 110)["detail"]
@@ -70,7 +70,7 @@ def test_an_end_that_the_source_lacks_is_a_difference(recipe: Path, artifact: Pa
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_begin_token_too_many_is_a_difference(times: int, recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_extra_begin_token_fails_parity(times: int, recipe: Path, artifact: Path, trtspec: Run) -> None:
     def begin(document: dict[str, Any], times: int = times) -> None:
         single = [{"SpecialToken": {"id": "<end>", "type_id": 0}}] * times + [{"Sequence": {"id": "A", "type_id": 0}}]
         document["post_processor"] = {
@@ -89,7 +89,7 @@ def test_a_begin_token_too_many_is_a_difference(times: int, recipe: Path, artifa
     assert parity["value"] == 0
 
 
-def test_messages_are_compared_by_the_template_of_the_source(recipe: Path, trtspec: Run) -> None:
+def test_messages_are_compared_with_the_source_chat_template(recipe: Path, trtspec: Run) -> None:
     template = "{% for m in messages %}<end>{{ m.content }}{% endfor %}"
     config = recipe.parent / "target" / "tokenizer_config.json"
     config.write_text(json.dumps({"eos_token": "<end>", "chat_template": template}))
@@ -103,7 +103,7 @@ def test_messages_are_compared_by_the_template_of_the_source(recipe: Path, trtsp
     assert "tokens differ from transformers'" in _parity(trtspec, artifact, 110)["detail"]
 
 
-def test_a_tie_of_the_rounding_to_float16_is_reported_and_is_no_failure(recipe: Path, trtspec: Run) -> None:
+def test_tie_within_float16_rounding_is_reported_without_failing_parity(recipe: Path, trtspec: Run) -> None:
     """A float32 source passes if its two best tokens differ by less than float16 can represent."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -138,7 +138,7 @@ def test_a_tie_of_the_rounding_to_float16_is_reported_and_is_no_failure(recipe: 
     assert "1 differences: prompt 1 token 0" in _parity(trtspec, artifact, 110)["detail"]
 
 
-def test_copies_of_the_tokenizer_are_compared_with_the_source(recipe: Path, trtspec: Run) -> None:
+def test_copied_tokenizer_files_are_compared_with_the_source(recipe: Path, trtspec: Run) -> None:
     built = trtspec("build", recipe, "--set", "engine.backend=vllm", "--set", "engine.gpu=h100")
     assert built.code == 0, built.err
     artifact = recipe.parent / "build" / "tiny"
@@ -150,7 +150,7 @@ def test_copies_of_the_tokenizer_are_compared_with_the_source(recipe: Path, trts
     assert "tokenizer/generation_config.json" in sources["detail"]
 
 
-def test_penalties_of_the_model_are_compared_with_those_of_transformers(recipe: Path, trtspec: Run) -> None:
+def test_model_penalties_are_compared_with_transformers(recipe: Path, trtspec: Run) -> None:
     settings = {"eos_token_id": 0, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 3}
     path = recipe.parent / "target" / "generation_config.json"
     path.write_text(json.dumps(settings))

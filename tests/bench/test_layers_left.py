@@ -39,7 +39,7 @@ def said_by(source: Path, prompts: list[tuple[int, ...]], count: int) -> list[Te
 
 
 @pytest.mark.integration
-def test_its_acceptance_is_that_of_the_checkpoint_in_the_engine(tmp_path: Path) -> None:
+def test_pruned_draft_acceptance_matches_the_engine(tmp_path: Path) -> None:
     """The pruned checkpoint is replayed as a draft model on the same texts, at every draft length."""
     source = make_llama(tmp_path / "hf", num_hidden_layers=3, scale=0.05)
     texts = said_by(source, [(1, 2, 3, 4, 5), (6,), (7, 7, 7)], 20)
@@ -57,7 +57,7 @@ def test_its_acceptance_is_that_of_the_checkpoint_in_the_engine(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_best_set_of_so_many_layers_is_found(seed: int, tmp_path: Path) -> None:
+def test_search_finds_the_best_set_for_a_layer_count(seed: int, tmp_path: Path) -> None:
     config = load_model(make_llama(tmp_path / "hf", num_hidden_layers=9), "auto").config
 
     def matchness(skip: Skip) -> float:
@@ -78,13 +78,13 @@ def test_the_best_set_of_so_many_layers_is_found(seed: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("left", [1, 9, 10])
-def test_so_many_layers_cannot_be_left(left: int, tmp_path: Path) -> None:
+def test_invalid_layer_count_is_rejected(left: int, tmp_path: Path) -> None:
     config = load_model(make_llama(tmp_path / "hf", num_hidden_layers=9), "auto").config
     with pytest.raises(TrtspecError, match=f"cannot keep {left} of 9 layers"):
         search(config, lambda skip: 1.0, SearchBudget(1.0, 9, 9.0, layers_left=left), Random(0))
 
 
-def test_the_draft_length_is_the_one_that_promises_most() -> None:
+def test_draft_len_maximizes_the_expected_speedup() -> None:
     """All draft tokens are accepted except the fourth of each chain, at a third of the target's cost."""
     chains = [_chains([True, *([True] * 3 + [False]) * 10])]
     found = {n: AcceptanceStats((count_steps(chains[0], n),), ("",)) for n in LENS}
@@ -95,7 +95,7 @@ def test_the_draft_length_is_the_one_that_promises_most() -> None:
 
 
 @pytest.mark.integration
-def test_the_command_writes_a_draft_that_a_recipe_takes(recipe: Path, trtspec: Run) -> None:
+def test_prune_layers_writes_a_draft_that_a_recipe_accepts(recipe: Path, trtspec: Run) -> None:
     prompts = recipe.parent / "mine.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"the rest {n}"}) + "\n" for n in range(4)))
     arguments = ("prune-layers", recipe, "--prompts", prompts, "--layers", 3, "--max-tokens", 6)

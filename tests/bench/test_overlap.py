@@ -30,7 +30,7 @@ def trained(artifact: Path) -> Path:
     return artifact
 
 
-def test_prompts_that_a_draft_was_trained_on_are_counted(trained: Path) -> None:
+def test_overlap_counts_prompts_that_the_draft_was_trained_on(trained: Path) -> None:
     found = overlap(trained, PROMPTS)
     assert found
     assert (found.shared, found.prompts, found.trained_on) == (6, 8, 6)
@@ -39,7 +39,7 @@ def test_prompts_that_a_draft_was_trained_on_are_counted(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"prompt_digests": 3}', '{"prompt_digests": [3]}'])
-def test_a_draft_without_a_usable_record_overlaps_with_nothing(record: str, trained: Path) -> None:
+def test_draft_without_a_valid_training_record_has_no_overlap(record: str, trained: Path) -> None:
     (trained.parents[1] / "draft" / RECORD).write_text(record)
     assert overlap(trained, PROMPTS) is None
 

@@ -45,21 +45,21 @@ def every_set(config: ModelConfig) -> list[SkipCandidate]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_finds_the_best_of_all_sets_without_trying_all(seed: int, config: ModelConfig) -> None:
+def test_search_finds_the_best_set_without_trying_all(seed: int, config: ModelConfig) -> None:
     tried = search(config, needing_some, FREELY, Random(seed))
     everything = every_set(config)
     assert len(tried) < len(everything) / 2
     assert ranked(tried)[0] == ranked(everything)[0]
 
 
-def test_equal_seeds_try_equal_sets(config: ModelConfig) -> None:
+def test_search_with_equal_seeds_tries_equal_sets(config: ModelConfig) -> None:
     limits = replace(FREELY, iterations=30)
     first, second, other = (search(config, needing_some, limits, Random(seed)) for seed in (3, 3, 4))
     assert first == second != other
     assert len(first) == 30
 
 
-def test_it_keeps_to_its_limits(config: ModelConfig) -> None:
+def test_search_respects_its_limits(config: ModelConfig) -> None:
     few = search(config, needing_some, replace(FREELY, max_skip=0.4), Random(0))
     assert max(len(candidate.skip.sublayers) for candidate in few) == 3  # of 8
     layers = search(config, needing_some, replace(FREELY, whole_layers=True), Random(0))
@@ -70,7 +70,7 @@ def test_it_keeps_to_its_limits(config: ModelConfig) -> None:
     assert all({0, 5}.isdisjoint([*candidate.skip.attention, *candidate.skip.mlp]) for candidate in [*few, *layers])
 
 
-def test_nothing_to_leave_out(config: ModelConfig) -> None:
+def test_search_without_skippable_sublayers_is_an_error(config: ModelConfig) -> None:
     with pytest.raises(
         TrtspecError,
         match=r"there are 8 sublayers between the target's first and last layer, and --max-skip allows 10% of",
@@ -80,7 +80,7 @@ def test_nothing_to_leave_out(config: ModelConfig) -> None:
         search(replace(config, num_layers=2), needing_some, replace(FREELY, whole_layers=True), Random(0))
 
 
-def test_what_a_draft_step_costs(config: ModelConfig, tmp_path: Path) -> None:
+def test_draft_cost_matches_the_share_of_parameters_read(config: ModelConfig, tmp_path: Path) -> None:
     """The oracle counts the parameters of transformers' model without the skipped sublayers."""
     from transformers import AutoModelForCausalLM
 

@@ -21,7 +21,7 @@ TEXTS: list[Text] = [((1, 2, 3, 4, 5), (9, 8, 7)), ((6,), (5, 4, 3, 2, 1)), ((7,
 SETS = [Skip(), Skip(attention=[1]), Skip(mlp=[0, 2]), Skip(attention=[0, 2], mlp=[1])]
 
 
-def test_matchness_is_the_share_of_places_where_the_part_agrees(tmp_path: Path) -> None:
+def test_matchness_is_the_share_of_positions_where_the_reduced_model_agrees(tmp_path: Path) -> None:
     """The oracle is transformers: the full model reads the prompt, the reduced one the response."""
     source = make_llama(tmp_path / "hf", num_hidden_layers=3)
     whole = reference_model(source)
@@ -62,7 +62,7 @@ def _share(source: Path, texts: list[Text], skip: Skip) -> float:
     return agreed / places
 
 
-def test_the_command_prints_what_a_recipe_needs(recipe: Path, trtspec: Run) -> None:
+def test_search_skips_prints_a_section_that_a_recipe_accepts(recipe: Path, trtspec: Run) -> None:
     arguments = ("--num-prompts", 3, "--max-tokens", 6, "--iterations", 9)
     done = trtspec("search-skips", recipe, *arguments)
     assert done.code == 0, done.err
@@ -81,14 +81,14 @@ def test_the_command_prints_what_a_recipe_needs(recipe: Path, trtspec: Run) -> N
     assert len(speedups) == 5
 
 
-def test_a_target_that_says_nothing(recipe: Path, trtspec: Run) -> None:
+def test_target_without_enough_generated_texts_is_rejected(recipe: Path, trtspec: Run) -> None:
     (recipe.parent / "prompts.jsonl").write_text('{"prompt": "the rest"}\n')
     refused = trtspec("search-skips", recipe)
     assert refused.code == 1
     assert "the target generated text for 1 prompts; the search needs at least two" in refused.err
 
 
-def test_it_exports_a_draft_that_a_recipe_takes(recipe: Path, trtspec: Run) -> None:
+def test_search_skips_exports_a_draft_that_a_recipe_accepts(recipe: Path, trtspec: Run) -> None:
     done = trtspec("search-skips", recipe, "--layers", "--num-prompts", 2, "--max-tokens", 4, "--export", "pruned")
     assert done.code == 0, done.err
     assert "of 4 layers" in done.err

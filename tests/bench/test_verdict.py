@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.bench.gates import VerificationCheck
-from trtspec.bench.verdict import (
+from trtspec.bench.decision import (
     ALONE,
     DO_NOT_SHIP,
     NOT_DECIDED,
@@ -20,8 +19,9 @@ from trtspec.bench.verdict import (
     Proposal,
     RelativeSpeed,
     contradicting_measurement,
-    derive_verdict,
+    decide,
 )
+from trtspec.bench.gates import VerificationCheck
 
 FAST, SLOW, EVEN = RelativeSpeed(1.8, 1.6, 2.0), RelativeSpeed(0.82, 0.75, 0.9), RelativeSpeed(1.06, 0.97, 1.25)
 NGRAM = DraftOption("ngram", RelativeSpeed(2.2, 2.0, 2.4))
@@ -260,8 +260,8 @@ def evidence(**facts: Any) -> Evidence:
         ),
     ],
 )
-def test_verdict_of_every_situation(facts: dict[str, Any], decision: str, text: str) -> None:
-    found = derive_verdict(evidence(**facts))
+def test_verdict_matches_the_evidence(facts: dict[str, Any], decision: str, text: str) -> None:
+    found = decide(evidence(**facts))
     assert (found.text, found.decision) == (text, decision)
 
 
@@ -308,8 +308,8 @@ OWN = DraftOption("draft_target (./draft)", RelativeSpeed(1.25, 0.97, 1.76))
         ),
     ],
 )
-def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: str) -> None:
-    found = derive_verdict(proposal)
+def test_verdict_matches_the_proposal(proposal: Proposal, decision: str, text: str) -> None:
+    found = decide(proposal)
     assert (found.text, found.decision) == (text, decision)
 
 
@@ -334,7 +334,7 @@ def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: st
         (HELD, None, None, None, ""),
     ],
 )
-def test_gate_that_bench_contradicts_is_named(
+def test_gate_contradicted_by_bench_reports_the_measurement(
     check: VerificationCheck,
     speedup: RelativeSpeed | None,
     acceptance: float | None,

@@ -66,7 +66,7 @@ def checks_of(trtspec: Run, artifact: Path, code: int, *arguments: object) -> di
     return {check["name"]: check for check in done.document["checks"]}
 
 
-def test_a_true_artifact(artifact: Path, trtspec: Run) -> None:
+def test_valid_artifact_passes_all_checks(artifact: Path, trtspec: Run) -> None:
     checks = checks_of(trtspec, artifact, 0)
     files = len(load_manifest(artifact).files)
     assert {name: (check["ok"], check["value"], check["limit"]) for name, check in checks.items()} == {
@@ -78,13 +78,13 @@ def test_a_true_artifact(artifact: Path, trtspec: Run) -> None:
     assert "build/tiny: verified\n" in trtspec("verify", Path("build/tiny"), *TOKENS).out
 
 
-def test_the_report_survives_the_next_build(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_report_survives_the_next_build(recipe: Path, artifact: Path, trtspec: Run) -> None:
     checks_of(trtspec, artifact, 0)
     assert trtspec("build", recipe, "--json").document["status"] == "unchanged"
     assert (artifact / "reports" / "verify.json").is_file()
 
 
-def test_without_speculation(recipe: Path, trtspec: Run) -> None:
+def test_artifact_without_speculation_passes_all_checks(recipe: Path, trtspec: Run) -> None:
     text = recipe.read_text()
     recipe.write_text(text[: text.index("speculation:")] + text[text.index("engine:") :])
     assert trtspec("build", recipe).code == 0
@@ -93,7 +93,7 @@ def test_without_speculation(recipe: Path, trtspec: Run) -> None:
     assert set(checks_of(trtspec, artifact, 0)) == {"files", "parity", "lossless"}
 
 
-def test_a_changed_weight_is_another_model(artifact: Path, trtspec: Run) -> None:
+def test_changed_weight_fails_parity_at_the_differing_token(artifact: Path, trtspec: Run) -> None:
     answers = [
         trtspec("generate", artifact, "-p", json.loads(line)["prompt"], *TOKENS, "--json").document["token_ids"]
         for line in (artifact / "prompts" / "prompts.jsonl").read_text().splitlines()
@@ -115,7 +115,7 @@ def test_a_changed_weight_is_another_model(artifact: Path, trtspec: Run) -> None
     assert float(their_logit) > float(our_logit) + 1e-3
 
 
-def test_a_tie_is_reported_and_is_no_failure(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_tie_is_reported_without_failing_parity(recipe: Path, artifact: Path, trtspec: Run) -> None:
     """Two rows of the source's output layer are equal, so either token is correct."""
     said = trtspec("generate", artifact, "-p", "{", *TOKENS, "--json").document["token_ids"]
     low, high = 0, said[0]
@@ -136,7 +136,7 @@ def test_a_tie_is_reported_and_is_no_failure(recipe: Path, artifact: Path, trtsp
     assert tie[1] == tie[2]
 
 
-def test_an_end_token_is_held_against_the_source_too(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_early_end_token_fails_parity(recipe: Path, artifact: Path, trtspec: Run) -> None:
     """The artifact ends a text where the source continues."""
     said = trtspec("generate", artifact, "-p", "{", *TOKENS, "--json").document["token_ids"]
 
@@ -149,7 +149,7 @@ def test_an_end_token_is_held_against_the_source_too(recipe: Path, artifact: Pat
     assert re.search(rf"prompt 2 token 0: the source prefers {said[0]} \(.*\) to 0 \(", parity["detail"])
 
 
-def test_a_source_that_moved(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_moved_source_needs_the_source_option(recipe: Path, artifact: Path, trtspec: Run) -> None:
     moved = recipe.parent / "moved"
     (recipe.parent / "target").rename(moved)
     failed = trtspec("verify", artifact, *TOKENS)
@@ -162,13 +162,13 @@ def test_a_source_that_moved(recipe: Path, artifact: Path, trtspec: Run) -> None
 
 
 @pytest.mark.parametrize("what", ["nosuch", "build"])
-def test_a_source_that_is_none(what: str, artifact: Path, trtspec: Run) -> None:
+def test_invalid_source_directory_is_rejected(what: str, artifact: Path, trtspec: Run) -> None:
     failed = trtspec("verify", artifact, *TOKENS, "--source", what)
     assert failed.code == 1
     assert failed.err.startswith(f"error: {what}/config.json: the source of the target cannot be read: ")
 
 
-def test_a_source_of_another_shape(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_source_of_another_shape_is_rejected(recipe: Path, artifact: Path, trtspec: Run) -> None:
     other = make_llama(recipe.parent / "other", vocab_size=64)
     failed = trtspec("verify", artifact, *TOKENS, "--source", other)
     assert (failed.code, failed.err) == (
@@ -187,7 +187,7 @@ def test_a_source_of_another_shape(recipe: Path, artifact: Path, trtspec: Run) -
         ),
     ],
 )
-def test_a_gate_that_is_not_met(gate: str, detail: str, recipe: Path, trtspec: Run) -> None:
+def test_missed_gate_fails_verify_and_deploy(gate: str, detail: str, recipe: Path, trtspec: Run) -> None:
     assert trtspec("build", recipe, "--set", f"gates.{gate}").code == 0
     artifact = recipe.parent / "build" / "tiny"
     name = gate.split("=", maxsplit=1)[0]
@@ -199,7 +199,7 @@ def test_a_gate_that_is_not_met(gate: str, detail: str, recipe: Path, trtspec: R
     assert f"error: {name}: " in refused.err
 
 
-def test_prompts_of_ones_own(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_prompts_option_replaces_the_artifacts_prompts(recipe: Path, artifact: Path, trtspec: Run) -> None:
     (recipe.parent / "own.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     assert checks_of(trtspec, artifact, 0, "--prompts", "own.jsonl")["parity"]["limit"] == 2
 
@@ -224,7 +224,7 @@ def forged(artifact: Path, **changes: Any) -> None:
     (artifact / "reports" / "verify.json").write_text(json.dumps(report))
 
 
-def test_deploy_ignores_a_report_that_came_with_the_artifact(
+def test_deploy_ignores_a_report_shipped_with_the_artifact(
     recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = count_measurements(monkeypatch)
@@ -239,7 +239,7 @@ def test_deploy_ignores_a_report_that_came_with_the_artifact(
     assert counted == [3, 3, 3]
 
 
-def test_deploy_uses_a_report_whose_digest_is_named(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deploy_uses_a_report_with_a_trusted_digest(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = count_measurements(monkeypatch)
     forged(artifact)
     digest = hashlib.sha256((artifact / "reports" / "verify.json").read_bytes()).hexdigest()
@@ -253,7 +253,9 @@ def test_deploy_uses_a_report_whose_digest_is_named(artifact: Path, monkeypatch:
         ensure_gates(artifact, trusted=digest)
 
 
-def test_deploy_uses_what_this_user_verified(artifact: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deploy_uses_the_users_verification_on_this_machine(
+    artifact: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checks_of(trtspec, artifact, 0)
     counted = count_measurements(monkeypatch)
     shutil.rmtree(artifact / "reports")
@@ -264,7 +266,7 @@ def test_deploy_uses_what_this_user_verified(artifact: Path, trtspec: Run, monke
     assert counted == [3]  # measurements of another machine are ignored
 
 
-def test_deploy_refuses_by_what_was_kept(artifact: Path) -> None:
+def test_deploy_rejects_an_artifact_with_a_saved_failure(artifact: Path) -> None:
     for name, error in (("parity", VerificationFailed), ("min_acceptance", GateNotMet)):
         failed = VerificationCheck(name, False, 0, 1, "not so")
         save_verification(make_report(artifact, "exact", [failed]))
@@ -272,7 +274,7 @@ def test_deploy_refuses_by_what_was_kept(artifact: Path) -> None:
             ensure_gates(artifact)
 
 
-def test_deploy_refuses_damaged_files_whatever_the_report_says(artifact: Path, trtspec: Run) -> None:
+def test_deploy_rejects_damaged_files_despite_a_passing_report(artifact: Path, trtspec: Run) -> None:
     checks_of(trtspec, artifact, 0)
     weights = artifact / "checkpoints" / "draft" / "rank0.safetensors"
     content = weights.read_bytes()

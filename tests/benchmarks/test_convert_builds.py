@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "convert_builds.py"
 
 
 @pytest.mark.slow
-def test_a_small_run_has_all_its_numbers(tmp_path: Path) -> None:
+def test_small_run_reports_every_number(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "--tiny", "--gigabytes", "0.01", "--runs", "1", "--ranks", "2"]
     command += ["--encodings", "fp8_rowwise", "--out", tmp_path / "found.json"]
     subprocess.run(command, check=True, capture_output=True, timeout=240)

@@ -49,7 +49,7 @@ def run_all(chosen: list[Part], place: Place, **lacks: str) -> list[dict[str, An
     return documents
 
 
-def test_the_parts_and_their_time() -> None:
+def test_parts_are_in_order_within_the_time_limit() -> None:
     """The tests and the benchmark have nine minutes each, and deadlines increase."""
     known = table.parts("python")
     assert [one.name for one in known] == [
@@ -67,14 +67,14 @@ def test_the_parts_and_their_time() -> None:
     assert max(one.until for one in known) + runner.GRACE_S <= 9 * 60
 
 
-def test_compiling_for_another_machine() -> None:
+def test_build_for_another_machine_needs_no_gpu() -> None:
     """Compiling does not need a GPU and has its own time limit."""
     build, *others = table.parts("python", "sm_90a")
     assert (build.group, build.needs, build.command[-1]) == ("build", ("packages", "nvcc"), "sm_90a")
     assert others == table.parts("python")[1:]
 
 
-def test_every_test_of_a_gpu_is_run() -> None:
+def test_every_gpu_test_is_included() -> None:
     """Every GPU test is included, except the one that needs TensorRT."""
     marked = {
         str(path.relative_to(ROOT))
@@ -84,7 +84,7 @@ def test_every_test_of_a_gpu_is_run() -> None:
     assert marked == {*table.KERNEL_TESTS, *table.PLUGIN_TESTS, *table.ENGINE_TESTS, "tests/kernels/test_tensorrt.py"}
 
 
-def test_choosing_parts() -> None:
+def test_parts_are_chosen_by_name_or_group() -> None:
     def chosen(*names: str) -> list[str]:
         return [one.name for one in command.choose(table.parts("python"), names)]
 
@@ -95,7 +95,7 @@ def test_choosing_parts() -> None:
         chosen("nothing")
 
 
-def test_a_part_that_passes(place: Place) -> None:
+def test_passing_part_records_its_measurements(place: Place) -> None:
     code = (
         "import sys, json; print('said'); open(sys.argv[1], 'w').write(json.dumps({'table': ['x'], 's': sys.argv[2]}))"
     )
@@ -106,13 +106,13 @@ def test_a_part_that_passes(place: Place) -> None:
     assert document["log_tail"] == "said\n"
 
 
-def test_a_part_that_fails(place: Place) -> None:
+def test_failing_part_records_exit_code_and_log(place: Place) -> None:
     document = run(part("one", "import sys; sys.exit('broken')"), place)
     assert (document["status"], document["reason"]) == ("failed", "exit code 1: broken")
     assert document["log_tail"] == "broken\n"
 
 
-def test_a_program_that_is_not_there(place: Place) -> None:
+def test_missing_program_fails_with_127(place: Place) -> None:
     document = run(Part("one", "tests", BOUND_S, ("/nowhere/program",), ()), place)
     assert (document["status"], document["exit_code"]) == ("failed", 127)
     assert "/nowhere/program cannot be run" in document["log_tail"]
@@ -127,7 +127,7 @@ open(sys.argv[1] + ".pid", "w").write(str(other.pid))
 
 
 @pytest.mark.parametrize(("ending", "reason"), [("other.wait()", "did not end within 2 s"), ("", "")])
-def test_nothing_that_a_part_started_outlives_it(
+def test_processes_of_a_part_end_with_it(
     ending: str, reason: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "GRACE_S", 0.2)
@@ -148,7 +148,7 @@ def _is_alive(number: int) -> bool:
         return False
 
 
-def test_what_was_written_before_the_end_counts(place: Place) -> None:
+def test_measurements_written_before_a_timeout_are_retained(place: Place) -> None:
     code = """
 import sys, time, signal, json
 def leave(*_):
@@ -163,7 +163,7 @@ time.sleep(60)
     assert half["measured"] == {"error": "its document is incomplete"}
 
 
-def test_failures_stop_nobody_and_parts_run_in_order(place: Place) -> None:
+def test_parts_run_in_order_despite_failures(place: Place) -> None:
     def noting(name: str, ending: str = "") -> Part:
         return part(name, f"open({str(place.work / 'order')!r}, 'a').write('{name} '); {ending}")
 
@@ -176,7 +176,7 @@ def test_failures_stop_nobody_and_parts_run_in_order(place: Place) -> None:
     assert documents[2]["reason"] == "no nvcc"
 
 
-def test_time_that_is_left_over_goes_to_the_next_part(place: Place) -> None:
+def test_unused_time_goes_to_the_next_part(place: Place) -> None:
     chosen = [part("one", "", until=100), part("two", "", until=130), part("other", "", until=50, group="engine")]
     limits = [document["limit_s"] for document in run_all(chosen, place)]
     assert limits[0] == pytest.approx(100, abs=1)
@@ -215,7 +215,7 @@ def suite(tmp_path: Path) -> Path:
     return path
 
 
-def test_findings_of_tests(suite: Path, place: Place) -> None:
+def test_pytest_outcomes_are_counted_with_their_messages(suite: Path, place: Place) -> None:
     document = run(pytest_part(suite), place)
     found = document["tests"]
     assert document["reason"] == "exit code 1: 2 of 3 tests failed"
@@ -226,7 +226,7 @@ def test_findings_of_tests(suite: Path, place: Place) -> None:
     assert "no CUDA device" in messages["test_gpu"]
 
 
-def test_strict_hardware(suite: Path, place: Place) -> None:
+def test_strict_hardware_counts_skipped_gpu_tests_as_failures(suite: Path, place: Place) -> None:
     """A skipped GPU test counts as failed; other tests may be skipped."""
     found = run(pytest_part(suite, "--strict-hw"), place)["tests"]
     assert (found["failed"], found["skipped"]) == (3, 1)
@@ -234,7 +234,7 @@ def test_strict_hardware(suite: Path, place: Place) -> None:
     assert message == "under --strict-hw: Skipped: no CUDA device"
 
 
-def test_no_test_at_all_is_a_failure(suite: Path, place: Place) -> None:
+def test_part_without_collected_tests_fails(suite: Path, place: Place) -> None:
     assert run(pytest_part(suite, "-k", "nothing"), place)["status"] == "failed"
     suite.write_text("import nothing_of_that_name\n")
     document = run(pytest_part(suite), place)
@@ -242,7 +242,7 @@ def test_no_test_at_all_is_a_failure(suite: Path, place: Place) -> None:
     assert "nothing_of_that_name" in document["tests"]["failures"][0]["message"]
 
 
-def test_a_line_that_was_cut_off_is_not_read(place: Place) -> None:
+def test_truncated_report_line_is_ignored(place: Place) -> None:
     code = 'import sys; open(sys.argv[1], \'w\').write(\'{"test": "a", "outcome": "passed", "seconds": 1}\\n{"te\')'
     one = part("one", code)
     found = run(Part(**{**vars(one), "tests": True}), place)["tests"]
@@ -250,7 +250,7 @@ def test_a_line_that_was_cut_off_is_not_read(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("second", "code"), [("", 0), ("raise SystemExit(1)", 1)])
-def test_the_exit_code_and_the_summary(
+def test_exit_code_and_summary_reflect_failed_parts(
     second: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write = "import sys, json; open(sys.argv[1], 'w').write(json.dumps({'table': ['8 ms a step']}))"
@@ -265,7 +265,7 @@ def test_the_exit_code_and_the_summary(
     assert (tmp_path / "out" / "summary.txt").read_text().strip() in capsys.readouterr().out
 
 
-def test_a_machine_without_a_gpu_is_told_so_at_once(tmp_path: Path) -> None:
+def test_machine_without_a_gpu_skips_every_part_with_the_reason(tmp_path: Path) -> None:
     """Run the script as `make gpu` does: every part is recorded as skipped with its reason."""
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "CUDA_HOME": str(tmp_path)}
     done = subprocess.run(
@@ -281,7 +281,7 @@ def test_a_machine_without_a_gpu_is_told_so_at_once(tmp_path: Path) -> None:
         assert f"{name:<13} skipped in 0 s: {document['reason']}" in done.stdout
 
 
-def test_a_python_that_is_not_there() -> None:
+def test_missing_python_is_an_error() -> None:
     script = ROOT / "benchmarks" / "gpu" / "run.sh"
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": "/nowhere/python"}
     done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False, timeout=BOUND_S)

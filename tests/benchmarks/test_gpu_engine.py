@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return document
 
 
-def test_everything_is_measured(found: dict[str, Any]) -> None:
+def test_every_measure_is_recorded(found: dict[str, Any]) -> None:
     assert found["failed"] == {}
     counts = {name: len(found[name]) for name in MEASURES if name not in ON_GPUS | {"agreement"}}
     batches = len(BATCHES)
@@ -46,7 +46,7 @@ def test_everything_is_measured(found: dict[str, Any]) -> None:
     assert len(found["table"]) == sum(counts.values()) + 2
 
 
-def test_a_token_a_step_unless_drafts_are_accepted(found: dict[str, Any]) -> None:
+def test_tokens_per_step_follow_the_acceptance(found: dict[str, Any]) -> None:
     assert all(row["tokens_per_step"] == 1.0 for row in found["alone"])
     assert all(row["tokens_per_step"] < 1.2 for row in found["over_drafts"]), "random tokens are almost never accepted"
     for row in found["set_acceptance"]:
@@ -55,11 +55,11 @@ def test_a_token_a_step_unless_drafts_are_accepted(found: dict[str, Any]) -> Non
             assert row["tokens_per_step"] == pytest.approx(expected, rel=0.15)
 
 
-def test_in_float32_five_tokens_say_what_one_says(found: dict[str, Any]) -> None:
+def test_float32_forward_of_five_tokens_agrees_with_single_tokens(found: dict[str, Any]) -> None:
     assert found["agreement"]["share"] == 1.0
 
 
-def test_without_time_it_says_so(tmp_path: Path) -> None:
+def test_engine_benchmark_without_time_reports_timeouts(tmp_path: Path) -> None:
     done = run(tmp_path / "engine.json", "--seconds", "0")
     assert done.returncode == 1
     failed = json.loads((tmp_path / "engine.json").read_text())["failed"]

@@ -41,7 +41,7 @@ def distribution(site: Path, name: str, version: str) -> Path:
 EVERYTHING = {"nvidia_smi": "NVIDIA H200, 143771 MiB, 9.0, 580.1", "nvcc": "release 13.0", "compute_sanitizer": ""}
 
 
-def test_a_machine_that_has_everything(tools: Tools, tmp_path: Path) -> None:
+def test_complete_machine_lacks_nothing(tools: Tools, tmp_path: Path) -> None:
     machine = probe(tools(**EVERYTHING), distribution(tmp_path / "site", "torch", "2.11.0+cu130"))
     assert machine.lacks == {}
     assert (machine.gpus, machine.nvcc, machine.torch) == ([EVERYTHING["nvidia_smi"]], "release 13.0", "2.11.0+cu130")
@@ -55,12 +55,12 @@ def test_a_machine_that_has_everything(tools: Tools, tmp_path: Path) -> None:
         ("3.0", ""),
     ],
 )
-def test_torch_that_does_not_do(version: str, reason: str, tools: Tools, tmp_path: Path) -> None:
+def test_unsuitable_torch_is_reported(version: str, reason: str, tools: Tools, tmp_path: Path) -> None:
     machine = probe(tools(**EVERYTHING), distribution(tmp_path / "site", "torch", version))
     assert machine.lacks.get("torch", "") == reason
 
 
-def test_a_machine_without_tools(tools: Tools, tmp_path: Path) -> None:
+def test_missing_tools_are_reported(tools: Tools, tmp_path: Path) -> None:
     machine = probe(tools(nvidia_smi=""), distribution(tmp_path / "site", "torch", "2.11.0"))
     assert set(machine.lacks) == {"gpu", "nvcc", "compute-sanitizer"}
     assert machine.reason(("torch", "gpu", "nvcc")) == (
@@ -68,7 +68,7 @@ def test_a_machine_without_tools(tools: Tools, tmp_path: Path) -> None:
     )
 
 
-def test_packages_that_are_missing(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.gpu.probe.MODULES", ("numpy", "nothing_of_that_name"))
     site = distribution(tmp_path / "site", "torch", "2.11.0")
     lacks = probe(tools(**EVERYTHING), site).lacks
@@ -91,7 +91,7 @@ def make_wheel(folder: Path, tag: str = "py3-none-any") -> Path:
 
 
 @pytest.mark.slow
-def test_wheels_are_unpacked(tmp_path: Path) -> None:
+def test_wheels_replace_the_site_directory(tmp_path: Path) -> None:
     """The wheel for this Python is chosen, and its dependencies are not resolved."""
     folder, site = make_wheel(tmp_path / "wheels"), tmp_path / "site"
     make_wheel(folder, "cp27-none-any")
@@ -102,7 +102,7 @@ def test_wheels_are_unpacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wheels_that_do_not_fit(tmp_path: Path) -> None:
+def test_incompatible_or_missing_wheels_are_reported(tmp_path: Path) -> None:
     folder = make_wheel(tmp_path / "wheels", "cp27-none-any")
     assert wheels.install(folder, tmp_path / "site").startswith(f"pip did not unpack {folder}: ERROR: No matching")
     assert wheels.install(tmp_path / "nowhere", tmp_path / "site") == f"{tmp_path / 'nowhere'} does not contain wheels"

@@ -11,12 +11,12 @@ from benchmarks.plots import DOCS, PLOTS
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_is_what_its_results_say(name: str) -> None:
+def test_plot_is_up_to_date_with_its_results(name: str) -> None:
     assert (DOCS / name).read_text() == PLOTS[name](), "python -m benchmarks.plots"
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_is_a_picture_that_fetches_nothing_and_that_a_page_shows(name: str) -> None:
+def test_plot_is_a_self_contained_svg_shown_in_the_docs(name: str) -> None:
     text = (DOCS / name).read_text()
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
     assert "script" not in text

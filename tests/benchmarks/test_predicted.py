@@ -9,7 +9,7 @@ from benchmarks.predicted import lacking, rows
 from benchmarks.predicted_pool import pooled
 
 
-def test_predictions_are_held_against_what_was_measured() -> None:
+def test_predictions_are_compared_with_measurements() -> None:
     speedups = [{"1": {"1": 1.5, "2": more, "3": 2.2}, "4": {"1": 1.2, "2": 1.1}} for more in (1.0, 2.1, 2.0)]
     found = {
         "predictions": [{"speedups": each, "best": {"1": 3}} for each in speedups],
@@ -25,7 +25,7 @@ def test_predictions_are_held_against_what_was_measured() -> None:
     assert lacking(found, argparse.Namespace(lens=[1, 2])) == [1]
 
 
-def test_profiles_are_held_against_all_servers_that_were_measured() -> None:
+def test_profiles_are_compared_with_all_measured_servers() -> None:
     """The second length was measured at 2.0 in the first run and at 1.0 in the second."""
     predictions = [
         {"speedups": {"1": {"1": 1.2, "2": by_two, "3": 1.0}}, "best": {"1": best}}

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.profiles import ROUNDS, Schedule, Stretches, rounds, tokens_per_s
 
 
-def test_each_stretch_counts_by_its_fastest_run() -> None:
+def test_stretch_time_is_that_of_its_fastest_run() -> None:
     """Each run of the second arm is slow in a different stretch; the first arm has constant speed."""
     rounds_asked: list[int] = []
 
@@ -24,6 +24,6 @@ def test_each_stretch_counts_by_its_fastest_run() -> None:
     assert rounds_asked == [*range(ROUNDS)]
 
 
-def test_runs_that_did_not_do_the_same_are_no_measurement() -> None:
+def test_runs_with_different_tokens_are_rejected() -> None:
     with pytest.raises(ValueError, match="differ in their tokens"):
         tokens_per_s([[(3, 0.1), (2, 0.1)], [(2, 0.1), (3, 0.1)]])

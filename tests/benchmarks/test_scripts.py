@@ -26,7 +26,7 @@ print(*names)
 
 
 @pytest.mark.slow
-def test_every_script_imports(tmp_path: Path) -> None:
+def test_every_script_can_be_imported(tmp_path: Path) -> None:
     loader = tmp_path / "load.py"
     loader.write_text(f"import sys\nsys.path[0] = {str(ROOT / 'benchmarks')!r}\n{IMPORT_ALL}")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -37,7 +37,7 @@ def test_every_script_imports(tmp_path: Path) -> None:
     assert {"convert", "methods", "quickstart", "profiles"} <= set(done.stdout.split())
 
 
-def test_what_they_import_late_is_there() -> None:
+def test_names_imported_by_scripts_exist() -> None:
     late = {
         (node.module, alias.name)
         for path in (ROOT / "benchmarks").rglob("*.py")
@@ -58,7 +58,7 @@ def has(module: str, name: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_the_quickstarts_benchmark_measures_all_its_sides(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+def test_quickstart_benchmark_measures_every_side(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert trtspec("build", "quickstart", "--out", "quickstart").code == 0
     command = [sys.executable, ROOT / "benchmarks" / "quickstart.py", "--artifact", "quickstart", "--out", out]

@@ -85,7 +85,7 @@ def entry(url: str, request: pytest.FixtureRequest) -> Entry:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_text_is_heard_with_its_tokens(entry: Entry, stream: bool) -> None:
+def test_response_has_its_text_and_token_count(entry: Entry, stream: bool) -> None:
     assert hear(entry, Ask("a", "hello", 7), stream=stream, within_s=10) == Heard("hello", 7)
 
 
@@ -98,20 +98,20 @@ def test_a_text_is_heard_with_its_tokens(entry: Entry, stream: bool) -> None:
         ("9 late", True, "no response within 0 s"),
     ],
 )
-def test_what_goes_wrong_is_told(entry: Entry, prompt: str, stream: bool, problem: str) -> None:
+def test_failed_request_reports_the_problem(entry: Entry, prompt: str, stream: bool, problem: str) -> None:
     heard = hear(entry, Ask("a", prompt, 7), stream=stream, within_s=0.4 if prompt[0] == "9" else 10)
     assert problem in heard.problem
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_has_the_beginning_of_its_text(entry: Entry) -> None:
+def test_disconnected_client_has_the_beginning_of_its_text(entry: Entry) -> None:
     heard = hear(entry, Ask("a", "9 late", 7), stream=True, within_s=10, leave_s=0.3)
     assert (heard.text, heard.problem, heard.left) == ("9 l", "", True)
     assert not heard.differs_from("9 late")
     assert heard.differs_from("another")
 
 
-def test_a_server_that_is_not_there_is_a_failure() -> None:
+def test_unreachable_server_is_reported() -> None:
     assert (
         "ConnectionRefusedError"
         in hear(TritonEntry("http://127.0.0.1:9"), Ask("a", "x", 1), stream=False, within_s=1).problem
@@ -119,7 +119,7 @@ def test_a_server_that_is_not_there_is_a_failure() -> None:
 
 
 @pytest.mark.slow
-def test_texts_are_held_against_those_of_single_requests(entry: Entry) -> None:
+def test_texts_under_load_are_compared_with_single_requests(entry: Entry) -> None:
     [known] = alone([entry], [Ask("a", "hello", 7)], 10)
     other = Known(entry, Ask("b", "other", 7), "hello")
     with load(
@@ -134,12 +134,12 @@ def test_texts_are_held_against_those_of_single_requests(entry: Entry) -> None:
     }  # fmt: skip
 
 
-def test_a_request_that_nobody_serves_alone_ends_the_run(entry: Entry) -> None:
+def test_rejected_single_request_ends_the_run(entry: Entry) -> None:
     with pytest.raises(SystemExit, match=r"does not serve refused: HTTPException: 400"):
         alone([entry], [Ask("refused", "refuse", 1)], 10)
 
 
-def test_every_kind_is_asked_for_and_always_the_same() -> None:
+def test_mixed_requests_cover_every_kind_deterministically() -> None:
     found = asks.mixed(40, 1)
     assert found == asks.mixed(40, 1) != asks.mixed(40, 2)
     assert {ask.name.rpartition("-")[0] for ask in found} == {"greedy", "sampled", "penalized", "sampled-penalized"}
@@ -148,7 +148,7 @@ def test_every_kind_is_asked_for_and_always_the_same() -> None:
 
 
 @pytest.mark.parametrize(("growth", "percent"), [(0, 0.0), (3, 3.0)])
-def test_memory_of_the_last_tenth_is_held_against_the_third(growth: int, percent: float) -> None:
+def test_memory_growth_compares_the_last_tenth_with_the_third(growth: int, percent: float) -> None:
     memory = Memory(os.getpid(), 100.0)
     memory.samples = [(float(at), {"a": 50_000_000, "b": (50 + growth * (at >= 90)) * 1_000_000}) for at in range(100)]
     found = memory.summary()
@@ -156,7 +156,7 @@ def test_memory_of_the_last_tenth_is_held_against_the_third(growth: int, percent
 
 
 @pytest.mark.slow
-def test_what_processes_take_is_seen_of_this_one() -> None:
+def test_processor_and_memory_use_of_this_process_is_sampled() -> None:
     leader = os.getsid(0)
     memory, processor = Memory(leader, 1.0), Processor(leader)
     begun = time.process_time()
@@ -184,14 +184,14 @@ def record(begun: float, ended: float, text: str = "x", problem: str = "") -> Re
         ([record(0, 0.5)], [Fault("slowed", 1.0, None, 4.0, 5.0)], {"in_midst_of_requests"}),
     ],
 )
-def test_what_does_not_hold_of_faults_is_named(records: list[Record], faults: list[Fault], broken: set[str]) -> None:
+def test_violated_fault_checks_are_reported(records: list[Record], faults: list[Fault], broken: set[str]) -> None:
     report = Report()
     tell(report, faults, records, [])
     assert {name for name, holds in report.checks.items() if not holds} == broken
     assert report.found["kinds"][faults[0].kind]["faults"] == 1
 
 
-def test_an_end_of_the_server_is_counted_with_the_requests_that_met_it() -> None:
+def test_server_exit_is_counted_with_its_affected_requests() -> None:
     """One open request was lost, one had its text, one was sent during the restart; a later one must succeed."""
     fault = Fault("killed", 9.0, None, 19.0, 20.0, ended_server=True)
     met = [record(5, 9.9, problem="reset"), record(6, 9.5), record(12, 12.1, problem="refused")]
@@ -231,7 +231,7 @@ def interrupted(report: Report) -> None:
 @pytest.mark.parametrize(
     ("how", "code", "complete"), [(lambda report: None, 0, True), (fails, 1, True), (interrupted, 130, False)]
 )
-def test_what_was_found_is_written_and_the_exit_code_says_whether_it_holds(
+def test_results_are_written_and_the_exit_code_reflects_the_checks(
     tmp_path: Path, monkeypatch, capsys, how: Callable[[Report], None], code: int, complete: bool
 ) -> None:
     monkeypatch.setattr(command, "PARTS", {"streams": ending(how)})
@@ -243,7 +243,7 @@ def test_what_was_found_is_written_and_the_exit_code_says_whether_it_holds(
     assert json.loads(capsys.readouterr().out) == written
 
 
-def test_numbers_take_a_line_and_the_runs_before_stay_as_they_are(
+def test_resume_preserves_earlier_runs_and_the_compact_number_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "PARTS", {"streams": ending(lambda report: None)})
@@ -260,7 +260,7 @@ def soak(out: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, 
     return int(ended.value.code or 0), json.loads((out / "soak-streams.json").read_text())
 
 
-def test_runs_add_up_until_all_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_runs_add_up_to_the_required_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "PARTS", {"streams": ending(lambda report: None)})
     done = [soak(tmp_path, monkeypatch, "--faults", "5", "--resume")[1] for _ in range(4)]
     assert [len(each["runs"]) for each in done] == [1, 2, 3, 3]
@@ -271,14 +271,14 @@ def test_runs_add_up_until_all_is_done(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(soak(tmp_path, monkeypatch, "--faults", "5")[1]["runs"]) == 1
 
 
-def test_what_did_not_hold_once_does_not_hold_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_check_of_one_run_fails_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for how in (fails, lambda report: None):
         monkeypatch.setattr(command, "PARTS", {"streams": ending(how)})
         ended, written = soak(tmp_path, monkeypatch, "--faults", "4", "--resume")
     assert (ended, written["holds"], written["total"]["faults"]) == (1, False, 4)
 
 
-def test_to_resume_needs_a_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_option_requires_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["soak", "--resume"])
     with pytest.raises(SystemExit, match="2"):
         command.main()
@@ -286,7 +286,7 @@ def test_to_resume_needs_a_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 @pytest.mark.slow
-def test_findings_are_added_by_name() -> None:
+def test_findings_are_merged_by_name() -> None:
     two = [{"n": 1, "s": [1.0], "in": {"slowest_s": 3}, "only": {"x": 1}}, {"n": 2, "s": [4.0], "in": {"slowest_s": 9}}]
     assert added(two) == {"n": 3, "s": [1.0, 4.0], "in": {"slowest_s": 9}, "only": {"x": 1}}
     assert spread({"s": [1.0, 2.0, 9.0], "none": [], "said": ["x"] * 99, "n": 3}) == {
@@ -295,7 +295,7 @@ def test_findings_are_added_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_a_share_of_the_time_that_is_left_is_told_once_a_minute(capsys, monkeypatch) -> None:
+def test_progress_is_reported_once_a_minute(capsys, monkeypatch) -> None:
     from benchmarks.soak import progress
 
     clock = iter([0.0, 30.0, 60.0, 61.0, 120.0])
@@ -311,9 +311,7 @@ def test_a_share_of_the_time_that_is_left_is_told_once_a_minute(capsys, monkeypa
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_server_that_ends_by_itself_is_started_again_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_server_is_restarted_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TRTSPEC_STATE", "TRTSPEC_CACHE"):
         monkeypatch.setenv(name, str(tmp_path))  # set by the server's supervisor, and restored here
     skip_without_a_server()
@@ -350,7 +348,7 @@ def skip_without_a_server() -> None:
 @pytest.mark.triton
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["streams", "draft", "rollouts"])
-def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
+def test_short_soak_passes_its_checks(part: str, tmp_path: Path) -> None:
     """Speed and memory limits are not checked on a busy machine."""
     skip_without_a_server()
     every_kind = ["--rollouts", str(len(KINDS))]

@@ -45,7 +45,7 @@ def digests(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): file_sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def test_a_lossy_artifact_is_whole_and_says_the_same_target_with_other_weights(artifact: Path) -> None:
+def test_lossy_artifact_is_valid_with_changed_target_weights(artifact: Path) -> None:
     before = digests(artifact)
     copy = artifacts.lossy(artifact)
     assert digests(artifact) == before, "the hard-linked copy must not change the original"
@@ -56,7 +56,7 @@ def test_a_lossy_artifact_is_whole_and_says_the_same_target_with_other_weights(a
     assert changed == {"manifest.json", "checkpoints/target/rank0.safetensors"}
 
 
-def test_two_models_are_a_whole_artifact_of_our_own_code(artifact: Path) -> None:
+def test_two_model_artifact_is_valid_and_has_only_our_code(artifact: Path) -> None:
     before = digests(artifact)
     copy = artifacts.of_two_models(artifact)
     manifest = load_manifest(copy)
@@ -68,7 +68,7 @@ def test_two_models_are_a_whole_artifact_of_our_own_code(artifact: Path) -> None
     assert same_text(manifest) == same_text(load_manifest(artifact))
 
 
-def test_a_corrupt_artifact_is_not_what_its_manifest_says(artifact: Path) -> None:
+def test_corrupt_artifact_differs_from_its_manifest(artifact: Path) -> None:
     before = digests(artifact)
     copy = artifacts.corrupted(artifact, random.Random(1))
     assert digests(artifact) == before
@@ -97,7 +97,7 @@ def moves(scene: Scene, state: str, revision: int = 2) -> None:
         ("canary", "canary"), ("promoted", ""), ("rolled-back", ""),
     ],
 )  # fmt: skip
-def test_a_phase_is_known_by_the_rollouts_state(scene: Scene, state: str, phase: str) -> None:
+def test_phase_follows_the_rollout_state(scene: Scene, state: str, phase: str) -> None:
     assert scene.phase() == STAGING
     moves(scene, "promoted", 1)
     assert scene.phase() == STAGING, "the phase belongs to the previous rollout"
@@ -105,7 +105,7 @@ def test_a_phase_is_known_by_the_rollouts_state(scene: Scene, state: str, phase:
     assert scene.phase() == phase
 
 
-def test_a_fault_waits_for_its_phase_or_takes_a_later_one(scene: Scene) -> None:
+def test_fault_waits_for_its_phase_or_a_later_one(scene: Scene) -> None:
     moves(scene, "canary")
     assert scene.await_moment(Fault("shadow"))
     over = Fault("canary")
@@ -113,7 +113,7 @@ def test_a_fault_waits_for_its_phase_or_takes_a_later_one(scene: Scene) -> None:
     assert not scene.await_moment(over), "the rollout has ended"
 
 
-def test_every_fault_of_a_process_may_come_in_every_phase_that_has_one() -> None:
+def test_fault_phases_depend_on_the_kind() -> None:
     assert {kind: phases_of(kind) for kind in ("slow", "full disk")} == {
         "slow": ["loading", "shadow", "canary"],
         "full disk": [*PHASES],
@@ -121,7 +121,7 @@ def test_every_fault_of_a_process_may_come_in_every_phase_that_has_one() -> None
 
 
 @pytest.mark.parametrize("state", ["canary", "promoted"])
-def test_what_serves_already_is_not_struck(scene: Scene, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promoted_server_is_not_struck(scene: Scene, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         moves(scene, "canary")
         fault = Fault("canary")
@@ -134,7 +134,7 @@ def test_what_serves_already_is_not_struck(scene: Scene, state: str, monkeypatch
         assert (fault.phase, fault.at is not None) == (("canary", True) if state == "canary" else ("", False))
 
 
-def test_a_disk_is_full_for_a_while_and_its_logs_stay(scene: Scene, tmp_path: Path, monkeypatch) -> None:
+def test_full_disk_fault_is_temporary_and_preserves_logs(scene: Scene, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(faults, "DISK", "1m")
     monkeypatch.setattr(faults, "FULL_S", (0.3, 0.3))
     disk = tmp_path / "disk"
@@ -167,14 +167,14 @@ def rolled(kind: str, code: int | None = 113, reason: str = "it died", problem: 
         ("slow", {113}), ("full disk", {0}),
     ],
 )  # fmt: skip
-def test_a_kind_has_its_exit_code(kind: str, codes: set[int]) -> None:
+def test_rollout_kind_has_its_expected_exit_code(kind: str, codes: set[int]) -> None:
     every = (0, 1, 102, 113, None)
     assert {code for code in every if rolled(kind, code).as_expected} == codes
     assert not any(rolled(kind, code, problem="revisions [7] are left").as_expected for code in codes)
 
 
 @pytest.mark.parametrize("code", [1, 113])
-def test_a_full_disk_is_the_reason_where_it_ends_a_rollout(code: int) -> None:
+def test_full_disk_failure_is_expected_only_with_that_reason(code: int) -> None:
     assert rolled("full disk", code, FULL).as_expected
     assert not rolled("full disk", code, "something else").as_expected
 
@@ -200,7 +200,7 @@ def asked(begun: float, ended: float, **heard: object) -> Record:
         ([asked(9, 12)], [rolled("slow", None)], {"none_stuck", "each_ends_as_it_should"}),
     ],
 )
-def test_what_does_not_hold_is_said(records: list[Record], every: list[Rolled], broken: set[str]) -> None:
+def test_violated_rollout_checks_are_reported(records: list[Record], every: list[Rolled], broken: set[str]) -> None:
     report = Report()
     tell(report, every, records)
     assert {name for name, holds in report.checks.items() if not holds} == broken

@@ -42,7 +42,7 @@ def asked(stack: ExitStack, slices: list[int]) -> list[Future[tuple[float, list[
     return asking
 
 
-def test_one_runs_at_a_time_and_its_clock_knows_of_no_other() -> None:
+def test_processes_run_one_at_a_time_and_their_clocks_exclude_other_turns() -> None:
     with ExitStack() as stack:
         found = [each.result(60) for each in asked(stack, [30, 10, 20])]
     slices = sorted(worked for _, each in found for worked in each)
@@ -54,7 +54,7 @@ def test_one_runs_at_a_time_and_its_clock_knows_of_no_other() -> None:
         assert taken <= seconds < taken + MARGIN_S
 
 
-def test_an_arm_that_fails_leaves_the_ring_to_the_others() -> None:
+def test_failed_arm_leaves_the_ring_to_the_others() -> None:
     with ExitStack() as stack:
         first, failing, last = asked(stack, [10, 1, 10])
         assert len(first.result(60)[1]) == len(last.result(60)[1]) == 10

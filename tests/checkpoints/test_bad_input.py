@@ -91,13 +91,13 @@ def inspect_and_check(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
         parent.stdin.close()
 
 
-def test_the_good_one_is_good(inspect_and_check: Runner, tmp_path: Path) -> None:
+def test_valid_checkpoint_is_accepted(inspect_and_check: Runner, tmp_path: Path) -> None:
     make_good(tmp_path / "model")
     assert inspect_and_check(tmp_path).text.count("exit code 0") == 2
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_bad_checkpoint_is_refused(case: Case, inspect_and_check: Runner, tmp_path: Path) -> None:
+def test_bad_checkpoint_is_rejected_within_limits(case: Case, inspect_and_check: Runner, tmp_path: Path) -> None:
     case.make(tmp_path / "model")
     ended = inspect_and_check(tmp_path)
     inspected, _, checked = ended.text.partition("exit code 1")
@@ -112,7 +112,9 @@ def test_a_bad_checkpoint_is_refused(case: Case, inspect_and_check: Runner, tmp_
 
 
 @pytest.mark.parametrize("architecture", ["Bert", "x" * 900_000], ids=["short", "long"])
-def test_an_architecture_that_no_family_describes(architecture: str, inspect_and_check: Runner, tmp_path: Path) -> None:
+def test_unsupported_architecture_is_inspected_but_fails_check(
+    architecture: str, inspect_and_check: Runner, tmp_path: Path
+) -> None:
     """It is inspected, since some engines run it unconverted, but not converted."""
     make_good(tmp_path / "model")
     (tmp_path / "model" / CONFIG).write_text(json.dumps(GOOD_CONFIG | {"architectures": [architecture]}))
@@ -126,17 +128,17 @@ def test_an_architecture_that_no_family_describes(architecture: str, inspect_and
 
 
 class TestWhatIsOnlyOdd:
-    def test_a_size_in_the_index_that_is_wrong(self, tmp_path: Path) -> None:
+    def test_wrong_total_size_in_index_is_accepted(self, tmp_path: Path) -> None:
         make_sharded(make_good(tmp_path / "model"), metadata={"total_size": -1})
         assert inspect_path(tmp_path / "model")["files"] == ["a.safetensors", "b.safetensors"]
 
-    def test_links_within_the_directory(self, tmp_path: Path) -> None:
+    def test_links_within_the_directory_are_accepted(self, tmp_path: Path) -> None:
         root = make_good(tmp_path / "model")
         (root / WEIGHTS).rename(root / "weights")
         (root / WEIGHTS).symlink_to("weights")
         assert inspect_path(root)["kind"] == "source checkpoint"
 
-    def test_a_link_to_the_directory(self, tmp_path: Path) -> None:
+    def test_link_to_the_directory_is_accepted(self, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(make_good(tmp_path / "model"))
         assert inspect_path(tmp_path / "link")["kind"] == "source checkpoint"
 
@@ -152,12 +154,12 @@ def as_snapshot(root: Path, blobs: Path) -> Path:
 
 class TestAHubCache:
     @pytest.mark.parametrize("blobs", ["models--a--b/blobs", "blobs"])
-    def test_a_snapshot_of_links(self, blobs: str, tmp_path: Path) -> None:
+    def test_snapshot_of_links_to_blobs_is_accepted(self, blobs: str, tmp_path: Path) -> None:
         root = as_snapshot(make_good(tmp_path / "models--a--b" / "snapshots" / "0"), tmp_path / blobs)
         assert len(load_source(root).files) == 3
 
     @pytest.mark.parametrize("blobs", ["models--a--c/blobs", "models--a--b/blobs2", "models--a--b/snapshots/1"])
-    def test_blobs_that_are_not_the_repository_s(self, blobs: str, tmp_path: Path) -> None:
+    def test_links_to_blobs_of_another_repository_are_rejected(self, blobs: str, tmp_path: Path) -> None:
         root = as_snapshot(make_good(tmp_path / "models--a--b" / "snapshots" / "0"), tmp_path / blobs)
         with pytest.raises(Exception, match=r"config\.json: a link to '.*', which is outside its directory"):
             load_source(root)

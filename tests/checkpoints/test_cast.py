@@ -16,7 +16,7 @@ from trtspec.checkpoints.encodings import requantization_table
 
 @pytest.mark.parametrize("target", ["BF16", "F16", "F32", "F8_E4M3"])
 @pytest.mark.parametrize("source", ["BF16", "F16"])
-def test_every_16_bit_pattern_becomes_what_torch_makes_of_it(source: str, target: str) -> None:
+def test_casts_of_all_16_bit_patterns_match_torch(source: str, target: str) -> None:
     if source == target:
         assert cast(ALL16, source, target) is ALL16
     else:
@@ -25,12 +25,12 @@ def test_every_16_bit_pattern_becomes_what_torch_makes_of_it(source: str, target
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["BF16", "F16", "F8_E4M3"])
-def test_float32_is_rounded_as_torch_does(target: str) -> None:
+def test_float32_rounding_matches_torch(target: str) -> None:
     bits = decisive_floats()
     assert_as_torch(cast(bits, "F32", target), as_torch(bits, "F32"), target)
 
 
-def test_a_tie_goes_to_the_even_neighbour_and_what_is_too_large_to_448() -> None:
+def test_e4m3_rounds_ties_to_even_and_saturates_at_448() -> None:
     values = np.array([1.0625, 1.1875, 2**-10, 3 * 2**-10, 448, 463.9, 1e30, np.inf, -np.inf, -0.0], np.float32)
     expected = [1.0, 1.25, 0.0, 2**-8, 448, 448, 448, 448, -448, -0.0]
     rounded = to_floats(to_e4m3(values), "F8_E4M3")
@@ -38,14 +38,14 @@ def test_a_tie_goes_to_the_even_neighbour_and_what_is_too_large_to_448() -> None
     assert np.signbit(rounded[-1])
 
 
-def test_the_256_values_of_e4m3_are_those_of_torch() -> None:
+def test_e4m3_values_match_torch() -> None:
     theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     np.testing.assert_array_equal(e4m3_values(), theirs.numpy())
     assert np.nanmax(e4m3_values()) == 448.0
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F8_E4M3"])
-def test_values_come_back_as_they_were(dtype: str) -> None:
+def test_values_round_trip_through_floats(dtype: str) -> None:
     bits = np.arange(256 if dtype == "F8_E4M3" else 1 << 16).astype(ITEM[dtype])
     values = to_floats(bits, dtype)
     np.testing.assert_array_equal(values, as_torch(bits, dtype).float().numpy())
@@ -53,7 +53,7 @@ def test_values_come_back_as_they_were(dtype: str) -> None:
     np.testing.assert_array_equal(from_floats(values, dtype)[numbers], bits[numbers])
 
 
-def test_a_table_is_made_once() -> None:
+def test_cast_table_is_cached() -> None:
     assert cast_table("BF16", "F16") is cast_table("BF16", "F16")
 
 
@@ -62,14 +62,14 @@ SCALES = st.floats(2.0**-40, 2.0**40, width=32)
 
 @pytest.mark.slow
 @given(scale=SCALES, dtype=st.sampled_from(["BF16", "F16"]))
-def test_a_quantized_pattern_is_torchs_quotient_in_e4m3(scale: float, dtype: str) -> None:
+def test_quantized_patterns_match_torch_for_any_scale(scale: float, dtype: str) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         ours = to_e4m3(every_value(dtype) / np.float32(scale))
     assert_as_torch(ours, as_torch(ALL16, dtype) / torch.tensor([scale], dtype=torch.float32), "F8_E4M3")
 
 
 @given(scale=SCALES, larger=st.floats(1.0, 64.0, width=32))
-def test_a_requantized_pattern_is_torchs_too(scale: float, larger: float) -> None:
+def test_requantized_patterns_match_torch_for_any_scale(scale: float, larger: float) -> None:
     merged = np.float32(scale) * np.float32(larger)
     patterns = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     original = patterns.float() * torch.tensor(scale) / torch.tensor(merged)

@@ -138,7 +138,7 @@ def check_sound(tensors: list[TensorInfo], size: int) -> None:
 
 @FUZZ
 @given(raw=files())
-def test_a_header_is_read_as_the_library_reads_it_or_refused(raw: bytes, tmp_path: Path) -> None:
+def test_random_header_is_read_as_safetensors_does_or_rejected(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / WEIGHTS
     path.write_bytes(raw)
     ours, refused = attempt(lambda: read_header(path))
@@ -161,7 +161,7 @@ def test_a_header_is_read_as_the_library_reads_it_or_refused(raw: bytes, tmp_pat
 
 @FUZZ
 @given(raw=st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(raw: bytes, tmp_path: Path) -> None:
+def test_random_bytes_are_read_as_empty_or_rejected(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / WEIGHTS
     path.write_bytes(raw)
     ours, refused = attempt(lambda: read_header(path))
@@ -216,7 +216,9 @@ def inspect_or_refuse(root: Path) -> None:
 
 @FUZZ
 @given(architecture=st.sampled_from(ARCHITECTURES), changes=CHANGES, edits=EDITS)
-def test_a_config_is_read_or_refused(architecture: str, changes: dict[str, Any], edits: Edits, good: Path) -> None:
+def test_random_config_is_read_or_rejected(
+    architecture: str, changes: dict[str, Any], edits: Edits, good: Path
+) -> None:
     config = GOOD_CONFIG | EXPERTS | {"architectures": [architecture]} | changes
     (good / CONFIG).write_bytes(edited(pretend(config), edits))
     inspect_or_refuse(good)
@@ -228,6 +230,6 @@ ENTRIES = st.just({}) | st.dictionaries(st.sampled_from(sorted(SHAPES)) | st.tex
 
 @FUZZ
 @given(changes=ENTRIES, edits=EDITS)
-def test_an_index_is_read_or_refused(changes: dict[str, Any], edits: Edits, sharded: Path) -> None:
+def test_random_index_is_read_or_rejected(changes: dict[str, Any], edits: Edits, sharded: Path) -> None:
     (sharded / INDEX).write_bytes(edited(pretend({"weight_map": SHARD_OF | changes}), edits))
     inspect_or_refuse(sharded)

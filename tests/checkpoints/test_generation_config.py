@@ -56,7 +56,7 @@ def _of_transformers(root: Path) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("generation", GENERATION)
 @pytest.mark.parametrize("config", CONFIGS)
-def test_end_ids_are_those_of_transformers(config: dict[str, Any], generation: Any, tmp_path: Path) -> None:
+def test_end_ids_match_transformers(config: dict[str, Any], generation: Any, tmp_path: Path) -> None:
     _write(tmp_path, config={"model_type": "llama", **config}, generation_config=generation)
     found = find_end_ids(tmp_path, lambda token: None)
     assert found.ids == _of_transformers(tmp_path)
@@ -65,7 +65,7 @@ def test_end_ids_are_those_of_transformers(config: dict[str, Any], generation: A
         assert found.source == ("config.json" if generation is None else "generation_config.json")
 
 
-def test_every_generation_setting_of_config_json_is_that_of_transformers(tmp_path: Path) -> None:
+def test_generation_settings_in_config_json_match_transformers(tmp_path: Path) -> None:
     from transformers import GenerationConfig
 
     config = {"model_type": "llama", "repetition_penalty": 1.2, "text_config": {"min_length": 3, "top_k": 9}}
@@ -77,7 +77,9 @@ def test_every_generation_setting_of_config_json_is_that_of_transformers(tmp_pat
 
 
 @pytest.mark.parametrize("section", ["llm_config", "language_config", "thinker_config"])
-def test_other_sections_and_the_tokenizer_come_last_and_are_marked(section: str, tmp_path: Path) -> None:
+def test_end_ids_of_other_sections_and_tokenizer_are_fallbacks_marked_as_departing(
+    section: str, tmp_path: Path
+) -> None:
     _write(tmp_path, config={section: {"eos_token_id": 3}}, tokenizer_config={"eos_token": "</s>"})
     found = find_end_ids(tmp_path, {"</s>": 9}.get)
     assert (found.ids, found.source, found.departs) == ((3,), f"config.json: {section}", True)
@@ -87,7 +89,7 @@ def test_other_sections_and_the_tokenizer_come_last_and_are_marked(section: str,
     assert str(found) == "9 (the tokenizer's eos_token '</s>')"
 
 
-def test_a_thinker_with_a_text_section_of_its_own_is_read(tmp_path: Path) -> None:
+def test_end_ids_of_nested_thinker_text_config_are_read(tmp_path: Path) -> None:
     _write(tmp_path, config={"thinker_config": {"text_config": {"eos_token_id": [3, 4]}}})
     assert find_end_ids(tmp_path, lambda token: None).ids == (3, 4)
 
@@ -110,7 +112,7 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize("file", ["config", "generation_config"])
 @pytest.mark.parametrize(("value", "message"), BAD)
-def test_an_end_id_that_is_none_is_refused_with_its_file(file: str, value: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_end_id_is_rejected_with_its_file(file: str, value: Any, message: str, tmp_path: Path) -> None:
     _write(tmp_path, config={"vocab_size": 64})
     extra = {"vocab_size": 64} if file == "config" else {}
     _write(tmp_path, **{file: {"eos_token_id": value, **extra}})
@@ -120,21 +122,21 @@ def test_an_end_id_that_is_none_is_refused_with_its_file(file: str, value: Any, 
 
 
 @pytest.mark.parametrize("content", ['{"eos_token_id": 0,}', "[]", "", "null", '{"a": NaN}', '"x"', "\ufeff{}"])
-def test_an_unreadable_generation_config_is_refused_with_its_file(content: str, tmp_path: Path) -> None:
+def test_malformed_generation_config_is_rejected_with_its_file(content: str, tmp_path: Path) -> None:
     _write(tmp_path, config={"eos_token_id": 1}, generation_config=content)
     with pytest.raises(CheckpointError) as refused:
         find_end_ids(tmp_path, lambda token: None)
     assert refused.value.where == str(tmp_path / "generation_config.json")
 
 
-def test_a_generation_config_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_generation_config_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(CheckpointError):
         read_generation_config(tmp_path)
 
 
 @pytest.mark.parametrize("decoder", [False, True])
-def test_the_eos_token_of_the_tokenizer_is_that_of_transformers(decoder: bool, tmp_path: Path) -> None:
+def test_eos_token_of_the_tokenizer_matches_transformers(decoder: bool, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     from tests._support.tiny import make_tokenizer

@@ -35,7 +35,7 @@ def whole(file: int) -> str:
 
 
 @pytest.mark.parametrize("order", ["one two three", "three two one", "two one three"])
-def test_tasks_may_end_in_any_order(file: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_correct_for_any_order_of_tasks(file: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming_digest, "STRETCH_BYTES", 7)
     with StreamingDigests([file], [LAYOUT], PLACES) as digests:
         for name in order.split():
@@ -45,7 +45,7 @@ def test_tasks_may_end_in_any_order(file: int, order: str, monkeypatch: pytest.M
         assert digests.digests() == [whole(file)]
 
 
-def test_what_is_written_by_two_waits_for_both(file: int) -> None:
+def test_bytes_written_by_two_tasks_are_hashed_after_both_finish(file: int) -> None:
     with StreamingDigests(
         [file], [LAYOUT], {"a": [(0, LAYOUT.offsets["two"])], "b": [(0, LAYOUT.offsets["two"] + 5)]}
     ) as digests:
@@ -56,25 +56,25 @@ def test_what_is_written_by_two_waits_for_both(file: int) -> None:
         assert digests.digests() == [whole(file)]
 
 
-def test_what_is_done_already_needs_nobody(file: int) -> None:
+def test_complete_file_is_hashed_without_tasks(file: int) -> None:
     with StreamingDigests([file], [LAYOUT], {}) as digests:
         assert digests.digests() == [whole(file)]
 
 
-def test_a_file_that_is_written_to_too_late_has_no_digest(file: int) -> None:
+def test_file_with_an_undeclared_write_has_no_digest(file: int) -> None:
     with StreamingDigests([file], [LAYOUT], {"task": [(0, LAYOUT.offsets["two"])]}) as digests:
         digests.written(0, LAYOUT.offsets["one"])  # no task declared this write
         digests.finish("task")
         assert digests.digests() == [None]
 
 
-def test_a_file_that_shrinks_is_an_error(file: int) -> None:
+def test_shrinking_file_is_an_error(file: int) -> None:
     os.ftruncate(file, 1200)
     with StreamingDigests([file], [LAYOUT], {}) as digests, pytest.raises(CheckpointError, match="ends at byte 1,200"):
         digests.digests()
 
 
-def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_stops_waiting_when_hashing_fails(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting thread may check once more before the failing thread has ended."""
     monkeypatch.setattr(streaming_digest, "MOST_UNHASHED", 1)
     waits, goes_on = list[int](), [threading.Event(), threading.Event()]
@@ -117,7 +117,7 @@ def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.M
     assert [str(error) for error in raised] == ["[Errno 5] a bad disk"]  # the writer stops
 
 
-def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_waits_until_unhashed_bytes_are_below_the_limit(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming_digest, "MOST_UNHASHED", 1)
     with StreamingDigests([file], [LAYOUT], PLACES) as digests:
         for name in PLACES:
@@ -128,7 +128,7 @@ def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_single_file_is_hashed_without_company(file: int, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_single_file_is_hashed_with_a_limit_of_one(file: int, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Several files wait for each other anyway."""
     most = set[int]()
 
@@ -144,6 +144,6 @@ def test_a_single_file_is_hashed_without_company(file: int, monkeypatch: pytest.
     assert most == {1 if count == 1 else 3}
 
 
-def test_an_error_ends_the_hashing(file: int) -> None:
+def test_error_in_the_context_ends_the_hashing(file: int) -> None:
     with pytest.raises(ZeroDivisionError), StreamingDigests([file], [LAYOUT], PLACES):
         raise ZeroDivisionError

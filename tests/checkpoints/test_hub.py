@@ -84,22 +84,22 @@ WHOLE = ["config.json", "model.safetensors.index.json", "one.safetensors", "toke
 
 
 class TestWhatIsFetched:
-    def test_is_what_a_build_reads(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+    def test_download_has_exactly_the_files_a_build_reads(self, fetch: Fetch, hub: Hub, model: Path) -> None:
         done = fetch()
         assert (done.returncode, done.stderr) == (0, "")
         assert fetched(hub) == WHOLE
         assert (snapshot(hub) / "two.safetensors").read_bytes() == (model / "two.safetensors").read_bytes()
 
-    def test_is_every_safetensors_file_where_there_is_no_index(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+    def test_download_without_an_index_has_every_safetensors_file(self, fetch: Fetch, hub: Hub, model: Path) -> None:
         (model / "model.safetensors.index.json").unlink()
         assert fetch().returncode == 0
         assert fetched(hub) == sorted({*WHOLE, "consolidated.safetensors"} - {"model.safetensors.index.json"})
 
-    def test_is_a_pickle_only_where_asked(self, fetch: Fetch, hub: Hub) -> None:
+    def test_pickle_is_downloaded_only_on_request(self, fetch: Fetch, hub: Hub) -> None:
         assert fetch("pytorch_model.bin").returncode == 0
         assert fetched(hub) == ["config.json", "model.safetensors.index.json", "pytorch_model.bin", "tokenizer.json"]
 
-    def test_is_told_in_bytes(self, fetch: Fetch, model: Path) -> None:
+    def test_progress_is_reported_in_bytes(self, fetch: Fetch, model: Path) -> None:
         save_file({"one.safetensors": np.zeros(5 << 20, np.float32)}, model / "one.safetensors")
         told = [json.loads(line) for line in fetch().stdout.splitlines()]
         size = (model / "one.safetensors").stat().st_size + (model / "two.safetensors").stat().st_size
@@ -107,20 +107,20 @@ class TestWhatIsFetched:
 
 
 class TestTheToken:
-    def test_comes_from_the_environment(self, fetch: Fetch, hub: Hub) -> None:
+    def test_token_is_read_from_the_environment_and_not_printed(self, fetch: Fetch, hub: Hub) -> None:
         hub.token = TOKEN
         done = fetch(HF_TOKEN=TOKEN, HF_DEBUG="1")
         assert done.returncode == 0
         assert {asked.token for asked in hub.asked} == {TOKEN}
         assert TOKEN not in done.stdout + done.stderr
 
-    def test_is_not_that_of_a_login_on_the_disk(self, fetch: Fetch, hub: Hub) -> None:
+    def test_token_of_a_stored_login_is_not_sent(self, fetch: Fetch, hub: Hub) -> None:
         (hub.root / "home").mkdir()
         (hub.root / "home" / "token").write_text(TOKEN)
         assert fetch().returncode == 0
         assert {asked.token for asked in hub.asked} == {None}
 
-    def test_that_no_header_can_hold_is_not_shown(self, fetch: Fetch, hub: Hub) -> None:
+    def test_token_with_invalid_characters_is_rejected_without_printing_it(self, fetch: Fetch, hub: Hub) -> None:
         done = fetch(HF_TOKEN="hf_sec ret")
         assert "HF_TOKEN contains characters that are not valid in a token" in done.stderr
         assert "sec ret" not in done.stderr
@@ -140,58 +140,58 @@ AGAIN = "then build again: complete files are kept"
 
 class TestWhatGoesWrong:
     @pytest.mark.parametrize("token", [{}, {"HF_TOKEN": "hf_another"}])
-    def test_a_private_model(self, fetch: Fetch, hub: Hub, token: dict[str, str]) -> None:
+    def test_private_model_is_reported(self, fetch: Fetch, hub: Hub, token: dict[str, str]) -> None:
         hub.token = TOKEN
         refused(
             fetch(**token), "the model does not exist on the hub, or it is private", f"check the name, or {MAY_READ}"
         )
 
-    def test_a_gated_model(self, fetch: Fetch, hub: Hub) -> None:
+    def test_gated_model_is_reported(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["one.safetensors"] = 403, "GatedRepo"
         hint = f"request access on the model's page, then {MAY_READ}"
         refused(fetch(HF_TOKEN=TOKEN), "access to the model is gated", hint)
 
-    def test_a_token_that_may_not(self, fetch: Fetch, hub: Hub) -> None:
+    def test_token_without_permission_is_reported(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["tree"] = 403, ""
         refused(fetch(HF_TOKEN=TOKEN), "the hub returned HTTP status 403", f"{MAY_READ}, or unset it")
 
-    def test_no_such_model(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+    def test_missing_model_is_reported(self, fetch: Fetch, hub: Hub, model: Path) -> None:
         model.rename(hub.root / "elsewhere")
         refused(fetch(), "the model does not exist on the hub, or it is private", f"check the name, or {MAY_READ}")
 
-    def test_no_such_commit(self, fetch: Fetch) -> None:
+    def test_missing_commit_is_reported(self, fetch: Fetch) -> None:
         hint = "copy one from the hub's list of commits"
         refused(fetch(revision="f" * 40), "the model has no such commit", hint, "f" * 40)
 
-    def test_a_hub_that_is_ill(self, fetch: Fetch, hub: Hub) -> None:
+    def test_hub_error_500_is_reported(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["tree"] = 500, ""
         refused(fetch(), "the hub returned HTTP status 500", AGAIN)
 
-    def test_nobody_there(self, fetch: Fetch, hub: Hub) -> None:
+    def test_unreachable_hub_is_reported_without_its_credentials(self, fetch: Fetch, hub: Hub) -> None:
         done = fetch(HF_ENDPOINT="http://user:secret@127.0.0.1:9")
         hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
         refused(done, "the download from 127.0.0.1 failed: ConnectError", hint)
         assert "secret" not in "".join(done.stderr.splitlines()[-2:])  # the lines before are the client's own output
 
-    def test_a_page_instead_of_a_list(self, fetch: Fetch, hub: Hub) -> None:
+    def test_response_that_is_not_json_is_reported(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["tree"] = 200, ""
         hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
         refused(fetch(), "the download from 127.0.0.1 failed: JSONDecodeError", hint)
 
-    def test_a_cache_that_cannot_be_written(self, fetch: Fetch, hub: Hub, tmp_path: Path) -> None:
+    def test_unwritable_cache_is_reported(self, fetch: Fetch, hub: Hub, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         done = fetch(HF_HUB_CACHE=str(tmp_path / "file"))
         refused(
             done, "cannot be stored: Not a directory", f"free space in {tmp_path}/file or make it writable; {AGAIN}"
         )
 
-    def test_weights_that_are_pickles(self, fetch: Fetch, model: Path) -> None:
+    def test_model_with_only_pickles_is_rejected(self, fetch: Fetch, model: Path) -> None:
         for path in [*model.glob("*.safetensors"), model / "model.safetensors.index.json"]:
             path.unlink()
         digests = "allow_pickle: true and sha256: {pytorch_model.bin: <64 hex digits from the file's page on the hub>}"
         refused(fetch(), "*.safetensors is missing", f"if the weights are pickles, allow them in the recipe: {digests}")
 
-    def test_a_pickle_that_is_not_there(self, fetch: Fetch) -> None:
+    def test_missing_pickle_is_reported(self, fetch: Fetch) -> None:
         hint = "check the model's name, the commit and the names under sha256"
         refused(fetch("other.bin"), "other.bin is missing", hint)
 
@@ -199,17 +199,17 @@ class TestWhatGoesWrong:
 class TestOffline:
     HINT = "unset HF_HUB_OFFLINE and build again"
 
-    def test_nothing_is_asked(self, fetch: Fetch, hub: Hub) -> None:
+    def test_missing_model_offline_is_an_error_without_requests(self, fetch: Fetch, hub: Hub) -> None:
         refused(fetch(HF_HUB_OFFLINE="1"), "not in the hub cache, and HF_HUB_OFFLINE is set", self.HINT)
         assert hub.asked == []
 
-    def test_what_is_there_is_enough(self, fetch: Fetch, hub: Hub) -> None:
+    def test_cached_model_offline_is_found_without_requests(self, fetch: Fetch, hub: Hub) -> None:
         fetch()
         hub.asked.clear()
         assert fetch(HF_HUB_OFFLINE="1").returncode == 0
         assert hub.asked == []
 
-    def test_what_is_there_in_part_is_not(self, fetch: Fetch, hub: Hub) -> None:
+    def test_incomplete_model_offline_is_an_error(self, fetch: Fetch, hub: Hub) -> None:
         fetch()
         (snapshot(hub) / "two.safetensors").unlink()
         done = fetch(HF_HUB_OFFLINE="1")
@@ -220,7 +220,7 @@ class TestOffline:
 class TestRoom:
     """The sizes of the weights are known before the first byte is downloaded."""
 
-    def test_that_is_too_little_is_told_before_a_byte(self, fetch: Fetch, hub: Hub) -> None:
+    def test_insufficient_disk_space_is_reported_before_any_download(self, fetch: Fetch, hub: Hub) -> None:
         hub.sizes["one.safetensors"] = 1 << 60
         done = fetch()
         assert done.returncode == 1
@@ -229,7 +229,7 @@ class TestRoom:
         assert "hint: free space there, or point HF_HUB_CACHE at another disk" in done.stderr
         assert hub.got("one.safetensors") == hub.got("two.safetensors") == []
 
-    def test_is_not_asked_for_what_is_there(self, fetch: Fetch, hub: Hub) -> None:
+    def test_required_disk_space_excludes_cached_files(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["two.safetensors"] = (404, "EntryNotFound")
         assert fetch().returncode == 1
         assert "one.safetensors" in fetched(hub)
@@ -239,7 +239,7 @@ class TestRoom:
 
 
 class TestAnInterruption:
-    def test_of_the_connection_goes_on_in_the_middle_of_a_shard(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+    def test_interrupted_connection_resumes_in_the_middle_of_a_shard(self, fetch: Fetch, hub: Hub, model: Path) -> None:
         shard = model / "two.safetensors"
         save_file({"two.safetensors": np.arange(3 << 20, dtype=np.float32)}, shard)
         hub.cuts["two.safetensors"] = CHUNK + 999
@@ -247,7 +247,7 @@ class TestAnInterruption:
         assert [asked.range for asked in hub.got("two.safetensors")] == [None, f"bytes={CHUNK}-"]
         assert (snapshot(hub) / "two.safetensors").read_bytes() == shard.read_bytes()
 
-    def test_of_the_process_keeps_the_files_that_were_whole(self, fetch: Fetch, hub: Hub) -> None:
+    def test_killed_process_leaves_complete_files_for_the_next_download(self, fetch: Fetch, hub: Hub) -> None:
         hub.stops["two.safetensors"] = 50
         with forked.Popen(command(), env=hub.environment(), stdout=subprocess.DEVNULL) as process:
             arrived = wait_until(
@@ -262,7 +262,7 @@ class TestAnInterruption:
         assert fetched(hub) == WHOLE
         assert {asked.what for asked in hub.asked if asked.method == "GET"} == {"tree", "two.safetensors"}
 
-    def test_of_nothing_asks_nothing(self, fetch: Fetch, hub: Hub) -> None:
+    def test_complete_download_sends_no_requests_again(self, fetch: Fetch, hub: Hub) -> None:
         fetch()
         hub.asked.clear()
         assert fetch().returncode == 0

@@ -62,7 +62,7 @@ def described(source: Source) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.slow
-def test_it_reads_as_the_checkpoint_does(hub: Hub) -> None:
+def test_preview_matches_the_checkpoint_without_its_weights(hub: Hub) -> None:
     source, whole = make_preview("org/target", COMMIT), load_source(MODELS / "quickstart-target")
     assert (source.config, described(source)) == (whole.config, described(whole))
     assert source.absent == {
@@ -72,7 +72,7 @@ def test_it_reads_as_the_checkpoint_does(hub: Hub) -> None:
 
 
 @pytest.mark.slow
-def test_tables_of_ids_are_there_and_weights_are_not(hub: Hub) -> None:
+def test_preview_contains_id_tables_but_not_weights(hub: Hub) -> None:
     source, whole = make_preview("org/eagle3", COMMIT), load_source(MODELS / "quickstart-eagle3")
     assert data(source, "d2t") == data(whole, "d2t")
     assert not any(data(source, "fc.weight"))
@@ -84,7 +84,7 @@ def data(source: Source, name: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_model_of_190_shards_takes_no_2_mb_and_no_2_seconds_and_the_second_time_nothing(hub: Hub) -> None:
+def test_preview_of_190_shards_is_small_fast_and_cached(hub: Hub) -> None:
     shape = next(shape for shape in shapes() if shape.name == "llama-3.1-405b-instruct")
     root = hub.root / "meta-llama" / "large"
     make_checkpoint(shape, root)
@@ -101,14 +101,14 @@ def test_a_model_of_190_shards_takes_no_2_mb_and_no_2_seconds_and_the_second_tim
 
 
 @pytest.mark.slow
-def test_nobody_else_may_look_into_it(hub: Hub) -> None:
+def test_previews_directory_is_private(hub: Hub) -> None:
     make_preview("org/target", COMMIT)
     assert stat.S_IMODE(previews_dir().stat().st_mode) == 0o700
 
 
 class TestAnInterruption:
     @pytest.mark.slow
-    def test_goes_on_where_it_was(self, hub: Hub) -> None:
+    def test_interrupted_preview_resumes_with_the_missing_files(self, hub: Hub) -> None:
         hub.refusals["model.safetensors"] = 500, ""
         with pytest.raises(HubError, match="HTTP status 500"):
             make_preview("org/target", COMMIT)
@@ -119,7 +119,7 @@ class TestAnInterruption:
         assert asked(hub) == {"info", "model.safetensors"}
 
     @pytest.mark.slow
-    def test_leaves_what_is_no_preview(self, hub: Hub) -> None:
+    def test_truncated_preview_file_is_fetched_again(self, hub: Hub) -> None:
         root = make_preview("org/target", COMMIT).root
         os.truncate(root / "model.safetensors", 100)
         hub.asked.clear()
@@ -127,7 +127,7 @@ class TestAnInterruption:
         assert asked(hub) == {"info", "model.safetensors"}
 
     @pytest.mark.slow
-    def test_after_an_error_no_more_is_asked(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_stops_further_requests(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.2)
         root = hub.root / "org" / "many"
         root.mkdir()
@@ -145,19 +145,19 @@ class TestAnInterruption:
 
 class TestTokenizers:
     @pytest.mark.slow
-    def test_of_a_large_one_only_the_length_is_fetched(self, hub: Hub, large: None) -> None:
+    def test_large_tokenizer_is_not_fetched_only_its_length(self, hub: Hub, large: None) -> None:
         source = make_preview("org/target", COMMIT)
         assert "tokenizer.json" in source.absent
         assert not hub.got("tokenizer.json")
         assert (source.root / "tokenizer.json").stat().st_size == source.absent["tokenizer.json"][1]
 
     @pytest.mark.slow
-    def test_equal_ones_are_not_fetched_to_be_compared(self, hub: Hub, large: None) -> None:
+    def test_equal_tokenizers_are_compared_without_fetching(self, hub: Hub, large: None) -> None:
         compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
         assert not hub.got("tokenizer.json")
 
     @pytest.mark.slow
-    def test_others_are_fetched_once(self, hub: Hub, large: None) -> None:
+    def test_tokenizers_with_different_files_are_fetched_once(self, hub: Hub, large: None) -> None:
         path = hub.root / "org" / "draft" / "tokenizer.json"
         path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
         for _ in range(2):
@@ -165,7 +165,7 @@ class TestTokenizers:
         assert len(hub.got("tokenizer.json")) == 2
 
     @pytest.mark.slow
-    def test_different_ones_are_told(self, hub: Hub, large: None) -> None:
+    def test_different_tokenizers_are_reported(self, hub: Hub, large: None) -> None:
         path = hub.root / "org" / "draft" / "tokenizer.json"
         path.write_text(path.read_text().replace('"model"', '"modem"', 1).replace('"modem"', '"model"', 1) + " ")
         document = json.loads(path.read_text())
@@ -176,7 +176,7 @@ class TestTokenizers:
             compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
 
     @pytest.mark.slow
-    def test_one_on_this_disk_is_compared_with_one_on_the_hub(self, hub: Hub, large: None) -> None:
+    def test_local_tokenizer_is_compared_with_a_hub_tokenizer(self, hub: Hub, large: None) -> None:
         compare_tokenizers(load_source(MODELS / "quickstart-target"), make_preview("org/draft", COMMIT))
         assert len(hub.got("tokenizer.json")) == 1
 
@@ -184,7 +184,7 @@ class TestTokenizers:
 class TestWhatCannotBeHad:
     @pytest.mark.slow
     @pytest.mark.parametrize("status", [401, 403])
-    def test_a_gated_model(self, status: int, hub: Hub) -> None:
+    def test_gated_model_is_an_error(self, status: int, hub: Hub) -> None:
         hub.refusals["model.safetensors"] = status, "GatedRepo"
         with pytest.raises(HubError) as refused:
             make_preview("org/target", COMMIT)
@@ -192,20 +192,20 @@ class TestWhatCannotBeHad:
         assert refused.value.hint == "request access on the model's page, then set HF_TOKEN to a token with read access"
 
     @pytest.mark.slow
-    def test_parts_of_files(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_hub_without_range_requests_is_an_error(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         hub.ranges = False
         with pytest.raises(HubError, match="the hub does not support range requests"):
             make_preview("org/target", COMMIT)
 
     @pytest.mark.slow
-    def test_an_index_of_more_than_there_is(self, hub: Hub) -> None:
+    def test_index_with_a_missing_shard_is_an_error(self, hub: Hub) -> None:
         index = {"weight_map": {"x": "model-00002-of-00002.safetensors"}}
         (hub.root / "org" / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(CheckpointError, match=r"the index names .*, which is missing"):
             make_preview("org/target", COMMIT)
 
     @pytest.mark.slow
-    def test_a_header_that_ends_elsewhere(self, hub: Hub) -> None:
+    def test_bytes_after_the_last_tensor_are_an_error(self, hub: Hub) -> None:
         with (hub.root / "org" / "target" / "model.safetensors").open("ab") as file:
             file.write(b"more")
         with pytest.raises(CheckpointError, match="4 bytes after the last tensor") as refused:
@@ -213,7 +213,7 @@ class TestWhatCannotBeHad:
         assert refused.value.where == "org/target/model.safetensors"
 
 
-def test_the_ones_used_least_recently_are_forgotten(workplace: Path) -> None:
+def test_least_recently_used_previews_are_pruned(workplace: Path) -> None:
     for number in range(MAX_PREVIEWS + 3):
         root = preview_dir(f"org/{number}", COMMIT)
         root.mkdir(parents=True)
@@ -223,7 +223,7 @@ def test_the_ones_used_least_recently_are_forgotten(workplace: Path) -> None:
     assert preview_dir("org/3", COMMIT).exists()
 
 
-def test_models_are_named_by_their_ids(workplace: Path) -> None:
+def test_preview_paths_in_messages_are_replaced_by_model_ids(workplace: Path) -> None:
     path = preview_dir("org/model", COMMIT) / "config.json"
     assert with_model_ids(f"{path}: lacks 'vocab_size'") == "org/model/config.json: lacks 'vocab_size'"
     assert with_model_ids(f"{previews_dir()}/gpt2/{COMMIT}") == "gpt2"

@@ -52,7 +52,7 @@ def finish_the_rest(noted: ConversionJournal) -> None:
 @pytest.mark.parametrize(
     ("then", "raised"), [(lambda noted: None, OSError), (finish_the_rest, ZeroDivisionError)], ids=["ends", "goes on"]
 )
-def test_nothing_is_noted_after_a_disk_has_failed(
+def test_journal_records_nothing_after_a_disk_error(
     file: int,
     notes: Path,
     fails_once: list[int],
@@ -67,14 +67,14 @@ def test_nothing_is_noted_after_a_disk_has_failed(
     assert (notes.read_text(), fails_once) == ("stamp\n", [file])
 
 
-def test_a_disk_that_fails_at_the_end_is_told(file: int, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_reports_a_disk_error_at_the_end(file: int, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "COMMIT_EVERY_S", 3600.0)
     with pytest.raises(OSError, match="Input/output error"), ConversionJournal(notes, [file], "stamp") as noted:
         noted.finish("one")
     assert notes.read_text() == "stamp\n"
 
 
-def test_notes_of_bytes_that_are_no_text_are_begun_anew(file: int, notes: Path) -> None:
+def test_journal_that_is_not_utf_8_is_restarted(file: int, notes: Path) -> None:
     notes.write_bytes(b"\xff\xfe\x00\ntask\n")
     assert ConversionJournal(notes, [file], "stamp").done == frozenset()
     assert notes.read_text() == "stamp\n"

@@ -74,7 +74,7 @@ def put_all(written: Written, to: direct_io.TaskOutput, pieces: int) -> None:
 
 @pytest.mark.parametrize("pieces", [999, 5000, BLOCK, 1 << 20])
 @pytest.mark.parametrize("order", ["one two three four five", "five four three two one", "three one five two four"])
-def test_files_and_digests_are_right_in_any_order(tmp_path: Path, order: str, pieces: int) -> None:
+def test_direct_writer_files_and_digests_are_correct_in_any_order(tmp_path: Path, order: str, pieces: int) -> None:
     written = Written(tmp_path / "file", order.split())
     with (
         written.growing as digests,
@@ -87,7 +87,7 @@ def test_files_and_digests_are_right_in_any_order(tmp_path: Path, order: str, pi
     assert hashlib.sha256(written.path.read_bytes()).hexdigest() == written.expected
 
 
-def test_what_comes_in_order_is_hashed_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_written_in_order_are_hashed_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     pieces = streaming_digest.read_chunks
 
@@ -107,7 +107,7 @@ def test_what_comes_in_order_is_hashed_from_memory(tmp_path: Path, monkeypatch: 
     assert sum(read) == len(LAYOUT.header)
 
 
-def test_tasks_write_in_their_turn(tmp_path: Path) -> None:
+def test_concurrent_tasks_write_in_turn_with_the_correct_digest(tmp_path: Path) -> None:
     written = Written(tmp_path / "file", list(SIZES))
     with (
         written.growing as digests,
@@ -131,7 +131,7 @@ def put_one(written: Written, to: direct_io.TaskOutput, name: str) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
-def test_a_disk_that_fails_is_told_and_one_that_wants_other_pages_is_served(
+def test_disk_error_is_reported_and_invalid_alignment_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     written = Written(tmp_path / "file", list(SIZES))
@@ -155,7 +155,7 @@ def test_a_disk_that_fails_is_told_and_one_that_wants_other_pages_is_served(
             assert digests.digests() == [written.expected]
 
 
-def test_a_task_that_fails_wakes_those_that_wait_for_it(tmp_path: Path) -> None:
+def test_failed_task_raises_its_error_in_waiting_tasks(tmp_path: Path) -> None:
     written = Written(tmp_path / "file", list(SIZES))
     failed: list[BaseException] = []
 
@@ -176,7 +176,9 @@ def test_a_task_that_fails_wakes_those_that_wait_for_it(tmp_path: Path) -> None:
     assert [str(error) for error in failed] == ["the source is damaged"]
 
 
-def test_an_error_of_the_hash_ends_who_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_error_is_raised_in_a_writer_waiting_for_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = Written(tmp_path / "file", list(SIZES))
 
     def fail(_: object) -> None:
@@ -192,7 +194,9 @@ def test_an_error_of_the_hash_ends_who_waits_for_room(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("why", ["small", "refused"])
-def test_others_go_through_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_small_or_unsupported_output_goes_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     written = Written(tmp_path / "file", list(SIZES))
     if why == "small":
         monkeypatch.setattr(direct_io, "LEAST_BYTES", LAYOUT.nbytes + 1)
@@ -212,9 +216,7 @@ def _refuse(*_: object) -> int:
 
 
 @pytest.mark.parametrize(("files", "nbytes"), [(1, 1 << 20), (8, 1 << 20), (9, 512 << 10), (512, 16 << 10)])
-def test_blocks_are_smaller_where_there_are_many_files(
-    files: int, nbytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_size_shrinks_with_many_files(files: int, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_io, "BLOCKS_BYTES", 32 << 20)
     monkeypatch.setattr(direct_io, "MOST_BLOCK_BYTES", 1 << 20)
     assert direct_io.block_bytes(files) == nbytes
@@ -224,7 +226,7 @@ def test_blocks_are_smaller_where_there_are_many_files(
 @pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(4), ParallelMapping(2, 2)], ids=str)
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8_rowwise")], ids=lambda s: s.weights)
 @pytest.mark.parametrize("chunk_bytes", [64, 5000, 1 << 20])
-def test_conversions_have_the_same_bytes_both_ways(
+def test_direct_and_cached_conversions_have_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, scheme: Scheme, mapping: ParallelMapping
 ) -> None:
     source = make_llama(tmp_path / "hf", attention_bias=True, vocab_size=67, num_hidden_layers=3)
@@ -246,7 +248,7 @@ def test_conversions_have_the_same_bytes_both_ways(
     ("weights", "stored"),
     [("none", None), ("fp8", None), ("fp8_rowwise", None), ("fp8", "tensor"), ("fp8_rowwise", "channel")],
 )
-def test_no_encoding_lets_hashes_wait_for_what_it_writes_later(
+def test_conversion_never_drops_blocks_before_they_are_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, stored: str | None, tensor: int
 ) -> None:
     source = make_llama(tmp_path / "hf", hidden_size=256, intermediate_size=2048, num_hidden_layers=2)
@@ -268,7 +270,7 @@ def test_no_encoding_lets_hashes_wait_for_what_it_writes_later(
     )
 
 
-def test_rows_of_several_ranks_come_by_turns() -> None:
+def test_rows_of_several_ranks_alternate_in_chunks() -> None:
     parts = [range(5), range(5, 8), range(8, 14)]
     assert list(stream._turns(parts, 3)) == [
         (0, 0, 3),

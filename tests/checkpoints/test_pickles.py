@@ -87,7 +87,7 @@ def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:
 
 class TestWhatComesOut:
     @pytest.mark.slow
-    def test_is_what_torch_saved(self, root: Path) -> None:
+    def test_tensors_equal_those_saved_by_torch(self, root: Path) -> None:
         torch.manual_seed(0)
         saved = {dtype: torch.randn(3, 5).mul(50).to(getattr(torch, dtype)) for dtype in unpickler.DTYPES}
         saved |= {
@@ -106,7 +106,7 @@ class TestWhatComesOut:
         assert found["scalar"].item() == 3.5
 
     @pytest.mark.usefixtures("in_process")
-    def test_of_shared_and_strided_tensors_is_a_copy_each(self, root: Path) -> None:
+    def test_shared_and_strided_tensors_are_copied_separately(self, root: Path) -> None:
         base = torch.arange(12.0).reshape(3, 4)
         saved = OrderedDict(embedding=base, head=base, transposed=base.T[1:])
         found = opened(root, save(root, saved))
@@ -114,7 +114,7 @@ class TestWhatComesOut:
             assert torch.equal(found[name], tensor)
 
     @pytest.mark.usefixtures("in_process")
-    def test_of_shards_has_an_index_as_transformers_writes_it(self, root: Path) -> None:
+    def test_shards_get_an_index_named_as_by_transformers(self, root: Path) -> None:
         first = save(root, {"a": torch.ones(2)}, "pytorch_model-00001-of-00002.bin")
         second = save(root, {"b": torch.zeros(3)}, "pytorch_model-00002-of-00002.bin")
         placed = dict(zip("ab", [*first, *second], strict=True))
@@ -128,14 +128,14 @@ class TestWhatComesOut:
         }
 
     @pytest.mark.usefixtures("in_process")
-    def test_has_config_and_tokenizer_beside_it(self, root: Path) -> None:
+    def test_output_includes_config_and_tokenizer(self, root: Path) -> None:
         pins = save(root, {"a": torch.ones(2)})
         unpickle(root, pins, lambda _: None)
         names = sorted(path.name for path in unpickled_dir(root, pins).iterdir())
         assert names == ["config.json", "model.safetensors", "tokenizer.json"]
 
     @pytest.mark.slow
-    def test_is_the_same_bytes_every_time(self, root: Path) -> None:
+    def test_output_bytes_are_deterministic(self, root: Path) -> None:
         pins = save(root, {"b": torch.ones(2), "a": torch.zeros(3)})
         opened(root, pins)
         before = digest(unpickled_dir(root, pins) / "model.safetensors")
@@ -147,14 +147,14 @@ class TestWhatComesOut:
         assert len(list(unpickled_dir(root, pins).parent.glob("*/model.safetensors"))) == 2
 
     @pytest.mark.usefixtures("in_process")
-    def test_is_made_once(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_output_is_converted_once(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pins = save(root, {"a": torch.ones(2)})
         opened(root, pins)
         (root / "pytorch_model.bin").unlink()
         opened(root, pins)
 
     @pytest.mark.usefixtures("in_process")
-    def test_is_told_in_bytes_read(self, root: Path) -> None:
+    def test_progress_is_reported_in_bytes_read(self, root: Path) -> None:
         pins = save(root, {"a": torch.ones(1 << 20)})
         sizes: list[int] = []
         unpickle(root, pins, sizes.append)
@@ -162,7 +162,9 @@ class TestWhatComesOut:
 
 
 class TestThePin:
-    def test_is_of_another_file(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pin_with_a_different_digest_is_rejected_unopened(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         save(root, {"a": torch.ones(2)})
         monkeypatch.setattr(pickles, "_run_unpickler", lambda *_: pytest.fail("it was opened"))
         message = "pytorch_model.bin: does not have the SHA-256 pinned in the recipe"
@@ -170,11 +172,11 @@ class TestThePin:
         assert error.hint is not None
         assert digest(root / "pytorch_model.bin") in error.hint
 
-    def test_is_of_a_file_that_is_not_there(self, root: Path) -> None:
+    def test_pin_of_a_missing_file_is_rejected(self, root: Path) -> None:
         refused(root, {"other.bin": "0" * 64}, "other.bin: pinned by sha256 but missing")
 
     @pytest.mark.usefixtures("in_process")
-    def test_holds_for_the_file_that_was_read_whatever_is_put_in_its_place(
+    def test_pin_applies_to_the_opened_file_even_if_it_is_replaced(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pins = save(root, {"a": torch.ones(2)})
@@ -188,7 +190,7 @@ class TestThePin:
         monkeypatch.setattr(pickles, "_run_unpickler", swap)
         assert list(opened(root, pins)) == ["a"]
 
-    def test_has_to_be_there_for_every_file_of_the_index(self, root: Path) -> None:
+    def test_index_naming_an_unpinned_file_is_rejected(self, root: Path) -> None:
         pins = save(root, {"a": torch.ones(2)})
         placed = {"a": "pytorch_model.bin", "b": "more.bin"}
         (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
@@ -208,16 +210,16 @@ class Gadget:
 
 @pytest.mark.slow
 class TestCodeInAPickle:
-    def test_is_real_for_an_ordinary_unpickler(self, tmp_path: Path) -> None:
+    def test_gadget_runs_code_in_an_ordinary_unpickler(self, tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(Gadget(tmp_path / "ran")))
         assert (tmp_path / "ran").exists()
 
-    def test_in_place_of_a_tensor_is_not_run(self, root: Path, tmp_path: Path) -> None:
+    def test_code_in_place_of_a_tensor_is_not_run(self, root: Path, tmp_path: Path) -> None:
         pins = save(root, {"a": torch.ones(2), "b": Gadget(tmp_path / "ran")})
         refused(root, pins, "pytorch_model.bin: not opened: it references posix.system, which tensors do not need")
         assert not (tmp_path / "ran").exists()
 
-    def test_that_hides_from_the_look_ahead_is_not_run(self, root: Path, tmp_path: Path) -> None:
+    def test_code_named_only_on_the_stack_is_not_run(self, root: Path, tmp_path: Path) -> None:
         """The name is assembled on the stack, so only running the pickle reveals it."""
         program = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c%c%b\x85R." % (
             (command := f"touch {tmp_path}/ran".encode()) and len(command),
@@ -231,14 +233,14 @@ class TestCodeInAPickle:
         refused(root, pins, "x.bin: cannot be opened: Unsupported operand")
         assert not (tmp_path / "ran").exists()
 
-    def test_that_the_look_ahead_misses_is_not_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_code_missed_by_the_scan_is_not_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save(tmp_path, {"b": Gadget(tmp_path / "ran")})
         monkeypatch.setattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])
         with pytest.raises(SystemExit, match="cannot be opened: Weights only load failed"):
             unpickler.main(str(tmp_path / "pytorch_model.bin"), str(tmp_path / "out"))
         assert not (tmp_path / "ran").exists()
 
-    def test_outside_of_a_torch_file_is_not_run(self, root: Path, tmp_path: Path) -> None:
+    def test_code_in_a_plain_pickle_is_not_run(self, root: Path, tmp_path: Path) -> None:
         (root / "x.pt").write_bytes(pickle.dumps(Gadget(tmp_path / "ran")))
         refused(root, {"x.pt": digest(root / "x.pt")}, "x.pt: not written by torch.save (torch 1.6 or later)")
         assert not (tmp_path / "ran").exists()
@@ -258,7 +260,7 @@ NOT_TENSORS = [
 
 
 @pytest.mark.parametrize(("saved", "message"), NOT_TENSORS, ids=[message[:40] for _, message in NOT_TENSORS])
-def test_what_is_not_a_state_dict_says_so(tmp_path: Path, saved: Any, message: str) -> None:
+def test_file_without_a_state_dict_is_rejected(tmp_path: Path, saved: Any, message: str) -> None:
     """Run in this process: other tests show that the child's last line becomes the error."""
     save(tmp_path, saved)
     with pytest.raises(SystemExit) as ended:
@@ -268,13 +270,13 @@ def test_what_is_not_a_state_dict_says_so(tmp_path: Path, saved: Any, message: s
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_name_that_is_a_path(root: Path) -> None:
+def test_tensor_name_with_a_path_separator_is_rejected(root: Path) -> None:
     refused(root, save(root, {"a/b": torch.ones(2)}), "tensor name 'a/b' has a path separator")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_a_torch_file_without_a_pickle(root: Path) -> None:
+def test_torch_file_without_a_pickle_is_rejected(root: Path) -> None:
     with zipfile.ZipFile(root / "x.bin", "w") as empty:
         for name in ("data.pkl", "version", "byteorder"):
             empty.writestr(f"x/{name}", b"")
@@ -282,7 +284,7 @@ def test_a_torch_file_without_a_pickle(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_file_that_is_cut_off(root: Path) -> None:
+def test_truncated_file_is_rejected(root: Path) -> None:
     save(root, {"a": torch.ones(1000)})
     path = root / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:-200])
@@ -290,13 +292,13 @@ def test_a_file_that_is_cut_off(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_tensor_that_is_in_two_files(root: Path) -> None:
+def test_tensor_in_two_files_is_rejected(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"a": torch.ones(2)}, "y.bin")
     refused(root, pins, "y.bin: tensor 'a' is also in x.bin")
 
 
 @pytest.mark.usefixtures("in_process")
-def test_an_index_that_is_wrong(root: Path) -> None:
+def test_index_that_contradicts_the_files_is_rejected(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"b": torch.ones(2)}, "y.bin")
     (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "y.bin", "b": "y.bin"}}))
     refused(root, pins, "pytorch_model.bin.index.json: maps 'a' to y.bin, which does not contain it")
@@ -318,7 +320,7 @@ class TestTheProcess:
 
         return become
 
-    def test_has_an_empty_environment_and_no_input(
+    def test_child_has_empty_environment_no_input_and_a_separate_process_group(
         self, root: Path, child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -326,16 +328,16 @@ class TestTheProcess:
         child(f"import os, sys; sys.exit(repr([{state}]))")
         refused(root, save(root, {"a": torch.ones(2)}), "[set(), '', True]")
 
-    def test_cannot_write_what_is_no_safetensors_file(self, root: Path, child: Callable[[str], None]) -> None:
+    def test_child_output_that_is_not_safetensors_is_rejected(self, root: Path, child: Callable[[str], None]) -> None:
         child("import sys; open(sys.argv[2], 'wb').write(bytes(16))")
         refused(root, save(root, {"a": torch.ones(2)}), "model.safetensors: not a safetensors file")
 
-    def test_that_is_killed_is_reported(self, root: Path, child: Callable[[str], None]) -> None:
+    def test_killed_child_is_reported(self, root: Path, child: Callable[[str], None]) -> None:
         child("import os; os.kill(os.getpid(), 9)")
         refused(root, save(root, {"a": torch.ones(2)}), "the process that opened it exited with -9")
 
     @pytest.mark.slow
-    def test_has_an_end_to_its_time(
+    def test_child_is_ended_after_its_timeout(
         self, root: Path, child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(pickles, "LEAST_TIME_S", 1)
@@ -344,7 +346,7 @@ class TestTheProcess:
         ended(tmp_path / "pids")
 
     @pytest.mark.slow
-    def test_ends_with_an_interrupt(self, root: Path, child: Callable[[str], None], tmp_path: Path) -> None:
+    def test_child_is_ended_by_an_interrupt(self, root: Path, child: Callable[[str], None], tmp_path: Path) -> None:
         pins = save(root, {"a": torch.ones(2)})
         child(SLEEPER.format(pids=tmp_path / "pids"))
 
@@ -383,7 +385,7 @@ def ended(pids: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_what_a_killed_build_left_is_no_checkpoint_and_goes_away(root: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     target = unpickled_dir(root, pins)
     left = target.with_name(f".{target.name}.tmp")
@@ -394,7 +396,7 @@ def test_what_a_killed_build_left_is_no_checkpoint_and_goes_away(root: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_at_once_make_it_once(root: Path) -> None:
+def test_concurrent_processes_convert_once(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     code = "import json, sys; from pathlib import Path; from trtspec.checkpoints.pickles import unpickle\n" + (
         "sizes = []; unpickle(Path(sys.argv[1]), json.loads(sys.argv[2]), sizes.append); print(len(sizes))"
@@ -404,14 +406,14 @@ def test_two_at_once_make_it_once(root: Path) -> None:
     assert sorted(process.communicate(timeout=60)[0] for process in both) == ["0\n", "1\n"]
 
 
-def test_a_cache_that_cannot_be_written(root: Path, workplace: Path) -> None:
+def test_unwritable_cache_is_an_error(root: Path, workplace: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     (workplace / "cache").touch()
     with pytest.raises(CheckpointError, match="cannot be created: Not a directory\nhint: free space or make"):
         unpickle(root, pins, lambda _: None)
 
 
-def test_finding_is_quick_and_opens_nothing(root: Path) -> None:
+def test_unpickled_dir_is_found_quickly_and_depends_on_the_pins(root: Path) -> None:
     pins = save(root, {"a": torch.ones(8 << 20)})
     started = time.process_time()
     assert unpickled_dir(root, pins) == unpickled_dir(root, pins)
@@ -432,15 +434,15 @@ def rewritten(root: Path, change: Callable[[str, bytes], bytes]) -> dict[str, st
 
 @pytest.mark.usefixtures("in_process")
 class TestDamagedRecords:
-    def test_a_short_storage_is_refused(self, root: Path) -> None:
+    def test_short_storage_is_rejected(self, root: Path) -> None:
         pins = rewritten(root, lambda name, data: data[:4] if name.endswith("data/0") else data)
         refused(root, pins, "its record data/0 has 4 bytes, but its tensors need 256")
 
-    def test_a_missing_storage_is_refused(self, root: Path) -> None:
+    def test_missing_storage_is_rejected(self, root: Path) -> None:
         pins = rewritten(root, lambda name, data: b"" if name.endswith("data/0") else data)
         refused(root, pins, "its record data/0 has 0 bytes")
 
-    def test_a_flipped_bit_is_refused(self, root: Path) -> None:
+    def test_flipped_bit_is_rejected(self, root: Path) -> None:
         pins = save(root, {"a": torch.arange(6400.0)})
         path = root / "pytorch_model.bin"
         raw = bytearray(path.read_bytes())

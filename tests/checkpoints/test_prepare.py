@@ -37,18 +37,18 @@ def missing(source: Target, message: str, hint: str) -> None:
     assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
-def test_a_directory_is_itself(workplace: Path) -> None:
+def test_directory_is_located_as_itself_without_preparation(workplace: Path) -> None:
     assert locate_source(model(workplace)) == workplace
     prepare_source(model(workplace), lambda *_: pytest.fail("there is nothing to do"))
 
 
 class TestAHubId:
-    def test_that_is_not_there(self, workplace: Path) -> None:
+    def test_hub_id_not_in_the_cache_is_an_error(self, workplace: Path) -> None:
         message = f"org/model at commit {COMMIT} is not in the hub cache"
         missing(model("org/model", revision=COMMIT), message, "trtspec build downloads it")
 
     @pytest.mark.parametrize("there", [[], ["config.json"], ["config.json", "a.safetensors"], ["a.safetensors"]])
-    def test_that_is_there_in_part(self, snapshot: Path, there: list[str]) -> None:
+    def test_incomplete_hub_id_is_an_error(self, snapshot: Path, there: list[str]) -> None:
         for name in there:
             (snapshot / name).touch()
         weight_map = {"a": "a.safetensors", "b": "b.safetensors"}
@@ -56,7 +56,7 @@ class TestAHubId:
         message = f"org/model at commit {COMMIT} is incomplete in the hub cache"
         missing(model("org/model", revision=COMMIT), message, "trtspec build downloads the rest")
 
-    def test_that_is_there(self, snapshot: Path) -> None:
+    def test_hub_id_in_the_cache_is_located_without_preparation(self, snapshot: Path) -> None:
         for name in ("config.json", "model.safetensors"):
             (snapshot / name).touch()
         source = model("org/model", revision=COMMIT)
@@ -65,18 +65,18 @@ class TestAHubId:
 
 
 class TestPickles:
-    def test_that_were_not_opened(self, workplace: Path) -> None:
+    def test_unconverted_pickles_are_an_error(self, workplace: Path) -> None:
         source = model(workplace, allow_pickle=True, sha256=PINS)
         hint = "trtspec build converts the pickles pinned by sha256 to safetensors"
         missing(source, "its weights are pickles that were not converted yet", hint)
 
-    def test_that_were(self, workplace: Path) -> None:
+    def test_converted_pickles_are_located_without_preparation(self, workplace: Path) -> None:
         unpickled_dir(workplace, PINS).mkdir(parents=True)
         source = model(workplace, allow_pickle=True, sha256=PINS)
         assert locate_source(source) == unpickled_dir(workplace, PINS)
         prepare_source(source, lambda *_: pytest.fail("there is nothing to do"))
 
-    def test_of_a_hub_id_that_lack_one(self, snapshot: Path) -> None:
+    def test_hub_id_without_a_pinned_pickle_is_incomplete(self, snapshot: Path) -> None:
         for name in ("config.json", "model.safetensors"):
             (snapshot / name).touch()
         source = model("org/model", revision=COMMIT, allow_pickle=True, sha256=PINS)

@@ -20,7 +20,7 @@ def read_bytes(tensor: TensorInfo) -> bytes:
     return tensor.file.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
 
 
-def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
+def test_file_written_by_safetensors_is_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tensors = {
         "b": rng.random((3, 5), np.float32),
@@ -38,7 +38,7 @@ def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
         assert read_bytes(tensor) == tensors[name].tobytes()
 
 
-def test_what_is_laid_out_the_library_reads(tmp_path: Path) -> None:
+def test_layout_is_readable_by_safetensors(tmp_path: Path) -> None:
     first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(5, dtype=np.uint8)
     layout = lay_out([("second", "U8", (5,)), ("first", "F32", (2, 3))])
     whole = bytearray(layout.nbytes)
@@ -53,7 +53,7 @@ def test_what_is_laid_out_the_library_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("padding", [b"", b" " * 7, b"\n"])
-def test_padding_is_no_part_of_the_header(padding: bytes, tmp_path: Path) -> None:
+def test_header_padding_is_ignored(padding: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     raw = pack(good_header(), 0)[8:] + padding
     path.write_bytes(pack(raw, data_bytes(good_header())))
@@ -61,7 +61,7 @@ def test_padding_is_no_part_of_the_header(padding: bytes, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_as_many_matrices_as_a_large_model_has_in_one_file(tmp_path: Path) -> None:
+def test_header_with_as_many_tensors_as_a_large_moe_is_read(tmp_path: Path) -> None:
     """Qwen3-235B in FP8: 94 layers of 128 experts, each with three matrices and their scales."""
     shapes = {f"{layer}.{expert}.{n}": [1, 1] for layer in range(94) for expert in range(128) for n in range(6)}
     header = good_header(shapes)

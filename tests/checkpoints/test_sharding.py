@@ -82,7 +82,7 @@ def whole(rule: Rule) -> torch.Tensor:
 @pytest.mark.slow
 @given(models())
 @settings(deadline=None, max_examples=60)
-def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfig, ParallelMapping]) -> None:
+def test_sharded_tensors_match_a_division_by_torch(model: tuple[ModelConfig, ParallelMapping]) -> None:
     config, mapping = model
     ours: list[dict[str, torch.Tensor]] = [{} for _ in range(mapping.ranks)]
     for rule in rules_of(config):
@@ -103,7 +103,7 @@ def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfi
 @pytest.mark.slow
 @given(models())
 @settings(deadline=None, max_examples=60)
-def test_joined_ranks_are_the_whole_and_nothing_is_read_twice(model: tuple[ModelConfig, ParallelMapping]) -> None:
+def test_joined_regions_restore_each_tensor_without_overlap(model: tuple[ModelConfig, ParallelMapping]) -> None:
     config, mapping = model
     for rule in rules_of(config):
         sharded, parts = shard(rule, mapping, config.num_layers), numbered(rule)
@@ -119,7 +119,7 @@ def test_joined_ranks_are_the_whole_and_nothing_is_read_twice(model: tuple[Model
 
 
 @given(layers=st.integers(1, 100), stages=st.integers(1, 8))
-def test_uneven_stages_are_those_of_tensor_split(layers: int, stages: int) -> None:
+def test_uneven_pipeline_stages_match_tensor_split(layers: int, stages: int) -> None:
     mapping = ParallelMapping(2, stages)
     expected = [part.tolist() for part in torch.tensor_split(torch.arange(layers), stages)]
     assert [list(mapping.layers(stage, layers)) for stage in range(stages)] == expected
@@ -127,13 +127,13 @@ def test_uneven_stages_are_those_of_tensor_split(layers: int, stages: int) -> No
         assert [mapping.locate(layer, layers) for layer in part] == [(stage, local) for local in range(len(part))]
 
 
-def test_ranks_count_through_a_stage_first() -> None:
+def test_ranks_are_numbered_within_a_stage_first() -> None:
     mapping = ParallelMapping(tensor=4, pipeline=2)
     assert mapping.ranks == 8
     assert [list(mapping.stage_ranks(stage)) for stage in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_an_embedding_that_is_not_divided_is_whole_on_every_rank_of_the_first_stage() -> None:
+def test_undivided_embedding_is_replicated_on_the_first_stage() -> None:
     config, (embedding, *_, head) = model_config(), decoder_rules(model_config())
     mapping = ParallelMapping(tensor=4, pipeline=2, embedding=False)
     sharded = shard(embedding, mapping, config.num_layers)
@@ -162,15 +162,15 @@ def problems(**fields: int) -> list[str]:
         ({"vocab_size": 7}, []),
     ],
 )
-def test_what_cannot_be_divided_is_said(fields: dict[str, int], expected: list[str]) -> None:
+def test_indivisible_sizes_are_reported(fields: dict[str, int], expected: list[str]) -> None:
     assert problems(**fields) == expected
 
 
-def test_all_problems_are_said_at_once() -> None:
+def test_all_mapping_problems_are_reported_together() -> None:
     assert len(problems(num_heads=6, intermediate_size=10, num_kv_heads=3, num_layers=2)) == 4
 
 
-def test_more_ranks_than_files_can_be_open_are_refused() -> None:
+def test_more_than_512_ranks_are_rejected() -> None:
     config = model_config(num_layers=64, num_heads=64, num_kv_heads=64, intermediate_size=64)
     assert mapping_problems(config, ParallelMapping(64, 8)) == []
     assert mapping_problems(config, ParallelMapping(64, 9)) == ["576 ranks; at most 512 are supported"]

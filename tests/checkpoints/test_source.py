@@ -33,7 +33,7 @@ def refused(root: Path, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_shards_are_read_as_one(sharded: Path) -> None:
+def test_shards_are_merged_into_one_source(sharded: Path) -> None:
     source = load_source(sharded)
     assert {name: tensor.file.name for name, tensor in source.tensors.items()} == {
         "a": "model-1.safetensors",
@@ -43,72 +43,72 @@ def test_shards_are_read_as_one(sharded: Path) -> None:
 
 
 class TestTheIndex:
-    def test_names_a_missing_shard(self, sharded: Path) -> None:
+    def test_index_naming_a_missing_shard_is_rejected(self, sharded: Path) -> None:
         (sharded / "model-2.safetensors").unlink()
         refused(sharded, "index.json: names the shard model-2.safetensors, which is missing")
 
-    def test_disagrees_with_a_shard(self, sharded: Path) -> None:
+    def test_index_that_contradicts_a_shard_is_rejected(self, sharded: Path) -> None:
         write_index(sharded, {"a": "model-2.safetensors", "b": "model-2.safetensors"})
         refused(sharded, "index.json: maps 'a' to model-2.safetensors, which does not contain it")
 
-    def test_lacks_a_tensor(self, sharded: Path) -> None:
+    def test_index_without_a_stored_tensor_is_rejected(self, sharded: Path) -> None:
         save_file({"b": np.zeros(4, np.float32), "c": np.zeros(1, np.float32)}, sharded / "model-2.safetensors")
         refused(sharded, "index.json: lacks 'c', which model-2.safetensors contains")
 
     @pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "x.bin", ".safetensors"])
-    def test_points_outside(self, sharded: Path, shard: str) -> None:
+    def test_index_with_an_invalid_shard_name_is_rejected(self, sharded: Path, shard: str) -> None:
         write_index(sharded, {"a": shard})
         refused(sharded, f"shard {shard!r} is not the name of a .safetensors file in this directory")
 
     @pytest.mark.parametrize("weight_map", [None, [], {"a": 3}])
-    def test_is_no_map(self, sharded: Path, weight_map: object) -> None:
+    def test_index_with_an_invalid_weight_map_is_rejected(self, sharded: Path, weight_map: object) -> None:
         write_index(sharded, weight_map)
         refused(sharded, "its weight_map does not map tensor names to files")
 
 
 class TestTheDirectory:
-    def test_lacks_config(self, tmp_path: Path) -> None:
+    def test_directory_without_config_is_rejected(self, tmp_path: Path) -> None:
         refused(tmp_path, "config.json: cannot be read: No such file or directory")
 
-    def test_has_a_config_that_is_not_json(self, tmp_path: Path) -> None:
+    def test_config_that_is_not_json_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text('{"a": ')
         refused(tmp_path, "config.json: not valid JSON")
 
-    def test_has_a_config_that_is_too_large(self, tmp_path: Path) -> None:
+    def test_config_that_is_too_large_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(" " * (1 << 20) + "{}")
         refused(tmp_path, "config.json: larger than 1,048,576 bytes")
 
-    def test_has_only_a_pickle(self, tmp_path: Path) -> None:
+    def test_directory_with_only_a_pickle_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "pytorch_model.bin").write_bytes(b"")
         refused(tmp_path, "no *.safetensors file\nhint: pytorch_model.bin is a pickle, and pickles are not opened")
 
-    def test_holds_a_tensor_twice(self, tmp_path: Path) -> None:
+    def test_tensor_in_two_shards_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         for shard in ("one", "two"):
             save_file({"a": np.zeros(3, np.float32)}, tmp_path / f"{shard}.safetensors")
         refused(tmp_path, "two.safetensors: tensor 'a' is also in one.safetensors")
 
-    def test_holds_a_truncated_shard(self, sharded: Path) -> None:
+    def test_truncated_shard_is_rejected(self, sharded: Path) -> None:
         shard = sharded / "model-2.safetensors"
         shard.write_bytes(shard.read_bytes()[:-5])
         refused(sharded, "model-2.safetensors: truncated: its tensors need")
 
 
 class TestLocating:
-    def test_a_directory(self, tmp_path: Path) -> None:
+    def test_directory_is_located_as_itself(self, tmp_path: Path) -> None:
         assert locate_model(str(tmp_path), None) == tmp_path
 
-    def test_a_missing_directory(self, tmp_path: Path) -> None:
+    def test_missing_directory_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no such directory"):
             locate_model(str(tmp_path / "none"), None)
 
-    def test_a_file(self, tmp_path: Path) -> None:
+    def test_file_instead_of_a_directory_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "x").touch()
         with pytest.raises(CheckpointError, match="is a file, not a directory"):
             locate_model(str(tmp_path / "x"), None)
 
-    def test_a_hub_snapshot(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_hub_id_is_located_in_the_cache_or_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
         commit = "0" * 40
         with pytest.raises(
@@ -120,7 +120,7 @@ class TestLocating:
         assert locate_model("org/model", commit) == snapshot
 
 
-def test_what_modelopt_says_of_its_quantization_is_part_of_the_source(sharded: Path) -> None:
+def test_hf_quant_config_is_part_of_the_source_files(sharded: Path) -> None:
     weights = [sharded / "model-1.safetensors", sharded / "model-2.safetensors"]
     assert load_source(sharded).files == [sharded / "config.json", *weights]
     (sharded / "hf_quant_config.json").write_text("{}")

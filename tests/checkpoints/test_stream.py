@@ -54,7 +54,7 @@ def digests(out: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8", "fp8"), Scheme("fp8_rowwise")], ids=lambda s: s.weights)
 @pytest.mark.parametrize("chunk_bytes", [64, 1000, 1 << 20])
-def test_bytes_depend_neither_on_threads_nor_on_chunks(
+def test_output_bytes_are_independent_of_threads_and_chunks(
     source: Path,
     tmp_path: Path,
     activations: Activations,
@@ -68,9 +68,7 @@ def test_bytes_depend_neither_on_threads_nor_on_chunks(
     assert digests(convert(source, tmp_path / "many", threads=8, **options)) == expected
 
 
-def test_scales_of_rows_are_written_once_a_tensor(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_scales_are_written_once_per_tensor(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing them once per chunk took thousands of writes and pieces to hash."""
     puts: list[tuple[int, int]] = []
     put = stream.TransferWorker.put
@@ -112,7 +110,7 @@ def commit_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("point", ["journal.finished", "journal.committed"])
-def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
+def test_killed_conversion_resumes_with_the_remaining_tensors(
     source: Path,
     tmp_path: Path,
     activations: Activations,
@@ -144,7 +142,7 @@ def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
         assert deaths >= 3
 
 
-def test_what_is_done_is_not_read_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_tensors_are_not_read_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, notes = tmp_path / "c", tmp_path / "notes"
     convert(source, out, journal=notes)
     expected, reads = digests(out), []
@@ -158,7 +156,7 @@ def test_what_is_done_is_not_read_again(source: Path, tmp_path: Path, monkeypatc
     assert reads == ["model.layers.1.mlp.down_proj.weight"]
 
 
-def test_a_torn_last_line_of_the_journal_counts_for_nothing(source: Path, tmp_path: Path) -> None:
+def test_truncated_last_journal_line_is_ignored(source: Path, tmp_path: Path) -> None:
     out, notes = tmp_path / "c", tmp_path / "notes"
     convert(source, out, journal=notes)
     expected, (stamp, first, *_) = digests(out), notes.read_text().splitlines()
@@ -170,7 +168,7 @@ def test_a_torn_last_line_of_the_journal_counts_for_nothing(source: Path, tmp_pa
 
 
 @pytest.mark.parametrize("in_blocks", [False, True])
-def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
+def test_journal_records_a_task_only_after_its_bytes_are_synced(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_blocks: bool
 ) -> None:
     if in_blocks:
@@ -203,7 +201,7 @@ def put_a_copy(path: Path) -> None:
 
 
 @pytest.mark.parametrize("replace", [lambda path: os.utime(path, ns=(1, 1)), write_again, put_a_copy])
-def test_a_source_that_was_replaced_is_converted_from_the_start(
+def test_replaced_source_is_converted_from_the_start(
     source: Path, tmp_path: Path, replace: Callable[[Path], object]
 ) -> None:
     out, notes, shard = tmp_path / "c", tmp_path / "notes", source / "model.safetensors"
@@ -217,7 +215,7 @@ def test_a_source_that_was_replaced_is_converted_from_the_start(
     assert digests(out) == expected
 
 
-def test_a_damaged_output_is_made_anew(source: Path, tmp_path: Path) -> None:
+def test_damaged_output_is_rewritten(source: Path, tmp_path: Path) -> None:
     out, notes = tmp_path / "c", tmp_path / "notes"
     expected = digests(convert(source, out, journal=notes))
     os.truncate(out / "rank0.safetensors", 1000)
@@ -234,7 +232,7 @@ def test_progress_counts_every_source_byte_once(source: Path, tmp_path: Path, ac
         (tmp_path / "notes").unlink()
 
 
-def test_what_is_done_already_counts_as_that(source: Path, tmp_path: Path) -> None:
+def test_resumed_bytes_are_reported_separately_from_read_bytes(source: Path, tmp_path: Path) -> None:
     out, notes, read, resumed = tmp_path / "c", tmp_path / "notes", list[int](), list[int]()
     nbytes = sum(tensor.nbytes for tensor in load_file(source / "model.safetensors").values())
     for expected in ((nbytes, 0), (0, nbytes)):
@@ -250,7 +248,7 @@ def damage(source: Path, **values: float) -> None:
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
 
 
-def test_values_that_are_not_finite_are_named_and_counted(
+def test_nonfinite_values_are_rejected_with_tensor_names_and_counts(
     source: Path, tmp_path: Path, activations: Activations
 ) -> None:
     damage(source, model__norm__weight=float("nan"), model__layers__1__mlp__up_proj__weight=float("-inf"))
@@ -264,7 +262,7 @@ def test_values_that_are_not_finite_are_named_and_counted(
         assert "hint: the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway" in found
 
 
-def test_a_second_try_finds_the_same_values(source: Path, tmp_path: Path) -> None:
+def test_nonfinite_values_are_reported_again_on_retry(source: Path, tmp_path: Path) -> None:
     damage(source, model__norm__weight=float("nan"))
     found = []
     for _ in range(2):
@@ -275,7 +273,9 @@ def test_a_second_try_finds_the_same_values(source: Path, tmp_path: Path) -> Non
     assert "transformer.ln_f.weight" not in (tmp_path / "notes").read_text().splitlines()
 
 
-def test_values_that_are_not_finite_can_be_allowed(source: Path, tmp_path: Path, activations: Activations) -> None:
+def test_nonfinite_values_are_converted_with_allow_nonfinite(
+    source: Path, tmp_path: Path, activations: Activations
+) -> None:
     clean = load_file(convert(source, tmp_path / "clean", scheme=Scheme("fp8"), activations=activations) / RANK)
     damage(source, model__layers__1__mlp__up_proj__weight=float("nan"))
     out = convert(source, tmp_path / "c", scheme=Scheme("fp8"), activations=activations, allow_nonfinite=True)
@@ -288,7 +288,7 @@ def test_values_that_are_not_finite_can_be_allowed(source: Path, tmp_path: Path,
 RANK = "rank0.safetensors"
 
 
-def test_float32_values_that_leave_fp16_are_counted(tmp_path: Path) -> None:
+def test_float32_values_too_large_for_float16_are_rejected_with_their_count(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", dtype="float32")
     damage(source, model__layers__0__self_attn__o_proj__weight=70000.0)
     with pytest.raises(CheckpointError) as error:
@@ -300,7 +300,7 @@ def test_float32_values_that_leave_fp16_are_counted(tmp_path: Path) -> None:
     assert convert(source, tmp_path / "b", "bfloat16")
 
 
-def test_a_source_that_shrinks_is_an_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrinking_source_is_an_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = stream._read_exactly
 
     def shrink(*arguments: object) -> None:
@@ -312,7 +312,7 @@ def test_a_source_that_shrinks_is_an_error(source: Path, tmp_path: Path, monkeyp
         convert(source, tmp_path / "c")
 
 
-def test_rows_too_long_for_a_buffer_are_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_longer_than_a_buffer_are_rejected(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MOST_ROW_BYTES", 64)
     with pytest.raises(
         CheckpointError, match=r"rows of 96 bytes in 'model.*down_proj.weight'; at most 64 are converted"
@@ -320,7 +320,7 @@ def test_rows_too_long_for_a_buffer_are_refused(source: Path, tmp_path: Path, mo
         convert(source, tmp_path / "c")
 
 
-def test_a_file_system_that_reserves_nothing_will_do(
+def test_file_system_without_preallocation_is_supported(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = digests(convert(source, tmp_path / "one"))
@@ -332,7 +332,9 @@ def test_a_file_system_that_reserves_nothing_will_do(
     assert digests(convert(source, tmp_path / "other")) == expected
 
 
-def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Activations) -> None:
+def test_zero_weights_convert_with_positive_finite_scales(
+    source: Path, tmp_path: Path, activations: Activations
+) -> None:
     tensors = load_file(source / "model.safetensors")
     for name in tensors:
         if "layers.0" in name:
@@ -358,7 +360,7 @@ def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Act
         ),
     ],
 )
-def test_what_no_engine_could_load_is_not_written(
+def test_conversion_that_no_engine_can_load_is_rejected_without_output(
     source: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message):

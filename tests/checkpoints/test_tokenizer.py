@@ -35,7 +35,7 @@ def in_pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_transformers_says(text: str) -> None:
+def test_ids_and_text_match_transformers(text: str) -> None:
     from transformers import AutoTokenizer
 
     root = recipes_dir() / "models" / "quickstart-target"
@@ -45,7 +45,7 @@ def test_what_transformers_says(text: str) -> None:
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == text
 
 
-def test_merges_and_vocabulary() -> None:
+def test_merges_and_vocabulary_are_read_from_the_file() -> None:
     assert tiny().vocab_size == 1 + 256 + len(WORDS)
     assert tiny().vocabulary["<end>"] == 0
     assert tiny().merges == [list(pair) for pair in MERGES]
@@ -53,7 +53,7 @@ def test_merges_and_vocabulary() -> None:
 
 
 @given(st.text())
-def test_streamed_text_adds_up(text: str) -> None:
+def test_streamed_pieces_join_to_the_text(text: str) -> None:
     pieces = in_pieces(tiny(), tiny().encode(text))
     assert "".join(pieces) == text
     assert not any("�" in piece for piece in pieces if "�" not in text)
@@ -66,13 +66,13 @@ ANY_IDS = st.integers(0, tiny().vocab_size - 1)
 @given(st.lists(st.sampled_from(BYTES_OF_FEW)) | st.lists(ANY_IDS))
 @example([BYTES_OF_FEW[place] for place in (1, 2, 1, 2, 3)])
 @example([127, 0, 95])  # a special token between the two bytes of a character
-def test_streamed_garbage_adds_up(ids: list[int]) -> None:
+def test_streamed_pieces_of_arbitrary_ids_join_to_the_decoded_text(ids: list[int]) -> None:
     """Ids that a model may generate but no text encodes to: lone bytes, incomplete characters, special tokens."""
     assert "".join(in_pieces(tiny(), ids)) == tiny().decode(ids)
 
 
 @given(st.lists(ANY_IDS, min_size=1))
-def test_little_is_held_back(ids: list[int]) -> None:
+def test_streaming_withholds_at_most_three_tokens(ids: list[int]) -> None:
     held = ids[tiny().complete_len(ids) :]
     assert len([token for token in held if token not in tiny().silent]) <= 3
     assert tiny().complete_len([0] * 9) == 9
@@ -90,7 +90,7 @@ END_CASES = [
 
 
 @pytest.mark.parametrize(("files", "config", "expected"), END_CASES)
-def test_which_ids_end_a_text(
+def test_end_ids_are_read_from_the_tokenizer_files(
     files: dict[str, object], config: dict[str, object], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     make_tokenizer(tmp_path)
@@ -99,12 +99,12 @@ def test_which_ids_end_a_text(
     assert Tokenizer(tmp_path).end_ids == expected
 
 
-def test_without_a_config_no_id_ends_a_text(tmp_path: Path) -> None:
+def test_tokenizer_without_a_config_has_no_end_ids(tmp_path: Path) -> None:
     (make_tokenizer(tmp_path) / "tokenizer_config.json").unlink()
     assert Tokenizer(tmp_path).end_ids == ()
 
 
-def test_what_is_no_tokenizer(tmp_path: Path) -> None:
+def test_missing_or_invalid_tokenizer_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json") as refused:
         Tokenizer(tmp_path)
     assert refused.value.hint == "save the tokenizer in the fast format with transformers"
@@ -113,7 +113,7 @@ def test_what_is_no_tokenizer(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def test_padding_and_truncation_of_the_file_are_not_followed(tmp_path: Path) -> None:
+def test_truncation_setting_of_the_file_is_ignored(tmp_path: Path) -> None:
     path = make_tokenizer(tmp_path) / "tokenizer.json"
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": cut}))
@@ -121,6 +121,6 @@ def test_padding_and_truncation_of_the_file_are_not_followed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["\ud800", "ab\udcff"])
-def test_a_text_that_is_none(text: str) -> None:
+def test_text_with_a_lone_surrogate_is_rejected(text: str) -> None:
     with pytest.raises(TrtspecError, match=f"^the text is not UTF-8: character {len(text)} is a lone surrogate$"):
         tiny().encode(text)

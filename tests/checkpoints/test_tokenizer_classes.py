@@ -30,7 +30,7 @@ def auto_tokenizer() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_texts_have_the_ids_of_auto_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_text_ids_match_auto_tokenizer(kind: str, tmp_path: Path) -> None:
     root = write(tmp_path / kind, *KINDS[kind])
     theirs, ours = auto_tokenizer().from_pretrained(root), Tokenizer(root)
     for text in TEXTS:
@@ -42,7 +42,7 @@ def test_texts_have_the_ids_of_auto_tokenizer(kind: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_chats_have_the_ids_of_apply_chat_template(kind: str, tmp_path: Path) -> None:
+def test_chat_ids_match_apply_chat_template(kind: str, tmp_path: Path) -> None:
     tokenizer, config, model = KINDS[kind]
     for name, source in TEMPLATES.items():
         root = write(tmp_path / name, tokenizer, {**config, "chat_template": source}, model)
@@ -62,13 +62,13 @@ def served(tmp_path: Path, *, begins: bool) -> Tokenizer:
     return Tokenizer(write(tmp_path, tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast", **BYTES}), vetted=True)
 
 
-def test_a_rendered_chat_gets_no_special_tokens(tmp_path: Path) -> None:
+def test_rendered_chat_gets_no_special_tokens(tmp_path: Path) -> None:
     tokenizer = served(tmp_path, begins=True)
     assert tokenizer.encode(RenderedText("Hi")) == tokenizer.encode("Hi")[1:] == tokenizer.encode("Hi", False)
     assert tokenizer.encode(replace(Prompt("", "1", ""), text=RenderedText("Hi")).text)[0] != tokenizer.adds[0]
 
 
-def test_a_chat_for_an_engine_that_adds_special_tokens_has_them_once_or_is_none(tmp_path: Path) -> None:
+def test_plain_text_of_chat_omits_special_tokens_the_engine_adds_or_is_none(tmp_path: Path) -> None:
     tokenizer = served(tmp_path / "begins", begins=True)
     for text, plain in (("<s>[user] Hi", "[user] Hi"), ("[user] Hi", None), ("</s>Hi", None)):
         assert tokenizer.as_plain(RenderedText(text)) == plain
@@ -78,7 +78,7 @@ def test_a_chat_for_an_engine_that_adds_special_tokens_has_them_once_or_is_none(
         assert not isinstance(other.as_plain(RenderedText(text)), RenderedText)
 
 
-def test_requests_say_of_a_rendered_chat_that_it_has_its_special_tokens() -> None:
+def test_requests_with_a_rendered_chat_set_add_special_tokens_to_false() -> None:
     from trtspec.bench.load.api import LoadSampling, find_api
     from trtspec.serving.triton.client import with_special_tokens_flag
 
@@ -92,7 +92,7 @@ def test_requests_say_of_a_rendered_chat_that_it_has_its_special_tokens() -> Non
         assert [body.get("add_special_tokens") for body in bodies] == [None, False]
 
 
-def test_the_served_tokenizer_takes_a_rendered_chat_as_it_is(tmp_path: Path) -> None:
+def test_served_tokenizer_encodes_a_rendered_chat_without_adding_tokens(tmp_path: Path) -> None:
     from trtspec.serving.triton.python_models.token_io import TextReader
 
     tokenizer = served(tmp_path, begins=True)
@@ -100,7 +100,7 @@ def test_the_served_tokenizer_takes_a_rendered_chat_as_it_is(tmp_path: Path) -> 
     assert reader.prompt(["<s>Hi"], False) == tokenizer.encode("Hi") == reader.prompt(["Hi"])
 
 
-def test_the_entry_makes_the_same_prompt_of_a_chat(tmp_path: Path) -> None:
+def test_gateway_makes_the_same_prompt_from_a_chat_and_its_rendered_text(tmp_path: Path) -> None:
     """A chat, its rendered text with the flag, and a text for engines that add special tokens."""
     from trtspec.serving.gateway.config import GatewayConfig
     from trtspec.serving.gateway.errors import ApiError

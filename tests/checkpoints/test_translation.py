@@ -58,20 +58,20 @@ def bytes_by_id(tokenizer: Tokenizer) -> dict[int, bytes]:
 
 @settings(deadline=None)
 @given(text=st.text())
-def test_the_bytes_of_a_texts_tokens_are_the_texts(byte_level: Tokenizer, text: str) -> None:
+def test_bytes_of_byte_level_tokens_join_to_the_text(byte_level: Tokenizer, text: str) -> None:
     meant = bytes_by_id(byte_level)
     assert b"".join(meant[token] for token in byte_level.encode(text)) == text.encode()
 
 
 @settings(deadline=None)
 @given(text=st.text())
-def test_the_bytes_of_pieces(pieces: Tokenizer, text: str) -> None:
+def test_bytes_of_sentencepiece_tokens_join_to_the_text(pieces: Tokenizer, text: str) -> None:
     meant = bytes_by_id(pieces)
     if "▁" not in text:
         assert b"".join(meant[token] for token in pieces.encode(text)) == text.encode()
 
 
-def test_every_token_of_the_quickstart_means_what_it_decodes_to() -> None:
+def test_bytes_of_every_quickstart_token_match_its_decoded_text() -> None:
     tokenizer = Tokenizer(QUICKSTART)
     meant = bytes_by_id(tokenizer)
     assert len(meant) == tokenizer.vocab_size
@@ -79,14 +79,14 @@ def test_every_token_of_the_quickstart_means_what_it_decodes_to() -> None:
         assert meant[token].decode() == tokenizer.decode([token])
 
 
-def test_a_piece_comes_before_its_byte(pieces: Tokenizer) -> None:
+def test_token_ids_prefer_a_piece_to_its_byte_token(pieces: Tokenizer) -> None:
     ids = token_ids(pieces)
     assert ids[False, b"t"] == 1 + 256 + PIECES.index("t")
     assert ids[False, b"\n"] == 1 + 0x0A
     assert ids[True, b"</s>"] == 0
 
 
-def test_another_alphabet_is_refused(tmp_path: Path) -> None:
+def test_unsupported_decoder_is_rejected(tmp_path: Path) -> None:
     from tokenizers import decoders
 
     tokenizer = save_pieces(tmp_path / "t", PIECES, decoders.WordPiece())
@@ -94,7 +94,7 @@ def test_another_alphabet_is_refused(tmp_path: Path) -> None:
         token_ids(tokenizer)
 
 
-def test_shared_tokens_and_spellings_by_hand(byte_level: Tokenizer, pieces: Tokenizer) -> None:
+def test_shared_tokens_and_spellings_match_hand_computed_values(byte_level: Tokenizer, pieces: Tokenizer) -> None:
     made = VocabMapping.between(byte_level, pieces, byte_level.vocab_size + 2, pieces.vocab_size)
     theirs, ours = token_ids(pieces), byte_level.vocabulary
     shared = dict(zip(made.target_ids, made.draft_ids, strict=True))
@@ -110,7 +110,7 @@ def test_shared_tokens_and_spellings_by_hand(byte_level: Tokenizer, pieces: Toke
     assert set(back.draft_ids) <= {0, 1, 2, 3}, "rows that the draft does not have are not drafted"
 
 
-def test_the_longest_words_spell_and_of_many_the_last(tmp_path: Path) -> None:
+def test_spellings_use_the_longest_tokens_and_retain_the_last_when_too_long(tmp_path: Path) -> None:
     words = ["t", "h", "n", "th", "tht", "thth", "ththn"]
     target = save_pieces(tmp_path / "target", words + ["e" * n for n in range(1, 13)])
     draft = save_pieces(tmp_path / "draft", ["t", "h", "th", "tht", "e"])
@@ -121,7 +121,9 @@ def test_the_longest_words_spell_and_of_many_the_last(tmp_path: Path) -> None:
     assert made.spellings[ids["e" * 12]] == [draft.vocabulary["e"]] * MAX_SPELLING
 
 
-def test_what_is_written_is_read(tmp_path: Path, byte_level: Tokenizer, pieces: Tokenizer) -> None:
+def test_vocab_mapping_round_trips_and_rejects_other_sizes(
+    tmp_path: Path, byte_level: Tokenizer, pieces: Tokenizer
+) -> None:
     assert read_vocab_mapping(tmp_path, 262, 266) is None
     made = VocabMapping.between(byte_level, pieces, byte_level.vocab_size, pieces.vocab_size)
     made.write(tmp_path)
@@ -141,13 +143,13 @@ def test_what_is_written_is_read(tmp_path: Path, byte_level: Tokenizer, pieces: 
         VocabMapping([0], [0], [[7]]),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, wrong: VocabMapping) -> None:
+def test_inconsistent_vocab_mapping_is_rejected(tmp_path: Path, wrong: VocabMapping) -> None:
     wrong.write(tmp_path)
     with pytest.raises(CheckpointError, match="does not match this target and draft"):
         read_vocab_mapping(tmp_path, 1, 2)
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
+def test_vocab_mapping_file_without_its_tensors_is_rejected(tmp_path: Path) -> None:
     (tmp_path / TRANSLATION).write_bytes(lay_out([("target_ids", "I64", (0,))]).header)
     with pytest.raises(CheckpointError, match="lacks target_ids with dtype I32"):
         read_vocab_mapping(tmp_path, 1, 1)

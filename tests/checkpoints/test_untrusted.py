@@ -22,7 +22,7 @@ NESTED = '{"a":' * (MAX_DEPTH - 1) + "1" + "}" * (MAX_DEPTH - 1)
         NESTED,
     ],
 )
-def test_what_is_sound_is_what_the_library_says(text: str) -> None:
+def test_valid_json_is_parsed_as_by_the_library(text: str) -> None:
     assert parse_object(text.encode(), 100) == json.loads(text)
 
 
@@ -38,16 +38,16 @@ def test_what_is_sound_is_what_the_library_says(text: str) -> None:
         ("3", "not a JSON object"),
     ],
 )
-def test_what_is_not(text: str, message: str) -> None:
+def test_invalid_or_excessive_json_is_rejected(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         parse_object(text.encode(), 2 if "at most 2" in message else 100)
 
 
-def test_a_negative_zero_is_no_integer() -> None:
+def test_negative_zero_is_parsed_as_a_float() -> None:
     value: Any = parse_object(b'{"a": -0}', 10)["a"]
     assert isinstance(value, float)
 
 
-def test_what_a_message_shows() -> None:
+def test_repr_short_escapes_and_truncates_text() -> None:
     assert repr_short("a\nb") == r"'a\nb'"
     assert repr_short("x" * 201) == f"'{'x' * 200}...'"

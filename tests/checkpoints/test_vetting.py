@@ -54,7 +54,7 @@ ATTACKS: dict[str, Change] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_tokenizer_that_harms_a_process_is_refused(
+def test_harmful_tokenizer_is_contained_within_time_and_memory_limits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
@@ -72,7 +72,7 @@ def test_a_tokenizer_that_harms_a_process_is_refused(
 
 
 @pytest.mark.slow
-def test_a_tokenizer_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_is_vetted_once_until_its_files_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
     root, runs = good(tmp_path / "t"), []
     real = vetting_module.run_in_child
@@ -92,7 +92,7 @@ def test_a_tokenizer_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(runs) == 4
 
 
-def test_what_the_library_raises_in_this_process_is_an_error_of_the_user(tmp_path: Path) -> None:
+def test_library_panic_after_vetting_is_raised_as_a_trtspec_error(tmp_path: Path) -> None:
     """A file may change after its trial."""
     change(good(tmp_path), ATTACKS["panic: unknown token of a template"])
     with pytest.raises(TrtspecError):
@@ -103,7 +103,7 @@ def test_what_the_library_raises_in_this_process_is_an_error_of_the_user(tmp_pat
 
 
 @pytest.mark.slow
-def test_no_damaged_tokenizer_ends_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_randomly_damaged_tokenizer_is_loaded_or_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is loaded, or rejected with a CheckpointError."""
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
     draws, texts = random.Random(1), []

@@ -37,7 +37,9 @@ def _write(root: Path, documents: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("documents", DOCUMENTS)
-def test_tokens_that_transformers_adds_are_found_with_their_ids(documents: dict[str, Any], tmp_path: Path) -> None:
+def test_ids_including_tokens_added_by_transformers_match_auto_tokenizer(
+    documents: dict[str, Any], tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     make_tokenizer(tmp_path)
@@ -49,7 +51,7 @@ def test_tokens_that_transformers_adds_are_found_with_their_ids(documents: dict[
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordlevel"])
-def test_the_largest_id_is_that_of_the_library(kind: str, tmp_path: Path) -> None:
+def test_ids_and_largest_id_match_the_tokenizers_library(kind: str, tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 
     if kind == "bpe":
@@ -78,7 +80,7 @@ BAD = ['{"model": {}}', '{"model": {"vocab": {"a": true}}}', '{"model": {"vocab"
 
 
 @pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
-def test_a_file_that_names_no_tokens_is_refused(content: str, tmp_path: Path) -> None:
+def test_tokenizer_file_without_valid_tokens_is_rejected(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(CheckpointError) as refused:
         VocabularyFiles(tmp_path).ids  # noqa: B018

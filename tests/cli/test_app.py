@@ -25,7 +25,7 @@ COMMANDS = sorted(map(command_name, all_commands()))
 HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protobuf")
 
 
-def test_the_commands() -> None:
+def test_command_names_match_the_list() -> None:
     assert " ".join(COMMANDS) == (
         "advise baseline bench build cache check ci compare convert-draft datasets deploy doctor generate history "
         "init inspect logs metrics migrate plan plugins profile promote prune-layers prune-vocab ps readiness "
@@ -34,7 +34,7 @@ def test_the_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command: str, trtspec: Run) -> None:
+def test_command_help_has_an_example(command: str, trtspec: Run) -> None:
     shown = trtspec(command, "--help")
     assert shown.code == 0
     assert f"Example: trtspec {command}" in shown.out
@@ -48,12 +48,12 @@ def test_help_lists_every_command(trtspec: Run) -> None:
         assert f"\n  {command} " in shown.out
 
 
-def test_version(trtspec: Run) -> None:
+def test_version_option_prints_the_version(trtspec: Run) -> None:
     shown = trtspec("--version")
     assert (shown.code, shown.out) == (0, f"trtspec {__version__}\n")
 
 
-def test_wrong_usage(trtspec: Run) -> None:
+def test_wrong_usage_is_an_error_on_stderr(trtspec: Run) -> None:
     for arguments, complaint in (
         (("chek", "x"), "No such command 'chek'"),
         (("check",), "Missing argument 'RECIPE'"),
@@ -175,7 +175,7 @@ def test_json_is_one_document_on_stdout(artifact: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
+def test_plan_and_build_report_the_same_steps(recipe: Path, trtspec: Run) -> None:
     planned = trtspec("plan", recipe, "--json").document
     built = trtspec("build", recipe, "--json").document
     names = ["convert-target", "convert-draft", "copy-tokenizer", "copy-prompts", "emit-repository"]
@@ -202,7 +202,7 @@ def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
     assert planned["backend"]["why"]
 
 
-def test_an_error_is_a_document_too(recipe: Path, trtspec: Run) -> None:
+def test_error_is_a_json_document_too(recipe: Path, trtspec: Run) -> None:
     failed = trtspec("generate", "nosuch", "-p", "x", "--json")
     assert failed.code == 1
     assert failed.document == {
@@ -221,7 +221,7 @@ def test_an_error_is_a_document_too(recipe: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_what_people_see_is_plain_without_a_terminal(recipe: Path, trtspec: Run) -> None:
+def test_output_is_plain_without_a_terminal(recipe: Path, trtspec: Run) -> None:
     for command in ("check", "plan", "build"):
         done = trtspec(command, recipe)
         assert done.out
@@ -256,12 +256,12 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_colour_is_for_terminals_and_can_be_refused(workplace: Path) -> None:
+def test_colour_is_only_on_terminals_and_can_be_disabled(workplace: Path) -> None:
     assert "\x1b[31m" in stderr_on_terminal("inspect", "nosuch")
     assert "\x1b[3" not in stderr_on_terminal("inspect", "nosuch", NO_COLOR="1")
 
 
-def test_a_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise ZeroDivisionError("ours")
 
@@ -273,13 +273,13 @@ def test_a_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: p
     assert failed.err.endswith("this is a bug in trtspec; please report it with the lines above\n")
 
 
-def test_an_interrupt(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_exits_with_130(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.planning.doctor.probe_machine", lambda: os.kill(os.getpid(), signal.SIGINT))
     stopped = trtspec("doctor")
     assert (stopped.code, stopped.out, stopped.err) == (130, "", "interrupted\n")
 
 
-def test_a_document_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_document_is_flushed_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that stays in the foreground writes its JSON document immediately."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw))
@@ -288,7 +288,7 @@ def test_a_document_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
+def test_closed_stdout_is_not_reported_as_a_bug(workplace: Path) -> None:
     command = [sys.executable, "-m", "trtspec", "cache", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -319,7 +319,7 @@ def modules_after(*commands: list[Any]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_commands_that_only_look_import_nothing_heavy(artifact: Path) -> None:
+def test_lightweight_commands_import_no_heavy_modules(artifact: Path) -> None:
     recipe = artifact.parents[1] / "recipe.yaml"
     loaded = modules_after(["check", recipe], ["plan", recipe], ["build", recipe], ["inspect", artifact])
     assert "trtspec.planning.pipeline" in loaded
@@ -328,30 +328,30 @@ def test_commands_that_only_look_import_nothing_heavy(artifact: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [["--help"], ["-h"], ["-v", "--help"], []])
-def test_the_roots_help_lists_every_command_whatever_follows(trtspec: Run, before: list[str]) -> None:
+def test_root_help_lists_commands_regardless_of_following_arguments(trtspec: Run, before: list[str]) -> None:
     ended = trtspec(*before, *(["check"] if before else []))
     assert {"bench", "check", "convert-draft", "verify"} <= set((ended.out + ended.err).split())
 
 
 @pytest.mark.parametrize("before", [["-v"], ["--verbose", "-v"], ["--"]])
-def test_a_command_is_read_whatever_is_said_before_it(trtspec: Run, before: list[str]) -> None:
+def test_command_is_found_after_global_options(trtspec: Run, before: list[str]) -> None:
     assert trtspec(*before, "check", "quickstart").code == 0
 
 
-def test_a_command_imports_no_other() -> None:
+def test_command_imports_no_other_command() -> None:
     loaded = modules_after(["check", "quickstart"])
     assert "trtspec.cli.check" in loaded
     assert not loaded & {"trtspec.cli.bench", "trtspec.cli.deploy", "trtspec.cli.train"}
 
 
-def test_help_imports_next_to_nothing() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     loaded = modules_after(["--help"])
     assert "typer" in loaded
     assert not loaded & {*HEAVY, "numpy", "pydantic", "yaml", "rich.console", "tokenizers"}
 
 
 @pytest.mark.parametrize("variable", ["TRTSPEC_CACHE", "TRTSPEC_STATE"])
-def test_doctor_says_what_cannot_be_written(
+def test_doctor_reports_directories_that_cannot_be_written(
     variable: str, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "/proc/nosuch")

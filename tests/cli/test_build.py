@@ -76,7 +76,7 @@ def statuses(trtspec: Run, recipe: Path, *arguments: object) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("reading")
-def test_the_second_build_does_nothing_and_says_so(recipe: Path, trtspec: Run) -> None:
+def test_second_build_reports_nothing_to_do(recipe: Path, trtspec: Run) -> None:
     assert set(statuses(trtspec, recipe).values()) == {"built"}
     artifact = recipe.parent / "build" / "tiny"
     before = artifact.stat().st_ino, (artifact / "manifest.json").stat().st_mtime_ns
@@ -88,7 +88,7 @@ def test_the_second_build_does_nothing_and_says_so(recipe: Path, trtspec: Run) -
     check_sound(recipe.parent, trtspec)
 
 
-def test_plan_says_what_build_will_do(recipe: Path, trtspec: Run) -> None:
+def test_plan_reports_whether_a_build_is_needed(recipe: Path, trtspec: Run) -> None:
     planned = trtspec("plan", recipe, "--detailed-exitcode")
     assert planned.code == 2
     assert "never built" in planned.out
@@ -100,14 +100,14 @@ def test_plan_says_what_build_will_do(recipe: Path, trtspec: Run) -> None:
     assert trtspec("plan", recipe, "--set", "speculation.draft_len=2", "--detailed-exitcode").code == 2
 
 
-def test_out_chooses_the_place(recipe: Path, trtspec: Run) -> None:
+def test_out_option_chooses_the_artifact_directory(recipe: Path, trtspec: Run) -> None:
     document = trtspec("build", recipe, "--out", "elsewhere/it", "--json").document
     assert document["artifact"] == "elsewhere/it"
     assert load_manifest(recipe.parent / "elsewhere" / "it").recipe.name == "tiny"
     assert not (recipe.parent / "build").exists()
 
 
-def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
+def test_matrix_builds_every_cell(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + "matrix:\n  speculation.draft_len: [1, 2]\n")
     documents = trtspec("build", recipe, "--json").document["recipes"]
     assert len({document["artifact"] for document in documents}) == 2
@@ -123,7 +123,7 @@ def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
     )
 
 
-def test_set_changes_what_is_built(recipe: Path, trtspec: Run) -> None:
+def test_set_override_rebuilds_only_the_affected_step(recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
     changed = statuses(trtspec, recipe, "--set", "speculation.draft_len=2")
     assert changed == {
@@ -138,7 +138,7 @@ def test_set_changes_what_is_built(recipe: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.parametrize(("name", "change"), [("config.json", {"rms_norm_eps": 1e-4}), ("hf_quant_config.json", {})])
-def test_a_document_beside_the_weights_is_part_of_the_source(
+def test_json_file_beside_the_weights_is_part_of_the_source(
     name: str, change: dict[str, Any], recipe: Path, trtspec: Run
 ) -> None:
     statuses(trtspec, recipe)
@@ -150,7 +150,7 @@ def test_a_document_beside_the_weights_is_part_of_the_source(
     assert [step for step, status in again.items() if status == "built"] == ["convert-target", *copied]
 
 
-def test_a_source_that_changed_is_built_again(recipe: Path, trtspec: Run) -> None:
+def test_changed_source_is_rebuilt(recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
     artifact = recipe.parent / "build" / "tiny"
     before = (artifact / "checkpoints" / "draft" / "rank0.safetensors").read_bytes()
@@ -161,7 +161,7 @@ def test_a_source_that_changed_is_built_again(recipe: Path, trtspec: Run) -> Non
     check_sound(recipe.parent, trtspec)
 
 
-def test_the_hand_written_models_are_an_input(
+def test_model_repository_sources_are_an_input(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from trtspec.core.paths import model_repository_dir
@@ -191,7 +191,7 @@ def swap_while_converting(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], ob
 
 @pytest.mark.parametrize("how", ["another", "gone"])
 @pytest.mark.usefixtures("reading")
-def test_a_source_that_is_swapped_during_the_build(
+def test_source_changed_during_the_build_is_an_error(
     how: str, recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = recipe.parent / "target" / "model.safetensors"
@@ -224,7 +224,7 @@ def nothing_partial(workplace: Path) -> None:
 
 @pytest.mark.parametrize("point", FAILPOINTS)
 @pytest.mark.usefixtures("reading")
-def test_a_build_killed_at(point: str, recipe: Path, trtspec: Run) -> None:
+def test_build_killed_at_a_failpoint_succeeds_next_time(point: str, recipe: Path, trtspec: Run) -> None:
     with start(recipe, TRTSPEC_FAILPOINT=point) as process:
         assert process.wait(30) == -signal.SIGKILL
     nothing_partial(recipe.parent)
@@ -235,7 +235,7 @@ def test_a_build_killed_at(point: str, recipe: Path, trtspec: Run) -> None:
 
 @pytest.mark.parametrize("point", ["store.before-delete", "publish.before-swap", "publish.after-swap"])
 @pytest.mark.usefixtures("reading")
-def test_a_build_killed_while_it_replaces(point: str, recipe: Path, trtspec: Run) -> None:
+def test_build_killed_while_replacing_succeeds_next_time(point: str, recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
     if point == "store.before-delete":  # only a damaged entry is deleted
         flip(recipe.parent / "build" / "tiny" / "checkpoints" / "draft" / "rank0.safetensors")
@@ -247,7 +247,7 @@ def test_a_build_killed_while_it_replaces(point: str, recipe: Path, trtspec: Run
     check_sound(recipe.parent, trtspec)
 
 
-def test_the_failpoints_are_all_there_are() -> None:
+def test_failpoint_list_is_complete() -> None:
     import trtspec
 
     source = "".join(path.read_text() for path in Path(trtspec.__file__).parent.rglob("*.py"))
@@ -256,7 +256,7 @@ def test_the_failpoints_are_all_there_are() -> None:
 
 
 @pytest.mark.usefixtures("reading")
-def test_builds_killed_at_any_moment(recipe: Path, trtspec: Run) -> None:
+def test_builds_killed_at_random_times_leave_no_partial_artifact(recipe: Path, trtspec: Run) -> None:
     chance = random.Random(20261120)
     for _ in range(6):
         with start(recipe) as process:
@@ -268,7 +268,7 @@ def test_builds_killed_at_any_moment(recipe: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.usefixtures("reading")
-def test_two_builds_at_once(recipe: Path, trtspec: Run) -> None:
+def test_concurrent_builds_build_each_step_once(recipe: Path, trtspec: Run) -> None:
     processes = [start(recipe), start(recipe)]
     while any(process.poll() is None for process in processes):
         nothing_partial(recipe.parent)
@@ -279,7 +279,7 @@ def test_two_builds_at_once(recipe: Path, trtspec: Run) -> None:
     check_sound(recipe.parent, trtspec)
 
 
-def test_an_interrupted_build(recipe: Path, trtspec: Run) -> None:
+def test_interrupted_build_leaves_no_files(recipe: Path, trtspec: Run) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(recipe)]
     with forked.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -304,7 +304,7 @@ main(["build", sys.argv[1]])
 """
 
 
-def test_a_flipped_byte_is_noticed_and_built_again(recipe: Path, trtspec: Run) -> None:
+def test_flipped_byte_is_detected_and_rebuilt(recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
     artifact = recipe.parent / "build" / "tiny"
     damaged = artifact / "checkpoints" / "target" / "rank0.safetensors"
@@ -342,7 +342,7 @@ def test_a_flipped_byte_is_noticed_and_built_again(recipe: Path, trtspec: Run) -
     check_sound(recipe.parent, trtspec)
 
 
-def test_a_cleared_store_leaves_artifacts_whole(recipe: Path, trtspec: Run) -> None:
+def test_cleared_store_leaves_artifacts_intact(recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
     cleared = trtspec("cache", "--clear", "--json").document
     assert cleared["entries"] == []
@@ -391,7 +391,7 @@ def mounted(directory: Path, *command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("leave", [16 << 10, 100 << 10, 380 << 10, 430 << 10])
-def test_a_full_disk(leave: int, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_fails_the_build_without_leftovers(leave: int, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = recipe.parent / "disk"
     disk.mkdir()
     try:

@@ -15,7 +15,7 @@ ROWS = [("1", [("a", 2.0), ("b", 2.9)]), ("16", [("a", 0.5), ("b", 1.0)])]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-def test_marks_stand_where_their_numbers_are(width: int) -> None:
+def test_marks_are_at_the_positions_of_their_values(width: int) -> None:
     ticks, first, second = chart("requests", ROWS, width)
     assert max(map(len, (ticks, first, second))) <= min(width, MOST + 20)
     left = ticks.index("0x")
@@ -27,13 +27,13 @@ def test_marks_stand_where_their_numbers_are(width: int) -> None:
     assert set(first[first.index("a") + 1 : first.index("b")]) == {BETWEEN}
 
 
-def test_marks_on_each_other_are_several() -> None:
+def test_overlapping_marks_become_an_asterisk() -> None:
     _, row = chart("requests", [("1", [("a", 1.5), ("b", 1.501), ("c", 0.4)])], 80)
     assert row.count("*") == 1
     assert "c" in row
 
 
-def test_a_narrow_terminal_has_none() -> None:
+def test_narrow_terminal_has_no_chart() -> None:
     assert chart("requests", ROWS, LEAST) == []
 
 
@@ -44,7 +44,7 @@ def test_large_numbers_have_fewer_ticks() -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_only_terminals_see_plots(
+def test_charts_are_shown_only_on_terminals(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trtspec.cli.render.is_terminal", lambda stream: terminal)
@@ -54,7 +54,7 @@ def test_only_terminals_see_plots(
     assert ("a: draft_target, b: ngram" in shown) is terminal
 
 
-def test_a_profile_draws_each_load_with_a_letter_for_each_draft(
+def test_profile_chart_has_a_row_per_load_and_a_letter_per_draft(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trtspec.cli.render.is_terminal", lambda stream: True)

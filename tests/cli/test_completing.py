@@ -19,7 +19,7 @@ from tests.conftest import Run
 from trtspec.core.paths import recipes_dir, state_dir
 from trtspec.core.registry import discover
 from trtspec.methods.base import ATTRIBUTE, PACKAGE
-from trtspec.planning.completion import known_values, override_keys
+from trtspec.planning.completion import described_values, override_keys
 from trtspec.recipe.load import load_recipe
 
 PROGRAMS = str(Path(sys.executable).parent)
@@ -50,11 +50,11 @@ def deploy(name: str) -> None:
     (root / "state.json").write_text("{}")
 
 
-def test_commands(ask: Ask) -> None:
+def test_command_names_are_completed(ask: Ask) -> None:
     assert ask("prune") == ["prune-layers", "prune-vocab"]
 
 
-def test_recipes_that_are_shipped_and_those_beside(ask: Ask, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_and_local_recipes_are_completed(ask: Ask, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "mine.yaml").touch()
     shipped = [str(path) for path in recipes_dir().glob("*.yaml")]
     assert set(ask("check", "")) == {"mine.yaml", *shipped}
@@ -66,7 +66,7 @@ def test_recipes_that_are_shipped_and_those_beside(ask: Ask, workplace: Path, mo
     assert ask("plan", "recipes/quickstart-n") == ["recipes/quickstart-ngram.yaml"]
 
 
-def test_keys_of_overrides(ask: Ask) -> None:
+def test_override_keys_are_completed(ask: Ask) -> None:
     keys = ask("check", "r.yaml", "--set", "speculation.d")
     assert "speculation.draft_len=" in keys
     assert "speculation.draft.model=" in keys
@@ -78,7 +78,7 @@ def test_keys_of_overrides(ask: Ask) -> None:
 
 
 @pytest.mark.slow
-def test_values_of_overrides(ask: Ask) -> None:
+def test_override_values_are_completed(ask: Ask) -> None:
     assert ask("check", "r.yaml", "--set", "speculation.method", "=") == METHODS
     assert ask("check", "r.yaml", "--set", "speculation.method", "=", "med") == ["medusa"]
     assert ask("check", "--set", "gates.lossless", "=", "") == ["true", "false"]
@@ -87,7 +87,7 @@ def test_values_of_overrides(ask: Ask) -> None:
     assert ask("check", "--set", "nosuch", "=", "x") == []
 
 
-def test_shells_that_keep_a_word_whole(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zsh_completes_a_value_within_one_word(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TRTSPEC_COMPLETE", "complete_zsh")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "trtspec check --set speculation.method=me")
     answered = trtspec()
@@ -95,12 +95,12 @@ def test_shells_that_keep_a_word_whole(trtspec: Run, workplace: Path, monkeypatc
     assert "ngram" not in answered.out
 
 
-def test_a_word_behind_overrides(ask: Ask, workplace: Path) -> None:
+def test_argument_after_overrides_is_completed(ask: Ask, workplace: Path) -> None:
     (workplace / "mine.yaml").touch()
     assert ask("check", "--set", "a", "=", "b", "mi") == ["mine.yaml"]
 
 
-def test_names_of_deployments(ask: Ask) -> None:
+def test_deployment_names_are_completed(ask: Ask) -> None:
     assert ask("status", "") == []
     deploy("one")
     deploy("other")
@@ -109,7 +109,7 @@ def test_names_of_deployments(ask: Ask) -> None:
     assert ask("bench", "x", "--baseline", "ot") == ["other"]
 
 
-def test_what_is_broken_offers_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_deployments_give_no_completions(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object) -> None:
         raise PermissionError(13, "denied")
 
@@ -118,17 +118,17 @@ def test_what_is_broken_offers_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_every_key_that_is_offered_is_one(recipe: Path) -> None:
+def test_every_completed_override_is_valid(recipe: Path) -> None:
     assert len(override_keys("")) > 50
     for key in override_keys(""):
-        for value in known_values(key):
+        for value in described_values(key):
             if not key.startswith("speculation."):  # keys of this section depend on each other
                 assert load_recipe(recipe, [f"{key}={value}"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("--set", "engine.backend", "="), ("status", ""), ("recipes/q",)])
-def test_a_shell_does_not_wait_for_torch(words: tuple[str, ...], workplace: Path) -> None:
+def test_completion_imports_no_heavy_modules(words: tuple[str, ...], workplace: Path) -> None:
     start = "import sys; from trtspec.cli.app import main"
     code = f"{start}\ntry: main()\nfinally: print(*sys.modules)"
     given = ("trtspec", *(() if words[0] == "status" else ("check",)), *words)
@@ -198,7 +198,7 @@ def read_until(descriptor: int, end: str, seconds: float = 60) -> str:
         ([("trtspec stop on\t", "one ")], "<stop><one>"),
     ],
 )
-def test_bash_puts_it_in_the_line(pieces: list[tuple[str, str]], words: str, workplace: Path) -> None:
+def test_bash_inserts_the_completion(pieces: list[tuple[str, str]], words: str, workplace: Path) -> None:
     (workplace / "mine.yaml").touch()
     deploy("one")
     assert typed_in_bash(pieces, workplace) == words

@@ -24,17 +24,17 @@ def deployed(name: str, metrics: int, pid: int = 0) -> None:
     journal.write(DeploymentRecord(name, "live", "build", pid or 2**22, started, 1, 2, metrics, "shm", True))
 
 
-def test_the_dashboard_is_json_that_grafana_imports(trtspec: Run) -> None:
+def test_dashboard_is_printed_as_json(trtspec: Run) -> None:
     assert json.loads(trtspec("metrics", "dashboard").out) == dashboard()
     assert trtspec("metrics", "dashboard", "--json").document["dashboard"] == dashboard()
 
 
-def test_the_rules_are_a_file_of_prometheus(trtspec: Run) -> None:
+def test_rules_are_printed_as_the_prometheus_file(trtspec: Run) -> None:
     assert trtspec("metrics", "rules").out == RULES.read_text()
     assert trtspec("metrics", "rules", "--json").document["rules"] == rules()
 
 
-def test_prometheus_is_told_of_each_deployment_that_runs(workplace: Path, trtspec: Run) -> None:
+def test_scrape_config_has_every_running_deployment(workplace: Path, trtspec: Run) -> None:
     deployed("b", 8002, os.getpid())
     deployed("a", 9002, os.getpid())
     deployed("ended", 7002)
@@ -49,7 +49,7 @@ def test_prometheus_is_told_of_each_deployment_that_runs(workplace: Path, trtspe
     assert [target["targets"] for target in one["scrape_configs"][0]["static_configs"]] == [["127.0.0.1:7002"]]
 
 
-def test_prometheus_takes_what_is_printed(workplace: Path, trtspec: Run) -> None:
+def test_scrape_config_passes_promtool(workplace: Path, trtspec: Run) -> None:
     deployed("a", 9002, os.getpid())
     (workplace / "prometheus.yml").write_text(trtspec("metrics", "scrape").out)
     assert "SUCCESS" in promtool("check", "config", workplace / "prometheus.yml")
@@ -64,7 +64,9 @@ def test_prometheus_takes_what_is_printed(workplace: Path, trtspec: Run) -> None
         (("tables",), "'tables' is neither one of 'dashboard', 'rules', 'scrape'"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_rejected(
+    workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str
+) -> None:
     outcome = trtspec("metrics", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert message in outcome.err

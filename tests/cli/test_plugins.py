@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on t
 
 
 @pytest.mark.slow
-def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_can_be_built_tested_and_listed(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_run", run_build)
     built = trtspec("plugins", "build", "--json")
     assert built.code == 0
@@ -57,7 +57,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     assert [library["path"] for library in listed["libraries"]] == [str(path)]
 
 
-def test_a_wrong_library_fails_the_test(
+def test_wrong_kernel_result_fails_plugins_test(
     workplace: Path, kernel_library: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
@@ -74,7 +74,7 @@ def test_a_wrong_library_fails_the_test(
     assert "verify_chain, deterministic, float32, vocabulary of 7: next: [" in trtspec("plugins", "test").out
 
 
-def test_wrong_arithmetic_fails_the_test(
+def test_wrong_arithmetic_fails_plugins_test(
     workplace: Path, kernel_library: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
@@ -86,7 +86,7 @@ def test_wrong_arithmetic_fails_the_test(
     assert "quantize, portable, every pattern of BF16" in {check["name"] for check in failed}
 
 
-def test_wrong_usage(workplace: Path, trtspec: Run) -> None:
+def test_invalid_arguments_are_rejected(workplace: Path, trtspec: Run) -> None:
     assert "Invalid value for 'ACTION'" in trtspec("plugins", "bild").err
     refused = trtspec("plugins", "build", "--arch", "sm_1")
     assert refused.code == 1

@@ -11,7 +11,7 @@ from trtspec.cli.app import OTHER, PANELS, make_command
 from trtspec.cli.renamed import _COMMANDS, _OPTIONS, current_arguments
 
 
-def test_a_former_name_becomes_the_current_one_with_a_note() -> None:
+def test_former_option_is_replaced_with_a_note() -> None:
     given = ["-v", "bench", "x", "--min-ratio", "1", "--samples=a.jsonl"]
     found, notes = current_arguments(given)
     assert found == ["-v", "bench", "x", "--fail-below", "1", "--samples-out=a.jsonl"]
@@ -21,7 +21,7 @@ def test_a_former_name_becomes_the_current_one_with_a_note() -> None:
     ]
 
 
-def test_a_former_command_becomes_the_current_one_with_its_options() -> None:
+def test_former_command_is_replaced_with_its_options() -> None:
     found, notes = current_arguments(["swift", "x", "--minutes", "1"])
     assert found == ["search-skips", "x", "--max-minutes", "1"]
     assert notes == [
@@ -32,12 +32,12 @@ def test_a_former_command_becomes_the_current_one_with_its_options() -> None:
     assert current_arguments(["prune", "x", "--layers", "2"])[0] == ["prune-layers", "x", "--layers", "2"]
 
 
-def test_a_name_of_another_command_stays() -> None:
+def test_option_of_another_command_is_unchanged() -> None:
     for given in (["generate", "x", "--samples", "1"], ["bench", "--", "--samples"], [], ["--help"]):
         assert current_arguments(given) == (given, [])
 
 
-def test_every_current_name_is_an_option_and_every_former_one_is_not() -> None:
+def test_current_names_exist_and_former_names_do_not() -> None:
     commands = make_command().commands
     for command, renamed in _OPTIONS.items():
         options = {name for each in commands[command].params for name in each.opts}
@@ -47,13 +47,13 @@ def test_every_current_name_is_an_option_and_every_former_one_is_not() -> None:
     assert not commands.keys() & _COMMANDS.keys()
 
 
-def test_a_former_name_runs(trtspec: Run, tmp_path: Path) -> None:
+def test_former_option_works_with_a_note(trtspec: Run, tmp_path: Path) -> None:
     done = trtspec("check", "quickstart", "--cell", "quickstart")
     assert done.code == 0
     assert done.err.startswith("note: check --cell is now --variant; ")
 
 
-def test_help_lists_every_command_in_a_panel_and_the_everyday_ones_first(trtspec: Run) -> None:
+def test_help_lists_every_command_in_a_panel_with_everyday_commands_first(trtspec: Run) -> None:
     shown = trtspec("--help").out
     assert [line[:-1] for line in shown.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)] == ["Options", *PANELS]
     assert OTHER not in shown

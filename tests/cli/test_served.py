@@ -71,7 +71,7 @@ def gates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     return asked
 
 
-def test_deploy(trtspec: Run, monkeypatch: pytest.MonkeyPatch, gates: list[Path]) -> None:
+def test_deploy_calls_the_target_and_waits(trtspec: Run, monkeypatch: pytest.MonkeyPatch, gates: list[Path]) -> None:
     target = use(monkeypatch)
     done = trtspec("deploy", "build/tiny", "--http-port", 8000, "--timeout", 9, "--json")
     assert done.code == 0
@@ -94,7 +94,7 @@ def test_deploy_detached_does_not_wait(trtspec: Run, monkeypatch: pytest.MonkeyP
     assert target.asked[0][1].detach
 
 
-def test_deploy_to_an_unknown_target(trtspec: Run, workplace: Path) -> None:
+def test_deploy_to_an_unknown_target_is_an_error(trtspec: Run, workplace: Path) -> None:
     failed = trtspec("deploy", "build/tiny", "--target", "locl")
     assert failed.code == 1
     assert "unknown deploy target 'locl'; known: docker, kubernetes, local\nhint: did you mean 'local'?" in failed.err
@@ -123,7 +123,9 @@ def test_deploy_to_an_unknown_target(trtspec: Run, workplace: Path) -> None:
         ({"state": "failed"}, 1, "tiny is failed\n"),
     ],
 )
-def test_status(changes: dict[str, Any], code: int, said: str, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reports_the_state_and_its_exit_code(
+    changes: dict[str, Any], code: int, said: str, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, **changes)
     done = trtspec("status", "tiny", "--json")
     assert (done.code, done.document, done.err) == (code, LIVE | changes, "")
@@ -132,7 +134,9 @@ def test_status(changes: dict[str, Any], code: int, said: str, trtspec: Run, mon
 
 
 @pytest.mark.parametrize(("was_running", "said"), [(True, "tiny is stopped\n"), (False, "tiny was not running\n")])
-def test_stop(was_running: bool, said: str, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_reports_whether_the_deployment_was_running(
+    was_running: bool, said: str, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = use(monkeypatch, state="stopped", was_running=was_running)
     done = trtspec("stop", "tiny", "--json")
     assert (done.code, done.document, done.err) == (0, target.document, "")
@@ -141,7 +145,7 @@ def test_stop(was_running: bool, said: str, trtspec: Run, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("command", ["status", "stop"])
-def test_a_name_that_nobody_deployed(command: str, trtspec: Run, workplace: Path) -> None:
+def test_unknown_deployment_name_is_an_error(command: str, trtspec: Run, workplace: Path) -> None:
     failed = trtspec(command, "nosuch")
     assert failed.code == 1
     assert "nosuch" in failed.err

@@ -64,7 +64,7 @@ def expected(artifact: Path) -> bytes:
     return (artifact / WEIGHTS).read_bytes()
 
 
-def test_a_hub_id_is_downloaded_by_build_alone(expected: bytes, recipe: Path, hub: Hub) -> None:
+def test_hub_model_is_downloaded_only_by_build(expected: bytes, recipe: Path, hub: Hub) -> None:
     replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
     shutil.rmtree(recipe.parent / "build")
     for command in ("check", "plan"):
@@ -82,7 +82,7 @@ def test_a_hub_id_is_downloaded_by_build_alone(expected: bytes, recipe: Path, hu
     assert hub.asked == []
 
 
-def test_a_hub_id_that_cannot_be_had_is_a_problem_of_its_line(recipe: Path, hub: Hub) -> None:
+def test_inaccessible_hub_model_is_reported_at_its_line(recipe: Path, hub: Hub) -> None:
     replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
     built = run("build", recipe, hub)
     assert built.returncode == 1
@@ -92,7 +92,7 @@ def test_a_hub_id_that_cannot_be_had_is_a_problem_of_its_line(recipe: Path, hub:
     assert not (recipe.parent / "build").exists()
 
 
-def test_without_the_client_the_extra_is_named(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hub_client_names_the_extra(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
     built = trtspec("build", recipe)
@@ -103,7 +103,7 @@ def test_without_the_client_the_extra_is_named(recipe: Path, trtspec: Run, monke
     )
 
 
-def test_pinned_pickles_are_built_from(expected: bytes, recipe: Path, trtspec: Run) -> None:
+def test_pinned_pickles_build_the_same_weights(expected: bytes, recipe: Path, trtspec: Run) -> None:
     pin = pickled(recipe.parent / "target")
     refused = trtspec("build", recipe)
     assert refused.code == 1
@@ -122,7 +122,7 @@ def test_pinned_pickles_are_built_from(expected: bytes, recipe: Path, trtspec: R
     assert "unpickle" not in trtspec("build", recipe).err
 
 
-def test_pinned_pickles_of_a_hub_id_are_built_from(expected: bytes, recipe: Path, hub: Hub) -> None:
+def test_pinned_pickles_of_a_hub_model_build_the_same_weights(expected: bytes, recipe: Path, hub: Hub) -> None:
     pin = pickled(hub.root / "org" / "target")
     replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
     built = run("build", recipe, hub, HF_TOKEN=TOKEN)

@@ -24,7 +24,7 @@ from trtspec.core.errors import TrtspecError
 TOKEN = "hf_" + "aB3" * 12
 
 
-def test_the_rendered_form() -> None:
+def test_diagnostic_renders_position_line_message_and_hint() -> None:
     mark = Mark("recipes/llama3-8b-fp8.yaml", 14, 16, "    draft_len: 24")
     problem = Diagnostic(
         "speculation.draft_len",
@@ -39,12 +39,12 @@ def test_the_rendered_form() -> None:
     )
 
 
-def test_a_long_hint_takes_its_own_line_and_a_warning_says_so() -> None:
+def test_long_hint_has_a_separate_line_and_a_warning_has_a_label() -> None:
     problem = Diagnostic("engine", "memory", "m" * 80, "h" * 40, "warning").at(Mark("r.yaml"))
     assert render_diagnostic(problem) == f"r.yaml  engine\n  warning: {'m' * 80}\n  hint: {'h' * 40}"
 
 
-def test_a_problem_as_a_dict_has_the_keys_of_the_contract() -> None:
+def test_diagnostic_as_dict_has_the_documented_keys() -> None:
     problem = Diagnostic("a.b", "unknown-key", "unknown key 'b'").at(Mark("r.yaml", 1, 2, "x"))
     assert problem.as_dict() == {
         "severity": "error",
@@ -58,7 +58,7 @@ def test_a_problem_as_a_dict_has_the_keys_of_the_contract() -> None:
     }
 
 
-def test_the_error_renders_all_problems_and_ends_with_1() -> None:
+def test_recipe_error_renders_all_problems_with_exit_code_1() -> None:
     problems = [Diagnostic("", "c", f"wrong {name}").at(Mark(name)) for name in ("a", "b")]
     error = RecipeError(problems)
     assert isinstance(error, TrtspecError)
@@ -66,7 +66,7 @@ def test_the_error_renders_all_problems_and_ends_with_1() -> None:
     assert error.diagnostics == tuple(problems)
 
 
-def test_a_long_source_line_is_cut_around_the_column() -> None:
+def test_long_source_line_is_cut_around_the_column() -> None:
     line = "x" * 500 + "HERE" + "y" * 500
     shown = render_diagnostic(Diagnostic("", "c", "m").at(Mark("r.yaml", 1, 501, line))).splitlines()[1]
     assert "HERE" in shown
@@ -75,19 +75,19 @@ def test_a_long_source_line_is_cut_around_the_column() -> None:
     assert shown.endswith("y…")
 
 
-def test_control_characters_reach_no_terminal() -> None:
+def test_control_characters_are_escaped() -> None:
     mark = Mark("r\x1b[31m.yaml", 1, 1, "a:\t\x9b31m\u202e\ud800")
     rendered = render_diagnostic(Diagnostic("p\r", "c", "m\x07", "h\nx").at(mark))
     assert rendered == "r\\x1b[31m.yaml:1:1  p\\r\n  1 │ a:    \\x9b31m\\u202e\\ud800\n  m\\x07\n  hint: h\\nx"
 
 
-def test_tokens_are_blotted_out_of_every_text() -> None:
+def test_tokens_are_redacted_in_every_text() -> None:
     problem = Diagnostic(TOKEN, "c", f"got '{TOKEN}'", f"write ./{TOKEN}").at(Mark(f"--set a={TOKEN}"))
     assert "aB3" not in repr(problem)
     assert problem.message == "got 'hf_***'"
 
 
-def test_problems_come_by_position_once_a_place_and_not_without_end() -> None:
+def test_diagnostics_are_sorted_deduplicated_and_limited() -> None:
     def at(line: int, path: str, code: str = "c") -> Diagnostic:
         return Diagnostic(path, code, "m").at(Mark("r.yaml", line, 1))
 
@@ -98,14 +98,14 @@ def test_problems_come_by_position_once_a_place_and_not_without_end() -> None:
     assert (many[-1].message, many[-1].line) == ("more problems follow", 101)
 
 
-def test_catching_a_recipe_error_costs_no_pydantic_and_no_yaml() -> None:
+def test_diagnostics_module_imports_no_pydantic_yaml_or_rich() -> None:
     code = "import sys, trtspec.core.diagnostics; print({'pydantic', 'yaml', 'rich'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert out.stdout == "set()\n"
 
 
 @pytest.mark.slow
-def test_loading_recipes_imports_nothing_heavy() -> None:
+def test_loading_recipes_imports_no_heavy_modules() -> None:
     code = (
         "import sys, trtspec.recipe.load, trtspec.recipe.resolve;"
         "print({'torch', 'transformers', 'numpy', 'rich', 'tritonclient'} & set(sys.modules))"
@@ -152,7 +152,7 @@ class _Form(BaseModel):
         ({"count": 1, "other": 2}, "unknown key"),
     ],
 )
-def test_words_of_pydantic_become_plain_ones(values: dict[str, object], said: str) -> None:
+def test_pydantic_messages_are_simplified(values: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError) as caught:
         _Form.model_validate(values)
     [found] = caught.value.errors()

@@ -17,7 +17,7 @@ finally:
 
 
 @pytest.mark.parametrize(("asked", "said"), [("here", b""), ("there", b"cleaned up\n"), ("", b"cleaned up\n")])
-def test_only_the_named_point_kills_and_lets_nothing_clean_up(asked: str, said: bytes) -> None:
+def test_only_the_named_failpoint_kills_without_cleanup(asked: str, said: bytes) -> None:
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, env={"TRTSPEC_FAILPOINT": asked}, capture_output=True, check=False, timeout=300)
     assert done.stdout == said

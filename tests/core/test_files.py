@@ -36,7 +36,7 @@ def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [None, errno.EOPNOTSUPP, errno.EINVAL])
-def test_room_is_reserved_or_the_size_alone_is_set(
+def test_space_is_reserved_or_only_the_size_is_set(
     code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: int) -> None:
@@ -49,7 +49,7 @@ def test_room_is_reserved_or_the_size_alone_is_set(
     assert (tmp_path / "file").read_bytes() == bytes(100_000)
 
 
-def test_a_full_disk_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_fails_when_space_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -61,14 +61,14 @@ def test_a_full_disk_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "../x", "a/../../x", "a/../b", "", ".", "./a", "a//b", "a/", "..", "a\0"]
 )
-def test_a_recorded_path_stays_inside(path: str) -> None:
+def test_recorded_path_outside_its_directory_is_rejected(path: str) -> None:
     with pytest.raises(ValidationError) as refused:
         FileRecord(path=path, size=0, sha256="0" * 64)
     assert f"{path!r} does not stay inside its directory" in str(refused.value)
 
 
 @pytest.mark.parametrize("path", ["a", "a/b", "..a/b..", ".hidden", "a\\b", "ä"])
-def test_any_other_name_may_be_recorded(path: str) -> None:
+def test_relative_path_inside_its_directory_is_accepted(path: str) -> None:
     assert FileRecord(path=path, size=0, sha256="0" * 64).path == path
 
 
@@ -81,7 +81,7 @@ def test_any_other_name_may_be_recorded(path: str) -> None:
         ({"mode": 1}, "Extra inputs are not permitted"),
     ],
 )
-def test_a_record_of_another_form(changes: dict[str, object], said: str) -> None:
+def test_invalid_file_record_is_rejected(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         FileRecord.model_validate({"path": "a", "size": 0, "sha256": "0" * 64} | changes)
 
@@ -100,14 +100,14 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return noted
 
 
-def test_a_directory_is_synced_after_those_in_it(tmp_path: Path, events: list[str]) -> None:
+def test_directory_is_synced_after_its_subdirectories(tmp_path: Path, events: list[str]) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/file").touch()
     sync_directories(tmp_path)
     assert events == ["a/b", "a", "."]
 
 
-def test_a_file_is_on_the_disk_before_it_is_in_place(tmp_path: Path, events: list[str]) -> None:
+def test_file_is_synced_before_it_is_renamed(tmp_path: Path, events: list[str]) -> None:
     (tmp_path / "file").write_bytes(b"old")
     replace_file(tmp_path / "file", b"new")
     assert re.fullmatch(r"\.file\.[0-9a-f]{16}\.tmp", events[0])
@@ -115,7 +115,7 @@ def test_a_file_is_on_the_disk_before_it_is_in_place(tmp_path: Path, events: lis
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
 
 
-def test_a_copy_that_ends_says_what_the_machine_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_copy_reports_the_system_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     (source / "deep" / "left-out").mkdir(parents=True)
     (source / "deep" / "one").write_text("1")
@@ -139,7 +139,7 @@ def test_replace_file_replaces_a_link_and_leaves_its_target(tmp_path: Path) -> N
     assert not (tmp_path / "report.json").is_symlink()
 
 
-def test_replace_file_fails_where_the_temporary_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replace_file_fails_if_the_temporary_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.token_hex", lambda nbytes: "guessed")
     (tmp_path / "victim").write_bytes(b"theirs")
     (tmp_path / ".report.json.guessed.tmp").symlink_to(tmp_path / "victim")
@@ -150,7 +150,7 @@ def test_replace_file_fails_where_the_temporary_name_is_taken(tmp_path: Path, mo
         create_file(tmp_path / ".report.json.guessed.tmp", b"ours")
 
 
-def test_replace_file_refuses_a_link_to_a_directory_without_follow(tmp_path: Path) -> None:
+def test_replace_file_rejects_a_link_to_a_directory_without_follow(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "reports").symlink_to(tmp_path / "theirs")
     with pytest.raises(OSError, match=r"reports/verify\.json"):
@@ -170,7 +170,7 @@ def test_replace_file_leaves_no_temporary_file_after_a_full_disk(
     assert not list(tmp_path.iterdir())
 
 
-def test_replace_file_sets_the_permissions_and_the_hole(tmp_path: Path) -> None:
+def test_replace_file_sets_the_permissions_and_the_size(tmp_path: Path) -> None:
     replace_file(tmp_path / "record", b"ours", mode=0o600, nbytes=1 << 20)
     assert (tmp_path / "record").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "record").read_bytes() == b"ours" + bytes((1 << 20) - 4)
@@ -189,14 +189,14 @@ def test_write_all_writes_everything_in_short_writes(tmp_path: Path, short_write
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {bytes(range(200))}
 
 
-def test_write_all_ends_where_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_all_fails_if_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
     with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="Input/output error"):
         write_all(file.fileno(), b"data", 0)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "device", "socket", "sparse", "link", "zero"])
-def test_read_bounded_refuses_what_is_no_bounded_regular_file(tmp_path: Path, kind: str) -> None:
+def test_read_bounded_rejects_anything_but_a_bounded_regular_file(tmp_path: Path, kind: str) -> None:
     path, said = tmp_path / "it", "not a regular file"
     if kind == "fifo":
         os.mkfifo(path)
@@ -222,7 +222,7 @@ def test_read_bounded_refuses_what_is_no_bounded_regular_file(tmp_path: Path, ki
         read_bounded(path, 100, follow=False)
 
 
-def test_read_bounded_refuses_a_file_that_grows_while_it_is_read(
+def test_read_bounded_rejects_a_file_that_grows_while_being_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, read = tmp_path / "growing", os.read
@@ -238,7 +238,7 @@ def test_read_bounded_refuses_a_file_that_grows_while_it_is_read(
         read_bounded(path, 100)
 
 
-def test_read_bounded_asks_for_memory_of_the_size_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_bounded_allocates_only_the_file_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, read = [], os.read
     monkeypatch.setattr(os, "read", lambda descriptor, nbytes: (asked.append(nbytes), read(descriptor, nbytes))[1])
     (tmp_path / "small").write_bytes(b"12")
@@ -246,7 +246,7 @@ def test_read_bounded_asks_for_memory_of_the_size_of_the_file(tmp_path: Path, mo
     assert max(asked) == 3
 
 
-def test_open_regular_follows_a_link_unless_it_must_not(tmp_path: Path) -> None:
+def test_open_regular_follows_a_link_unless_follow_is_false(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"data")
     (tmp_path / "link").symlink_to("target")
     with open_regular(tmp_path / "link") as file:

@@ -100,13 +100,13 @@ def take_along(code: Several, turns: int, most: int = 3) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_each_file_has_its_digest(code: Several, paths: list[Path], threads: int) -> None:
+def test_digests_match_hashlib_with_any_thread_count(code: Several, paths: list[Path], threads: int) -> None:
     counted: list[int] = []
     assert ParallelFileHasher(paths, counted.append).digests(threads) == [sha256_of(path) for path in paths]
     assert sum(counted) == sum(path.stat().st_size for path in paths)
 
 
-def test_whoever_hashes_takes_files_along(code: Several, paths: list[Path]) -> None:
+def test_update_digests_hashes_waiting_files_together(code: Several, paths: list[Path]) -> None:
     counted = list[int]()
     holding = Holding(code, paths, counted.append)
     take_along(code, 1, most=1)
@@ -119,7 +119,7 @@ def test_whoever_hashes_takes_files_along(code: Several, paths: list[Path]) -> N
     assert holding.digests == [sha256_of(path) for path in paths]
 
 
-def test_other_code_takes_nothing_along(code: Several, paths: list[Path]) -> None:
+def test_other_backend_hashes_no_waiting_files(code: Several, paths: list[Path]) -> None:
     """Digests belong to the implementation that began them."""
     holding, other = Holding(code, paths), Several()
     take_along(other, 3)
@@ -128,7 +128,7 @@ def test_other_code_takes_nothing_along(code: Several, paths: list[Path]) -> Non
     assert holding.digests == [sha256_of(path) for path in paths]
 
 
-def test_nothing_is_read_without_room(code: Several, paths: list[Path]) -> None:
+def test_files_are_not_read_until_there_is_room(code: Several, paths: list[Path]) -> None:
     room = threading.Event()
     files, digests = ParallelFileHasher(paths, None, room.is_set), list[list[str]]()
     thread = threading.Thread(target=lambda: digests.append(files.digests(2)), daemon=True)
@@ -141,7 +141,7 @@ def test_nothing_is_read_without_room(code: Several, paths: list[Path]) -> None:
     assert digests == [[sha256_of(path) for path in paths]]
 
 
-def test_what_is_not_in_the_page_cache_is_not_taken_along(
+def test_uncached_files_are_not_hashed_together(
     code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preadv = os.preadv
@@ -159,7 +159,7 @@ def test_what_is_not_in_the_page_cache_is_not_taken_along(
     assert holding.digests == [sha256_of(path) for path in paths]
 
 
-def test_only_a_reading_that_waits_finds_the_end(
+def test_empty_nonblocking_read_is_not_the_end_of_file(
     code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux 5.9 and 5.10 may return 0 bytes for uncached pages (preadv2(2))."""
@@ -176,7 +176,7 @@ def test_only_a_reading_that_waits_finds_the_end(
     assert holding.digests == [sha256_of(path) for path in paths]
 
 
-def test_a_file_that_ends_before_its_size_has_no_digest(
+def test_file_shorter_than_its_size_is_an_error(
     code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preadv = os.preadv
@@ -194,7 +194,7 @@ def test_a_file_that_ends_before_its_size_has_no_digest(
     )
 
 
-def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several, paths: list[Path]) -> None:
+def test_interrupt_while_files_are_assigned_does_not_deadlock(code: Several, paths: list[Path]) -> None:
     class Interrupted(ParallelFileHasher):
         def _take(self, *arguments: Any) -> Any:
             super()._take(*arguments)
@@ -214,7 +214,7 @@ def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several,
     assert [type(each) for each in raised] == [KeyboardInterrupt]
 
 
-def test_small_pieces_go_alone(code: Several, paths: list[Path]) -> None:
+def test_small_pieces_are_hashed_alone(code: Several, paths: list[Path]) -> None:
     holding = Holding(code, paths)
     update_digests(code, [(code.begin(), memoryview(b"x" * (LONG - 1)))], 3)
     assert code.given == [1]
@@ -222,14 +222,14 @@ def test_small_pieces_go_alone(code: Several, paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_file_that_is_not_there_ends_it(code: Several, paths: list[Path], threads: int) -> None:
+def test_missing_file_is_an_error(code: Several, paths: list[Path], threads: int) -> None:
     paths[3].unlink()
     with pytest.raises(FileNotFoundError):
         ParallelFileHasher(paths).digests(threads)
 
 
 @pytest.mark.parametrize("work", [lambda code, files: take_along(code, 5), lambda code, files: files.join_in()])
-def test_a_disk_that_fails_whoever_helps_fails_the_files_alone(
+def test_read_error_in_a_helping_thread_fails_only_the_files(
     code: Several,
     paths: list[Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -251,7 +251,7 @@ def test_a_disk_that_fails_whoever_helps_fails_the_files_alone(
     assert holding.raised.errno == errno.EIO
 
 
-def test_code_that_fails_ends_all_and_leaves_nobody_waiting(code: Several, paths: list[Path]) -> None:
+def test_backend_failure_ends_all_threads(code: Several, paths: list[Path]) -> None:
     holding = Holding(code, paths)
     holding.others_fail = ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
@@ -260,7 +260,7 @@ def test_code_that_fails_ends_all_and_leaves_nobody_waiting(code: Several, paths
     assert isinstance(holding.raised, ZeroDivisionError)
 
 
-def test_counting_may_end_it(code: Several, paths: list[Path]) -> None:
+def test_exception_in_the_byte_callback_ends_hashing(code: Several, paths: list[Path]) -> None:
     def stop(count: int) -> None:
         raise KeyboardInterrupt
 
@@ -268,10 +268,10 @@ def test_counting_may_end_it(code: Several, paths: list[Path]) -> None:
         ParallelFileHasher(paths, stop).digests(2)
 
 
-def test_it_can_be_stopped(code: Several, paths: list[Path]) -> None:
+def test_hasher_can_be_stopped(code: Several, paths: list[Path]) -> None:
     files = ParallelFileHasher(paths, lambda count: files.stop())
     assert "" in files.digests(2)
 
 
-def test_files_of_nothing(code: Several) -> None:
+def test_hasher_without_files_returns_no_digests(code: Several) -> None:
     assert ParallelFileHasher([]).digests(4) == []

@@ -38,7 +38,7 @@ def test_loopback_accepts_its_own_names(bind: str, host: str) -> None:
         "[::ffff:127.0.0.1]",
     ],
 )
-def test_loopback_refuses_other_names_as_misdirected(host: str) -> None:
+def test_loopback_rejects_other_names_as_misdirected(host: str) -> None:
     assert status("127.0.0.1", host) == 421
     assert status("127.0.0.1", host, f"http://{host}") == 421
 
@@ -61,7 +61,7 @@ def test_malformed_host_is_a_bad_request(host: str) -> None:
     assert status("127.0.0.1", host) == status("0.0.0.0", host) == 400
 
 
-def test_one_host_header_is_needed() -> None:
+def test_exactly_one_host_header_is_required() -> None:
     assert status("127.0.0.1", []) == status("127.0.0.1", ["localhost", "localhost"]) == 400
 
 
@@ -84,7 +84,7 @@ def test_one_host_header_is_needed() -> None:
         ("localhost:9000", "http://a@localhost:9000", 403),
     ],
 )
-def test_origin_is_the_host_itself(host: str, origin: str, expected: int) -> None:
+def test_origin_must_match_the_host(host: str, origin: str, expected: int) -> None:
     assert status("127.0.0.1", host, origin) == expected
     assert status("0.0.0.0", host, origin) == expected
 
@@ -94,19 +94,19 @@ def test_each_of_several_origins_is_checked() -> None:
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "::", "10.0.0.5", "gpu-1.internal"])
-def test_probes_and_services_reach_a_server_that_is_not_on_loopback(bind: str) -> None:
+def test_server_outside_loopback_accepts_addresses_and_service_names(bind: str) -> None:
     for host in ("10.0.0.5:9000", "[fd00::5]:9000", "quickstart.default.svc.cluster.local", "localhost:9000"):
         assert status(bind, host) == 200
 
 
-def test_allowed_names_are_the_only_ones_elsewhere() -> None:
+def test_allowed_hosts_restrict_names_outside_loopback() -> None:
     allowed = ("API.example.com",)
     for host in ("api.example.com", "api.example.com:9000", "10.0.0.5:9000", "localhost"):
         assert status("0.0.0.0", host, allowed=allowed) == 200
     assert status("0.0.0.0", "evil.example", "http://evil.example", allowed=allowed) == 421
 
 
-def test_allowed_names_open_loopback_behind_a_proxy() -> None:
+def test_allowed_hosts_are_accepted_on_loopback_behind_a_proxy() -> None:
     allowed = ("api.example.com",)
     assert status("127.0.0.1", "api.example.com", "https://api.example.com", allowed=allowed) == 200
     assert status("127.0.0.1", "127.0.0.1:9000", "https://api.example.com", allowed=allowed) == 200
@@ -114,7 +114,7 @@ def test_allowed_names_open_loopback_behind_a_proxy() -> None:
     assert status("127.0.0.1", "10.0.0.5", allowed=allowed) == 421
 
 
-def test_own_name_of_the_bind_is_accepted() -> None:
+def test_bind_address_is_accepted_as_host() -> None:
     assert status("127.0.0.2", "127.0.0.2:9000") == 200
     assert status("gpu-1.internal", "gpu-1.internal", allowed=("other",)) == 200
 
@@ -127,12 +127,12 @@ def test_allowed_hosts_come_from_the_environment() -> None:
             allowed_hosts({"TRTSPEC_ALLOWED_HOSTS": wrong})
 
 
-def test_loopback_is_told_by_address() -> None:
+def test_loopback_is_detected_by_address() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost", "LOCALHOST")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.5", "gpu-1", "")))
 
 
-def test_message_names_the_host_and_the_way_to_allow_it() -> None:
+def test_rejection_message_names_the_host_and_the_setting_that_allows_it() -> None:
     refusal = host_rules("127.0.0.1").refusal(["evil.example:9000"], [])
     assert refusal is not None
     assert "evil.example" in refusal.message

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.every_python
 LATER = (3, 99, 0)
 
 
-def test_this_python_has_what_it_must() -> None:
+def test_current_interpreter_has_no_problems() -> None:
     command = [sys.executable, "-I", interpreter.__file__]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert (done.stdout, done.stderr) == ("", "")
@@ -24,14 +24,14 @@ def test_this_python_has_what_it_must() -> None:
 
 
 @pytest.mark.parametrize("version", [(3, 9, 18), LATER])
-def test_a_python_that_is_too_old_or_too_new(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_python_version_is_reported(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", version)
     [(fault, remedy)] = interpreter.interpreter_problems()
     assert "3.10 to 3.1" in fault
     assert remedy == "use another Python: make setup PYTHON=python3.12"
 
 
-def test_what_is_missing_is_said_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_parts_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "libpython", lambda: None)
     monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: None)
     assert [fault.partition(":")[0] for fault, _ in interpreter.interpreter_problems()] == [
@@ -40,7 +40,7 @@ def test_what_is_missing_is_said_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
-def test_its_words_come_before_anything_is_installed(tmp_path: Path) -> None:
+def test_make_setup_rejects_an_unsupported_python_before_installing(tmp_path: Path) -> None:
     """`make setup` with an unsupported Python prints the reason and creates no environment."""
     python = tmp_path / "python"
     code = "import sys; sys.version_info = (3, 99, 0, 'final', 0); sys.argv = sys.argv[1:]"

@@ -39,18 +39,18 @@ def refused(*expected: str) -> None:
         assert text in str(caught.value)
 
 
-def test_an_entry_point_is_found_behind_our_own(site: Path) -> None:
+def test_entry_point_is_found_after_built_in_extensions(site: Path) -> None:
     install(site, "extra = extra:METHOD")
     assert find_extension(PACKAGE, ATTRIBUTE, "extra", "speculation method") == "brought"
     assert [*discover_all(PACKAGE, ATTRIBUTE)] == [*discover(PACKAGE, ATTRIBUTE), "extra"]
 
 
-def test_an_unknown_name_lists_what_is_there(site: Path) -> None:
+def test_unknown_name_lists_the_available_extensions(site: Path) -> None:
     install(site, "extras = extra:METHOD")
     refused("unknown speculation method 'extra'; known: dflash, draft_target, ", "extras\nhint: did you mean 'extras'?")
 
 
-def test_a_name_of_ours_cannot_be_taken(site: Path) -> None:
+def test_entry_point_with_a_built_in_name_is_rejected(site: Path) -> None:
     install(site, "none = extra:METHOD")
     where = "entry point 'none' of extra 2.0 in the group trtspec.methods: "
     refused(f"{where}'none' is already registered\nhint: choose another name")
@@ -63,12 +63,12 @@ def test_a_name_of_ours_cannot_be_taken(site: Path) -> None:
         ("extra = extra:OTHER", "cannot load extra:OTHER: module 'extra' has no attribute 'OTHER'"),
     ],
 )
-def test_an_entry_point_that_cannot_be_loaded_is_named(entry: str, reason: str, site: Path) -> None:
+def test_broken_entry_point_is_reported_by_name(entry: str, reason: str, site: Path) -> None:
     install(site, entry)
     refused(f"entry point 'extra' of extra 2.0 in the group trtspec.methods: {reason}", "repair or uninstall")
 
 
-def test_installed_packages_are_not_asked_for_what_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_are_not_read_for_built_in_names(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: asked.append(group) or ())
     assert find_extension(PACKAGE, ATTRIBUTE, "none", "speculation method").summary == "the target alone"
@@ -80,6 +80,6 @@ def test_installed_packages_are_not_asked_for_what_is_our_own(monkeypatch: pytes
     discover_all.cache_clear()
 
 
-def test_a_near_spelling_is_offered_and_a_far_one_not() -> None:
+def test_only_similar_names_are_suggested() -> None:
     assert did_you_mean("ngrm", ["ngram", "eagle"]) == "did you mean 'ngram'?"
     assert did_you_mean("x", ["ngram", "eagle"]) is None

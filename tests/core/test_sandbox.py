@@ -47,14 +47,14 @@ def rendered(source: str, limits: SandboxLimits = LIMITS) -> object:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", FAULT),
     ],
 )
-def test_a_broken_limit_has_a_cause(source: str, cause: str) -> None:
+def test_exceeded_limit_has_its_cause(source: str, cause: str) -> None:
     with pytest.raises(SandboxError) as caught:
         rendered(source)
     assert caught.value.cause == cause
     assert caught.value.exit_code == 1
 
 
-def test_a_child_that_is_killed_is_a_crash() -> None:
+def test_killed_child_is_a_crash_and_is_replaced() -> None:
     child = SandboxChild(LIMITS, (PREPARE, {"source": "{{ messages }}", "tokens": {}}))
     asked = {"messages": [], "max_bytes": 100}
     assert child.ask(RENDER, asked) == {"text": "[]"}
@@ -67,7 +67,7 @@ def test_a_child_that_is_killed_is_a_crash() -> None:
     child.end()
 
 
-def test_a_child_that_stops_answers_in_time() -> None:
+def test_stopped_child_times_out() -> None:
     child = SandboxChild(SandboxLimits(wall_s=0.5), (PREPARE, {"source": "x", "tokens": {}}))
     asked = {"messages": [], "max_bytes": 100}
     child.ask(RENDER, asked)
@@ -81,7 +81,7 @@ def test_a_child_that_stops_answers_in_time() -> None:
     assert process.poll() is not None
 
 
-def test_a_child_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("TZ", "UTC")
     assert run_in_child("os:getenv", "TZ", limits=LIMITS) == "UTC"
@@ -89,7 +89,7 @@ def test_a_child_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         run_in_child("os:getenv", "HF_TOKEN", b"none", limits=LIMITS)
 
 
-def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "from trtspec.core.sandbox import *\n"
         f"limits, source = SandboxLimits(cpu_s=600, wall_s=600), {LOOPS!r}\n"
@@ -114,7 +114,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_a_pool_ends_its_children() -> None:
+def test_closed_pool_ends_its_children() -> None:
     pool = SandboxPool(2, LIMITS, (PREPARE, {"source": "x", "tokens": {}}))
     assert pool.ask(RENDER, {"messages": [], "max_bytes": 9}) == {"text": "x"}
     pids = [child._process.pid for child in pool._idle.queue if child._process]

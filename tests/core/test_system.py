@@ -29,17 +29,17 @@ def sleeper():
     process.wait(30)
 
 
-def test_free_ports_are_different_and_free() -> None:
+def test_free_ports_are_distinct_and_unused() -> None:
     found = ports.free_ports(20)
     assert len(set(found)) == 20
     assert not any(ports.port_in_use(port) for port in found)
 
 
-def test_free_ports_are_none_that_a_connection_may_get() -> None:
+def test_free_ports_are_below_the_ephemeral_range() -> None:
     assert all(ports.LOWEST <= port < ports.EPHEMERAL for port in ports.free_ports(50))
 
 
-def test_where_those_that_were_tried_are_taken_any_free_port_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_free_port_is_used_when_the_preferred_range_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((ports.LOOPBACK, 0)) as server:
         taken = server.getsockname()[1]
         monkeypatch.setattr(ports, "LOWEST", taken)
@@ -48,7 +48,7 @@ def test_where_those_that_were_tried_are_taken_any_free_port_will_do(monkeypatch
         assert port != taken
 
 
-def test_a_port_of_an_address_of_another_machine_is_an_error() -> None:
+def test_free_port_on_a_foreign_address_is_an_error() -> None:
     with pytest.raises(OSError):  # noqa: PT011
         ports.free_ports(1, "192.0.2.1")
 
@@ -62,7 +62,7 @@ time.sleep(100)
 """
 
 
-def test_what_ended_is_known_by_its_program_while_nobody_has_waited_for_it() -> None:
+def test_group_zombies_are_found_by_program_name() -> None:
     words = [sys.executable, "-c", DEAD_CHILD]
     with subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, text=True) as leader:
         assert leader.stdout is not None
@@ -74,12 +74,12 @@ def test_what_ended_is_known_by_its_program_while_nobody_has_waited_for_it() -> 
         leader.kill()
 
 
-def test_a_listening_port_is_in_use() -> None:
+def test_listening_port_is_in_use() -> None:
     with socket.create_server((ports.LOOPBACK, 0)) as server:
         assert ports.port_in_use(server.getsockname()[1])
 
 
-def test_pid_and_start_time_name_one_process(sleeper) -> None:
+def test_pid_and_start_time_identify_one_process(sleeper) -> None:
     started = processes.start_time(sleeper.pid)
     assert started is not None
     assert processes.is_alive(sleeper.pid, started)
@@ -90,7 +90,7 @@ def test_pid_and_start_time_name_one_process(sleeper) -> None:
 
 
 @pytest.mark.slow
-def test_stop_session_ends_what_does_not_end_by_itself() -> None:
+def test_stop_session_kills_a_process_that_ignores_sigterm() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
     process.stdout.readline()
@@ -113,12 +113,12 @@ def test_stop_session_ends_orphans_of_a_dead_leader() -> None:
     assert processes.start_time(orphan) is None
 
 
-def test_stop_session_leaves_a_stranger_with_the_same_pid_alone(sleeper) -> None:
+def test_stop_session_ignores_another_process_with_the_same_pid(sleeper) -> None:
     processes.stop_session(sleeper.pid, processes.start_time(sleeper.pid) - 1, timeout_s=5)
     assert sleeper.poll() is None
 
 
-def test_a_child_dies_with_its_parent() -> None:
+def test_child_dies_with_its_parent() -> None:
     code = (
         "import subprocess, os, signal; from trtspec.core.processes import die_with_parent;"
         "print(subprocess.Popen(['sleep', '60'], preexec_fn=die_with_parent()).pid, flush=True);"
@@ -128,7 +128,7 @@ def test_a_child_dies_with_its_parent() -> None:
     assert processes.wait_until(lambda: processes.start_time(int(out)) is None, 30)
 
 
-def test_sigterm_is_an_interrupt_within_the_block_only() -> None:
+def test_sigterm_is_an_interrupt_only_within_the_block() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), processes.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
@@ -139,9 +139,7 @@ def test_sigterm_is_an_interrupt_within_the_block_only() -> None:
     ("limit", "expected"),
     [("max", 4_000_000 * 1024), ("3000000000", 3_000_000_000), ("9000000000", 4_000_000 * 1024)],
 )
-def test_available_memory_is_what_the_machine_and_the_control_group_have(
-    tmp_path: Path, limit: str, expected: int
-) -> None:
+def test_available_memory_is_limited_by_the_machine_and_the_cgroup(tmp_path: Path, limit: str, expected: int) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal:  8000000 kB\nMemAvailable:    4000000 kB\n")
     (tmp_path / "proc/self/cgroup").write_text("4:memory:/old\n0::/system.slice/job\n")
@@ -151,6 +149,6 @@ def test_available_memory_is_what_the_machine_and_the_control_group_have(
     assert processes.available_memory(tmp_path) == expected
 
 
-def test_available_memory_is_nothing_where_the_system_does_not_tell(tmp_path: Path) -> None:
+def test_available_memory_is_zero_without_system_files(tmp_path: Path) -> None:
     assert processes.available_memory(tmp_path) == 0
     assert processes.available_memory() > 0

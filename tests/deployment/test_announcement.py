@@ -28,7 +28,7 @@ class Target:
 
 
 @pytest.mark.slow
-def test_first_deploy_says_what_it_measures_why_how_long_and_how_to_skip_it(
+def test_first_deploy_announces_gates_duration_and_how_to_skip_them(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: Target())

@@ -31,20 +31,20 @@ def started(program: str) -> Sidecar:
 
 
 @pytest.mark.slow
-def test_one_that_cannot_start_is_tried_later_each_time_and_never_all_the_time() -> None:
+def test_exiting_sidecar_is_restarted_with_capped_exponential_backoff() -> None:
     beside = started("import sys; sys.exit(3)")
     now, waits, pids = 1000.0, [], set()
     for _ in range(7):
         assert beside.running.process.wait(WAIT_S) == 3
         pids.add(beside.running.process.pid)
-        said = beside.look(now)
+        said = beside.check(now)
         waits.append(said.removeprefix("entry exited with status 3; restarting "))
-        assert beside.look(now) == "", "reported once"
+        assert beside.check(now) == "", "reported once"
         wait_s = 0.0 if waits[-1] == "now" else float(waits[-1].split()[1])
         if wait_s:
-            assert beside.look(now + wait_s - 0.1) == ""
+            assert beside.check(now + wait_s - 0.1) == ""
             assert beside.running.process.pid in pids, "not due yet"
-            assert beside.look(now + wait_s) == ""
+            assert beside.check(now + wait_s) == ""
         now += wait_s
         assert beside.running.process.pid not in pids
     beside.running.end(0.0)
@@ -52,18 +52,18 @@ def test_one_that_cannot_start_is_tried_later_each_time_and_never_all_the_time()
 
 
 @pytest.mark.slow
-def test_one_that_is_stopped_is_ended_and_started_again() -> None:
+def test_suspended_sidecar_is_killed_and_restarted() -> None:
     beside = started(STAYS)
     stopped = beside.running.process
     try:
-        assert beside.look(1.0) == ""
+        assert beside.check(1.0) == ""
         os.kill(stopped.pid, signal.SIGSTOP)
         assert wait_until(lambda: process_state(stopped.pid) == "T", WAIT_S)
-        assert beside.look(2.0) == "entry is stopped; restarting now"
+        assert beside.check(2.0) == "entry is stopped; restarting now"
         assert stopped.poll() is not None
-        assert beside.look(2.0) == ""
+        assert beside.check(2.0) == ""
         assert beside.running.process.poll() is None
-        assert beside.look(3.0) == ""
+        assert beside.check(3.0) == ""
     finally:
         beside.running.end(0.0)
 
@@ -105,7 +105,7 @@ def answering(status: int, seconds: float, then: str) -> Sidecar:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["time.sleep(1)", "pass"])
-def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_sidecar_is_restarted(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process waits, the other computes like a blocked event loop."""
     monkeypatch.setattr("trtspec.deployment.server_process.SILENT_S", 2.0)
     monkeypatch.setattr("trtspec.deployment.server_process.BLOCKED_S", 4.0)
@@ -113,22 +113,22 @@ def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: p
     hung = beside.running.process
     try:
         said = []
-        assert wait_until(lambda: bool(said.append(beside.look(time.monotonic())) or said[-1]), WAIT_S)
+        assert wait_until(lambda: bool(said.append(beside.check(time.monotonic())) or said[-1]), WAIT_S)
         assert re.fullmatch(r"entry has not answered for \d+ s; restarting now", said[-1])
         assert hung.poll() is not None
-        assert beside.look(time.monotonic()) == ""
+        assert beside.check(time.monotonic()) == ""
         assert beside.running.process.pid != hung.pid
     finally:
         beside.end(0.0)
 
 
 @pytest.mark.slow
-def test_process_that_answers_with_an_error_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_that_answers_with_an_error_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway whose server is restarting is healthy."""
     monkeypatch.setattr("trtspec.deployment.server_process.SILENT_S", 1.0)
     monkeypatch.setattr("trtspec.deployment.server_process.BLOCKED_S", 2.0)
     beside = answering(503, 600.0, "pass")
     try:
-        assert not wait_until(lambda: bool(beside.look(time.monotonic())), 6.0)
+        assert not wait_until(lambda: bool(beside.check(time.monotonic())), 6.0)
     finally:
         beside.end(0.0)

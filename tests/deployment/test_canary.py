@@ -72,13 +72,13 @@ def pairs(ratio: float, count: int = 20, text: str = "same") -> list[ProbePair]:
         ),
     ],
 )
-def test_an_objection_is_sure_or_none(seen: CanaryStats, said: str) -> None:
+def test_rejection_reason_is_empty_unless_evidence_is_conclusive(seen: CanaryStats, said: str) -> None:
     found = rejection_reason(LIMITS, seen)
     assert found.startswith(said)
     assert bool(found) == bool(said)
 
 
-def test_a_slow_tail_is_seen_where_there_are_enough_samples() -> None:
+def test_latency_tail_regression_is_rejected_with_enough_samples() -> None:
     old, new = (1.0,) * 200, (1.0,) * 160 + (9.0,) * 40
     assert "percentile 95" in rejection_reason(
         LIMITS, CanaryStats(9, BackendStats(per_token=old), BackendStats(per_token=new))
@@ -88,14 +88,14 @@ def test_a_slow_tail_is_seen_where_there_are_enough_samples() -> None:
     )
 
 
-def test_it_goes_on_when_enough_is_known() -> None:
+def test_canary_has_enough_samples_after_hold_time_and_minimum_requests() -> None:
     assert has_enough_samples(LIMITS, CanaryStats(5, pairs=pairs(1.0)))
     assert not has_enough_samples(LIMITS, CanaryStats(4.9, pairs=pairs(1.0)))
     assert not has_enough_samples(LIMITS, CanaryStats(50, pairs=pairs(1.0, 19)))
 
 
 @pytest.mark.slow
-def test_the_interval_of_a_ratio_holds_it() -> None:
+def test_latency_ratio_interval_rarely_misclassifies_equal_samples() -> None:
     """Of 200 equal pairs of samples, about 2.5 % may be classified as slower."""
     wrong = 0
     for seed in range(200):
@@ -106,7 +106,7 @@ def test_the_interval_of_a_ratio_holds_it() -> None:
 
 
 @pytest.mark.parametrize("share", [1, 5, 25, 50, 99, 100])
-def test_a_share_is_kept_at_every_moment(share: int) -> None:
+def test_routing_share_is_within_one_request_at_every_point(share: int) -> None:
     config = GatewayConfig("", 0, "m", "t", "", 1, 1)
     routes, served = (Route(1, 100 - share, config), Route(2, share, config)), {1: 0, 2: 0}
     for asked in range(1, 1001):
@@ -115,7 +115,7 @@ def test_a_share_is_kept_at_every_moment(share: int) -> None:
     assert served[2] == 10 * share
 
 
-def test_what_shadows_came_to_is_said_in_numbers_and_in_a_sentence() -> None:
+def test_mirroring_summary_has_counts_ratios_and_a_verdict() -> None:
     """Without samples there is no rate."""
     assert mirroring_summary(MirrorStats(), 50) == {
         "share": 50,

@@ -153,7 +153,7 @@ def test_docker_failure_names_its_cause_and_leaves_no_deployment(
 
 
 @pytest.mark.parametrize("case", LATER)
-def test_docker_failure_of_a_container_is_about_up_and_recorded(
+def test_docker_container_failure_is_reported_as_compose_up_and_recorded(
     case: str, tool: Path, artifact: Path, trtspec: Run
 ) -> None:
     said, message = LATER[case]
@@ -168,13 +168,15 @@ def test_docker_failure_of_a_container_is_about_up_and_recorded(
     assert trtspec("ps").out == "no deployments\n"
 
 
-def test_docker_that_fails_for_an_unknown_reason_is_quoted() -> None:
+def test_docker_failure_with_unknown_cause_quotes_its_output() -> None:
     error = tool_failure(DOCKER_CAUSES, "docker compose up", 17, "a\nthe moon is full\n")
     assert error.message == "docker compose up ended with status 17"
     assert error.hint == "a\nthe moon is full"
 
 
-def test_docker_that_cannot_be_asked_does_not_make_a_deployment_dead(tool: Path, artifact: Path, trtspec: Run) -> None:
+def test_unreachable_docker_daemon_makes_a_deployment_unknown_not_dead(
+    tool: Path, artifact: Path, trtspec: Run
+) -> None:
     assert deploy_docker(trtspec, artifact).code == 0
     breaks(tool, "compose", DOCKER["no daemon"][0])
     assert trtspec("status", "tiny", "--json").document["state"] == "unknown"
@@ -185,15 +187,13 @@ def test_docker_that_cannot_be_asked_does_not_make_a_deployment_dead(tool: Path,
     assert trtspec("ps").out == "no deployments\n"
 
 
-def test_docker_deployment_that_served_before_is_kept_when_the_next_cannot_begin(
-    tool: Path, artifact: Path, trtspec: Run
-) -> None:
+def test_docker_record_is_retained_when_the_next_deploy_cannot_start(tool: Path, artifact: Path, trtspec: Run) -> None:
     assert deploy_docker(trtspec, artifact).code == 0
     assert trtspec("stop", "tiny").code == 0
-    before = DeploymentJournal("tiny").known()
+    before = DeploymentJournal("tiny").read_existing()
     breaks(tool, "compose", DOCKER["no daemon"][0])
     assert deploy_docker(trtspec, artifact).code == 1
-    assert DeploymentJournal("tiny").known() == before
+    assert DeploymentJournal("tiny").read_existing() == before
 
 
 @pytest.mark.parametrize("case", KUBECTL)
@@ -209,14 +209,14 @@ def test_kubectl_failure_names_its_cause_and_leaves_no_deployment(
 
 
 @pytest.mark.parametrize("case", APPLIED)
-def test_kubectl_failure_of_apply_is_recorded(case: str, tool: Path, artifact: Path, trtspec: Run) -> None:
+def test_kubectl_apply_failure_is_recorded(case: str, tool: Path, artifact: Path, trtspec: Run) -> None:
     said, message = APPLIED[case]
     breaks(tool, "apply", said)
     assert f"error: kubectl apply failed: {message}" in deploy_kubectl(trtspec, artifact).err
     assert trtspec("status", "tiny", "--json").document["state"] == "failed"
 
 
-def test_kubectl_that_is_refused_while_it_waits_is_no_timeout(tool: Path, artifact: Path, trtspec: Run) -> None:
+def test_kubectl_permission_error_during_rollout_is_not_a_timeout(tool: Path, artifact: Path, trtspec: Run) -> None:
     breaks(tool, "rollout", APPLIED["forbidden"][0])
     done = deploy_kubectl(trtspec, artifact)
     assert (done.code, "kubectl rollout failed: this user lacks permission" in done.err) == (1, True)

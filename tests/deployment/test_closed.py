@@ -99,11 +99,11 @@ def stubs(deployment: LocalDeployment) -> list[int]:
         ("POST", "/v2/cudasharedmemory/region/x/register"),
     ],
 )
-def test_control_needs_the_token(method: str, path: str, deployment: LocalDeployment) -> None:
+def test_http_control_api_requires_the_token(method: str, path: str, deployment: LocalDeployment) -> None:
     assert asked(deployment, method, path, {})[0] == 403
 
 
-def test_grpc_control_needs_the_token(deployment: LocalDeployment, token: str) -> None:
+def test_grpc_control_api_requires_the_token(deployment: LocalDeployment, token: str) -> None:
     grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
     region = next(SHARED_MEMORY.glob(f"{deployment.record.shm_prefix}*")).name
     with grpc.InferenceServerClient(deployment.record.endpoints["grpc"]) as client:
@@ -124,13 +124,15 @@ def test_grpc_control_needs_the_token(deployment: LocalDeployment, token: str) -
         assert client.get_inference_statistics("ensemble")
 
 
-def test_what_clients_need_is_open(deployment: LocalDeployment) -> None:
+def test_inference_and_metadata_endpoints_are_open_without_token(deployment: LocalDeployment) -> None:
     for path in ("/v2", "/v2/health/ready", "/v2/models/ensemble", "/v2/models/ensemble/config", "/v2/models/stats"):
         assert asked(deployment, "GET", path)[0] == 200
     assert asked(deployment, "POST", "/v2/models/ensemble/generate", {"text_input": "x", "max_tokens": 1})[0] == 200
 
 
-def test_the_token_is_for_nobody_to_see(deployment: LocalDeployment, token: str) -> None:
+def test_token_is_only_in_its_file_not_in_command_lines_or_environments(
+    deployment: LocalDeployment, token: str
+) -> None:
     assert len(token) == 64
     for pid in stubs(deployment):
         assert token not in Path(f"/proc/{pid}/cmdline").read_text()
@@ -140,7 +142,7 @@ def test_the_token_is_for_nobody_to_see(deployment: LocalDeployment, token: str)
     assert holders == ["token"]
 
 
-def test_files_and_shared_memory_are_this_user_s(deployment: LocalDeployment) -> None:
+def test_files_and_shared_memory_are_private_to_the_user(deployment: LocalDeployment) -> None:
     root = deployment.journal.root
     regions = [*SHARED_MEMORY.glob(f"{deployment.record.shm_prefix}*")]
     assert root.stat().st_mode & 0o777 == 0o700, "everything below is private, including the served artifact"
@@ -149,7 +151,7 @@ def test_files_and_shared_memory_are_this_user_s(deployment: LocalDeployment) ->
     assert regions
 
 
-def test_no_secret_reaches_the_server_or_a_stub(deployment: LocalDeployment) -> None:
+def test_server_and_stub_environments_contain_no_secrets(deployment: LocalDeployment) -> None:
     assert len(stubs(deployment)) >= 2
     for pid in stubs(deployment):
         environment = Path(f"/proc/{pid}/environ").read_text()
@@ -158,7 +160,7 @@ def test_no_secret_reaches_the_server_or_a_stub(deployment: LocalDeployment) -> 
         assert "PATH=" in environment
 
 
-def test_the_log_of_the_server_before_is_kept(deployment: LocalDeployment) -> None:
+def test_previous_server_log_is_retained(deployment: LocalDeployment) -> None:
     assert (deployment.journal.root / "server.log.1").read_text() == "what the server before said\n"
     assert "echo starts" in deployment.journal.log.read_text()
 
@@ -209,15 +211,13 @@ def sent(port: int, data: bytes) -> str:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("door", ["http", "metrics"])
-def test_request_that_would_end_the_server_does_not_reach_it(
-    attack: str, door: str, deployment: LocalDeployment
-) -> None:
+def test_crashing_request_is_blocked_before_the_server(attack: str, door: str, deployment: LocalDeployment) -> None:
     for _ in range(6):
         response = sent(getattr(deployment.record, door), ATTACKS[attack])
         assert response.startswith("HTTP/1.1 "), attack
         assert not response.startswith("HTTP/1.1 503 "), attack
     assert asked(deployment, "POST", GENERATE, {"text_input": "x", "max_tokens": 1})[0] == 200
-    record = deployment.journal.known()
+    record = deployment.journal.read_existing()
     assert (record.state, record.restarts, record.reason) == ("live", 0, "")
     for pid in stubs(deployment):
         size = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
@@ -226,20 +226,20 @@ def test_request_that_would_end_the_server_does_not_reach_it(
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1"])
 @pytest.mark.parametrize("path", ["/v2/health/ready", "/v2/models/ensemble/config", "/metrics"])
-def test_page_whose_name_leads_here_reads_nothing(host: str, path: str, deployment: LocalDeployment) -> None:
+def test_dns_rebinding_request_is_rejected(host: str, path: str, deployment: LocalDeployment) -> None:
     port = deployment.record.metrics if path == "/metrics" else deployment.record.http
     request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\r\n"
     assert sent(port, request.encode()).startswith("HTTP/1.1 421 ")
     assert sent(port, request.replace(host, f"localhost:{port}").encode()).startswith("HTTP/1.1 200 ")
 
 
-def test_page_of_another_site_does_not_use_the_engine(deployment: LocalDeployment) -> None:
+def test_cross_site_request_is_rejected(deployment: LocalDeployment) -> None:
     body = {"text_input": "x", "max_tokens": 1}
     for page in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
         assert asked(deployment, "POST", GENERATE, body, **{"Content-Type": "text/plain"} | page)[0] == 403
 
 
-def test_server_itself_listens_for_this_user_alone(deployment: LocalDeployment) -> None:
+def test_http_and_metrics_ports_belong_to_the_front_not_the_server(deployment: LocalDeployment) -> None:
     """HTTP and metrics ports belong to the front, not to the server."""
     place = deployment.journal.root / "revisions" / "1"
     assert {path.name for path in place.glob("*.sock")} == {"http.sock", "metrics.sock", "front.sock"}
@@ -264,7 +264,7 @@ def listens(pid: int) -> list[int]:
     return [int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in nodes]
 
 
-def test_nvidia_s_client_sends_binary_tensors_through_the_front(deployment: LocalDeployment) -> None:
+def test_nvidia_client_sends_binary_tensors_through_the_front(deployment: LocalDeployment) -> None:
     http = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
     with http.InferenceServerClient(f"127.0.0.1:{deployment.record.http}", concurrency=4) as client:
         assert client.is_server_ready()
@@ -277,7 +277,7 @@ def test_nvidia_s_client_sends_binary_tensors_through_the_front(deployment: Loca
             client.infer("ensemble", [text, tokens], request_compression_algorithm="gzip")
 
 
-def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Path, token: str) -> None:
+def test_model_code_upload_requires_the_token(deployment: LocalDeployment, tmp_path: Path, token: str) -> None:
     """Must be the last test, because the model's process is replaced."""
     evil = base64.b64encode(EVIL.replace(b"PLACE", repr(str(tmp_path / "run")).encode())).decode()
     body = {"parameters": {"config": json.dumps(EVIL_CONFIG), "file:1/model.py": evil}}
@@ -297,10 +297,10 @@ def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_deaths_by_requests_do_not_end_a_deployment_for_good(deployment: LocalDeployment) -> None:
+def test_deployment_recovers_from_six_crashes_caused_by_requests(deployment: LocalDeployment) -> None:
     """This user sends requests that the front rejects to the server's socket: it recovers from six crashes."""
     url = server_url(deployment.journal, deployment.record.revision)
-    known = deployment.journal.known
+    known = deployment.journal.read_existing
     for count in range(1, 7):
         assert wait_until(lambda: known().state == "live" and Client.at(url, 2).is_ready(), 90)
         connection = UnixConnection(url.removeprefix(UNIX), 20)
@@ -314,7 +314,7 @@ def test_deaths_by_requests_do_not_end_a_deployment_for_good(deployment: LocalDe
     assert asked(deployment, "POST", GENERATE, {"text_input": "x", "max_tokens": 1})[0] == 200
 
 
-def test_a_server_that_read_what_hides_its_token_is_not_deployed(
+def test_server_that_accepts_the_placeholder_token_is_not_deployed(
     deployment: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token was hidden before the server read it, so that the placeholder would grant access."""

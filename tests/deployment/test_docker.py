@@ -46,7 +46,7 @@ def docker(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     return root
 
 
-def test_it_may_do_nothing_that_it_need_not() -> None:
+def test_compose_service_has_least_privileges() -> None:
     found = service()
     assert found["image"] == IMAGE
     assert (found["user"], found["read_only"], found["cap_drop"]) == ("1000:1000", True, ["ALL"])
@@ -56,7 +56,7 @@ def test_it_may_do_nothing_that_it_need_not() -> None:
     assert all(place.split(":")[0] in ("/state", "/tmp") for place in found["tmpfs"])
 
 
-def test_it_listens_on_loopback_unless_told_otherwise() -> None:
+def test_compose_service_binds_loopback_by_default() -> None:
     assert service()["ports"] == [f"127.0.0.1:{port}:{port}" for port in PORTS.values()]
     wide = rendered(host="0.0.0.0", ports={"http": 1234})["compose.yaml"]
     assert "0.0.0.0:1234:8000" in wide
@@ -64,18 +64,18 @@ def test_it_listens_on_loopback_unless_told_otherwise() -> None:
     assert "without authentication" in wide
 
 
-def test_health_is_a_text_within_a_deadline() -> None:
+def test_healthcheck_timeout_exceeds_its_request_deadline() -> None:
     found = service()["healthcheck"]
     assert found["test"][:4] == ["CMD", "python3", "-m", "trtspec.deployment.health"]
     assert int(found["timeout"][:-1]) > int(found["test"][-1].partition("=")[2])
 
 
-def test_a_stop_waits_for_the_longest_stream() -> None:
+def test_stop_grace_period_covers_the_longest_stream() -> None:
     found = service(engine={"max_seq_len": 8192})
     assert int(found["stop_grace_period"][:-1]) > 8192 // 20
 
 
-def test_gpus_are_those_up_to_the_last_of_the_placement() -> None:
+def test_gpu_reservation_includes_all_ids_up_to_the_highest_in_the_placement() -> None:
     """A container numbers its GPUs from 0, and the models refer to them by number."""
     parallel, placement = {"model": "./t", "parallel": {"tensor": 2}}, {"placement": {"target": [1, 2]}}
     found = service(backend="llmapi", target=parallel, serving=placement)
@@ -84,7 +84,7 @@ def test_gpus_are_those_up_to_the_last_of_the_placement() -> None:
     assert "deploy" not in service()
 
 
-def test_sizes_are_the_plans() -> None:
+def test_memory_limit_and_start_period_grow_with_the_weights() -> None:
     small, large = service(), service(backend="llmapi", weights=100 << 30)
     assert small["mem_limit"] > 1.25 * (1 << 30)
     assert large["mem_limit"] > 100 << 30
@@ -92,21 +92,21 @@ def test_sizes_are_the_plans() -> None:
     assert int(large["healthcheck"]["start_period"][:-1]) > int(small["healthcheck"]["start_period"][:-1])
 
 
-def test_neither_secret_nor_place_is_in_it_and_it_is_the_same_every_time(tmp_path: Path) -> None:
+def test_rendering_is_deterministic_without_token_or_artifact_path(tmp_path: Path) -> None:
     first = rendered()
     assert first == rendered()
     assert first["compose.yaml"].count("TRTSPEC_ARTIFACT") == 3
     assert "token" not in {key.lower() for key in service()["environment"]}
 
 
-def test_the_command_is_one_that_deploy_takes(trtspec: Run) -> None:
+def test_compose_command_uses_only_options_of_deploy(trtspec: Run) -> None:
     words = service()["command"]
     assert words[:3] == ["trtspec", "deploy", "/artifact"]
     told = trtspec("deploy", "--help").out
     assert all(word.partition("=")[0] in told for word in words[3:])
 
 
-def test_the_dockerfile_names_tags_and_wants_a_digest() -> None:
+def test_dockerfile_names_tags_and_requires_a_base_digest() -> None:
     text = dockerfile(workload_of(manifest(backend="llmapi", engine={"gpu": "h200"})))
     assert "\nARG BASE\nFROM ${BASE}\n" in text
     assert "sha256:..." in text
@@ -116,7 +116,7 @@ def test_the_dockerfile_names_tags_and_wants_a_digest() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "llama-3.1-8b", "UPPER_case", "...", "x" * 63, "-a-"])
-def test_names_become_labels_that_differ(name: str) -> None:
+def test_dns_labels_are_valid_and_distinct(name: str) -> None:
     from tests.deployment.accepted import LABEL
 
     label = dns_label(name)
@@ -137,12 +137,12 @@ def test_files_are_rendered_without_docker(artifact: Path, trtspec: Run, workpla
     assert (again.code, again.out) == (0, "out/Dockerfile\nout/compose.yaml\n")
 
 
-def test_without_an_image_there_is_its_dockerfile(artifact: Path, trtspec: Run) -> None:
+def test_render_without_an_image_writes_only_the_dockerfile(artifact: Path, trtspec: Run) -> None:
     done = trtspec("deploy", artifact, "--target", "docker", "--render", "out")
     assert (done.code, done.out) == (0, "out/Dockerfile\n")
 
 
-def test_a_file_of_somebody_elses_stays(artifact: Path, trtspec: Run, workplace: Path) -> None:
+def test_render_does_not_overwrite_a_foreign_file(artifact: Path, trtspec: Run, workplace: Path) -> None:
     (workplace / "compose.yaml").write_text("services: {}\n")
     done = trtspec("deploy", artifact, "--target", "docker", "--render", ".", "--image", IMAGE)
     assert done.code == 1
@@ -161,18 +161,18 @@ def test_a_file_of_somebody_elses_stays(artifact: Path, trtspec: Run, workplace:
         (["--name", "a/b", "--image", IMAGE], "'a/b' is not a valid deployment name"),
     ],
 )
-def test_what_cannot_be_rendered_is_said(words: list[str], said: str, artifact: Path, trtspec: Run) -> None:
+def test_invalid_render_option_is_an_error(words: list[str], said: str, artifact: Path, trtspec: Run) -> None:
     done = trtspec("deploy", artifact, "--target", "docker", "--render", "out", *words)
     assert done.code == 1
     assert said in done.err
 
 
-def test_local_renders_nothing_and_takes_no_settings(artifact: Path, trtspec: Run) -> None:
+def test_local_target_rejects_render_and_image_options(artifact: Path, trtspec: Run) -> None:
     assert "target local does not support --render" in trtspec("deploy", artifact, "--render", "out").err
     assert "target local does not support image" in trtspec("deploy", artifact, "--image", IMAGE).err
 
 
-def test_where_docker_is_not_its_files_can_be_had(artifact: Path, trtspec: Run, monkeypatch) -> None:
+def test_missing_docker_error_suggests_render(artifact: Path, trtspec: Run, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     done = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE)
     assert done.code == 1
@@ -181,7 +181,7 @@ def test_where_docker_is_not_its_files_can_be_had(artifact: Path, trtspec: Run, 
 
 
 @pytest.mark.slow
-def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, docker: Path) -> None:
+def test_docker_deployment_lifecycle_from_deploy_to_stop(artifact: Path, trtspec: Run, docker: Path) -> None:
     started = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach", "--json")
     assert started.code == 0, started.err
     assert started.document["state"] == "live"
@@ -199,7 +199,7 @@ def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, do
 
 
 @pytest.mark.slow
-def test_a_container_that_never_becomes_healthy_is_removed(artifact: Path, trtspec: Run, docker: Path) -> None:
+def test_unhealthy_container_is_removed(artifact: Path, trtspec: Run, docker: Path) -> None:
     (docker / "fails").touch()
     done = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach")
     assert done.code == 1
@@ -208,15 +208,13 @@ def test_a_container_that_never_becomes_healthy_is_removed(artifact: Path, trtsp
     assert trtspec("status", "tiny").code == 1
 
 
-def test_a_container_that_ended_is_dead(artifact: Path, trtspec: Run, docker: Path) -> None:
+def test_exited_container_is_dead(artifact: Path, trtspec: Run, docker: Path) -> None:
     assert trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach").code == 0
     (docker / "state").write_text("exited")
     assert trtspec("status", "tiny", "--json").document["state"] == "dead"
 
 
-def test_gates_that_are_left_out_are_left_out_inside(
-    artifact: Path, trtspec: Run, docker: Path, workplace: Path
-) -> None:
+def test_skipped_gates_are_passed_to_the_container(artifact: Path, trtspec: Run, docker: Path, workplace: Path) -> None:
     words = ["--target", "docker", "--image", IMAGE, "--detach", "--skip-gate", "min_speedup"]
     assert trtspec("deploy", artifact, *words).code == 0
     file = next((workplace / "state").rglob("compose.yaml"))
@@ -225,7 +223,7 @@ def test_gates_that_are_left_out_are_left_out_inside(
     assert "does not support --baseline" in refused.err
 
 
-def test_every_extension_is_a_file_that_is_found() -> None:
+def test_deploy_targets_are_discovered_and_unknown_target_is_an_error() -> None:
     from trtspec.core.registry import discover
 
     assert sorted(discover("trtspec.deployment.targets", "TARGET")) == ["docker", "kubernetes", "local"]

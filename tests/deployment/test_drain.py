@@ -133,22 +133,22 @@ def openai_stream(record: DeploymentRecord, begun: Queue[str], **asked: Any) -> 
     return said
 
 
-def test_it_ends_in_time(ended: dict[str, Any]) -> None:
+def test_drain_ends_near_its_deadline(ended: dict[str, Any]) -> None:
     assert DRAIN_S - 2.5 < ended["took"] < DRAIN_S + MARGIN_S
 
 
-def test_a_stream_of_triton_ends_with_an_error(ended: dict[str, Any]) -> None:
+def test_triton_stream_ends_with_a_shutdown_error(ended: dict[str, Any]) -> None:
     pieces, error = ended["stream"]
     assert pieces > 1
     assert SHUTTING_DOWN in error
 
 
-def test_a_whole_answer_of_triton_is_an_error(ended: dict[str, Any]) -> None:
+def test_triton_unary_request_fails_with_a_shutdown_error(ended: dict[str, Any]) -> None:
     assert SHUTTING_DOWN in ended["whole"]
 
 
 @pytest.mark.parametrize("how", ["greedy", "sampled"])
-def test_a_stream_of_openai_ends_with_an_error_and_not_as_if_it_were_whole(ended: dict[str, Any], how: str) -> None:
+def test_openai_stream_ends_with_a_shutdown_error_instead_of_done(ended: dict[str, Any], how: str) -> None:
     events = ended[how]
     assert len(events) > 1
     assert "[DONE]" not in events, events[-2:]

@@ -25,7 +25,7 @@ def states(journal: DeploymentJournal) -> list[str]:
     return [entry["state"] for entry in journal.entries()]
 
 
-def test_lines_are_read_as_they_were_written(journal: DeploymentJournal) -> None:
+def test_journal_entries_are_read_back_in_order(journal: DeploymentJournal) -> None:
     assert journal.entries() == []
     for number, state in enumerate(("staged", "loaded", "live")):
         journal.note(replace(RECORD, revision=number), state, f"line {number}\nwith a break")
@@ -33,7 +33,7 @@ def test_lines_are_read_as_they_were_written(journal: DeploymentJournal) -> None
     assert [entry["revision"] for entry in journal.entries()] == [0, 1, 2]
 
 
-def test_a_line_that_was_cut_anywhere_costs_itself_alone(journal: DeploymentJournal) -> None:
+def test_truncated_journal_line_loses_only_that_entry(journal: DeploymentJournal) -> None:
     path = journal.root / "journal.jsonl"
     journal.note(RECORD, "staged")
     before = path.read_bytes()
@@ -49,7 +49,7 @@ def test_a_line_that_was_cut_anywhere_costs_itself_alone(journal: DeploymentJour
         assert states(journal)[-2:] == ["live", "stopped"]
 
 
-def test_what_is_no_entry_is_left_out(journal: DeploymentJournal) -> None:
+def test_invalid_journal_lines_are_skipped(journal: DeploymentJournal) -> None:
     journal.note(RECORD, "staged")
     with (journal.root / "journal.jsonl").open("ab") as file:
         file.write(b'\n[1]\n"x"\n\xff\xfe\n{"state"\n')

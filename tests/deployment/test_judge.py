@@ -25,7 +25,7 @@ def verdicts(seconds: float, **seen: object) -> list[tuple[float, str]]:
     return [(time - 100, fault) for time in times if (fault := judge.fault(HealthSample(time, **seen)))]
 
 
-def test_a_server_that_answers_is_well() -> None:
+def test_responsive_server_has_no_fault() -> None:
     assert verdicts(60, computes=True) == verdicts(60) == []
 
 
@@ -44,12 +44,12 @@ def test_a_server_that_answers_is_well() -> None:
         ({"refusals": 3, "said": "no"}, 0, "a request for one token failed 3 times: no"),
     ],
 )
-def test_a_fault_is_seen_in_time_and_named(seen: dict[str, object], after: float, words: str) -> None:
+def test_fault_is_reported_in_time_with_its_cause(seen: dict[str, object], after: float, words: str) -> None:
     first, said = verdicts(5, **seen)[0]
     assert (first, said) == (after, words)
 
 
-def test_a_server_with_much_to_do_may_answer_late_but_not_never() -> None:
+def test_busy_server_is_a_fault_only_after_the_busy_limit() -> None:
     assert verdicts(60, waits_since=100.0, computes=True) == []
     [first, *_] = verdicts(BUSY_S + 1, waits_since=100.0, computes=True)
     assert first == (BUSY_S, "a request for one token has been unanswered for 600 s")
@@ -65,17 +65,17 @@ def full_since(progress: list[int | None]) -> list[float | None]:
     return found
 
 
-def test_word_that_it_is_full_is_no_answer() -> None:
+def test_queue_full_reply_without_progress_does_not_reset_the_wait() -> None:
     assert full_since([7, 7, 7, 7]) == [100.0] * 4
     assert full_since([None, None, 7, None, 7]) == [100.0] * 5, "no evidence of progress"
 
 
-def test_a_full_server_that_gets_on_is_waited_for_anew() -> None:
+def test_queue_full_reply_with_progress_resets_the_wait() -> None:
     assert full_since([7, 8, 8, None, 9, 9]) == [100.0, 101.5, 101.5, 101.5, 104.5, 104.5]
 
 
 @pytest.mark.parametrize(("computes", "after"), [(False, SILENT_S), (True, BUSY_S)])
-def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> None:
+def test_full_queue_without_progress_is_a_fault(computes: bool, after: float) -> None:
     judge, waiting = FailureDetector(), PendingProbe()
     found = []
     for number in range(int((BUSY_S + 10) / STEP)):
@@ -92,7 +92,7 @@ def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> 
     )
 
 
-def test_an_answer_ends_the_waiting() -> None:
+def test_answer_ends_the_pending_wait() -> None:
     waiting = PendingProbe()
     waiting.record_request(1.0)
     waiting.refused_as_full(1.0, 7)
@@ -104,40 +104,40 @@ def test_an_answer_ends_the_waiting() -> None:
     assert waiting.since == 5.0, "progress before the answer does not count"
 
 
-def test_a_process_that_was_only_looked_at_by_a_debugger_goes_on() -> None:
+def test_process_paused_briefly_by_a_debugger_is_not_a_fault() -> None:
     judge = FailureDetector()
     for number in range(40):
         assert not judge.fault(HealthSample(number * STEP, stopped=["tensorrt_llm"] if number % 4 else []))
 
 
-def test_one_that_nobody_depends_on_may_be_stopped_for_less() -> None:
+def test_shorter_stopped_limit_reports_the_fault_earlier() -> None:
     judge = FailureDetector(stopped_s=1.0)
     looks = [judge.fault(HealthSample(number * STEP, stopped=["tensorrt_llm"])) for number in range(5)]
     assert looks == ["", "", "", "", "the process of tensorrt_llm is stopped"]
 
 
-def test_two_refusals_are_no_fault() -> None:
+def test_two_failed_requests_are_not_a_fault() -> None:
     assert verdicts(60, refusals=2, said="no") == []
 
 
-def test_a_server_is_started_again_later_each_time_and_in_the_end_no_more() -> None:
+def test_restart_policy_backs_off_exponentially_then_gives_up() -> None:
     restarts = RestartPolicy()
     assert [restarts.delay(now) for now in range(7)] == [0.0, 1.0, 2.0, 4.0, 8.0, None, None]
 
 
-def test_restarts_after_a_successful_start_never_end() -> None:
+def test_restart_policy_never_gives_up_after_a_successful_start() -> None:
     restarts = RestartPolicy(came_up=True)
     delays = [restarts.delay(now) for now in range(2000)]
     assert delays[:8] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert set(delays[8:]) == {30.0}
 
 
-def test_what_failed_long_ago_is_forgotten() -> None:
+def test_restart_policy_ignores_failures_before_its_window() -> None:
     restarts = RestartPolicy(within_s=100)
     assert [restarts.delay(now) for now in range(0, 2000, 200)] == [0.0] * 10
     assert [restarts.delay(3000.0 + now) for now in range(3)] == [0.0, 1.0, 2.0]
 
 
-def test_no_delay_is_longer_than_the_longest() -> None:
+def test_restart_delay_is_capped() -> None:
     restarts = RestartPolicy(at_most=9, longest_s=5)
     assert [restarts.delay(now) for now in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]

@@ -71,7 +71,7 @@ VOLUMES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("artifact_from", VOLUMES)
-def test_a_cluster_accepts_it_wherever_the_artifact_lies(artifact_from: str) -> None:
+def test_manifests_are_valid_for_every_artifact_volume(artifact_from: str) -> None:
     files = rendered(artifact=artifact_from)
     assert accepted.problems(files) == []
     pod = next(iter(accepted.pods(document(files, "Deployment"))))
@@ -79,11 +79,11 @@ def test_a_cluster_accepts_it_wherever_the_artifact_lies(artifact_from: str) -> 
     assert pod["containers"][0]["volumeMounts"][0]["readOnly"]
 
 
-def test_it_is_the_same_every_time() -> None:
+def test_rendering_is_deterministic() -> None:
     assert rendered() == rendered()
 
 
-def test_kustomizations_name_files_that_are_there() -> None:
+def test_kustomizations_reference_existing_files() -> None:
     files = rendered()
     for path, text in files.items():
         if path.endswith("kustomization.yaml"):
@@ -93,7 +93,7 @@ def test_kustomizations_name_files_that_are_there() -> None:
                 assert place in files or f"{place}/kustomization.yaml" in files
 
 
-def test_probes_ask_for_a_text_and_bear_a_flap() -> None:
+def test_probes_request_text_and_tolerate_brief_failures() -> None:
     found = container(rendered())
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         command = found[name]["exec"]["command"]
@@ -104,28 +104,28 @@ def test_probes_ask_for_a_text_and_bear_a_flap() -> None:
     assert alive["periodSeconds"] * alive["failureThreshold"] > ready["periodSeconds"] * ready["failureThreshold"]
 
 
-def test_it_starts_within_the_time_that_its_weights_take() -> None:
+def test_startup_probe_allows_time_to_load_the_weights() -> None:
     found = container(rendered(manifest("llmapi", 400 << 30)))
     seconds = found["startupProbe"]["periodSeconds"] * found["startupProbe"]["failureThreshold"]
     assert seconds >= 2000
     assert f"--timeout={seconds}" in found["command"]
 
 
-def test_it_stops_after_the_longest_stream() -> None:
+def test_termination_grace_period_covers_the_longest_stream() -> None:
     files = rendered(manifest(engine={"max_seq_len": 8192}))
     pod = next(iter(accepted.pods(document(files, "Deployment"))))
     sleep = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] > sleep + 8192 // 20
 
 
-def test_memory_holds_what_is_mapped_into_it() -> None:
+def test_resource_limits_cover_the_weights_and_gpus() -> None:
     found = container(rendered(manifest("llmapi", 50 << 30)))
     assert found["resources"]["limits"]["nvidia.com/gpu"] == found["resources"]["requests"]["nvidia.com/gpu"] == "1"
     assert int(found["resources"]["limits"]["memory"][:-2]) >= 50 + 2
     assert "nvidia.com/gpu" not in container(rendered())["resources"]["limits"]
 
 
-def test_engines_go_to_machines_with_their_gpu() -> None:
+def test_engine_pods_require_nodes_with_their_gpu() -> None:
     files = rendered(manifest("llmapi", engine={"gpu": "h200"}))
     wanted = document(files, "Deployment")["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     terms = wanted["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"]
@@ -135,14 +135,14 @@ def test_engines_go_to_machines_with_their_gpu() -> None:
     ]
 
 
-def test_keys_are_named_and_never_written() -> None:
+def test_secrets_are_referenced_but_not_rendered() -> None:
     files = rendered()
     assert container(files)["envFrom"] == [{"secretRef": {"name": "tiny-env", "optional": True}}]
     assert "Secret" not in {each["kind"] for each in accepted.documents(files)}
     assert {"HF_TOKEN"}.isdisjoint(each["name"] for each in container(files)["env"])
 
 
-def test_nothing_goes_out_and_few_come_in() -> None:
+def test_network_policy_denies_egress_and_limits_ingress() -> None:
     spec = document(rendered(gateway="edge/main"), "NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert spec["egress"] == []
@@ -150,7 +150,7 @@ def test_nothing_goes_out_and_few_come_in() -> None:
     assert [port["port"] for port in spec["ingress"][1]["ports"]] == [8002, 9000]
 
 
-def test_it_scales_by_queues_and_kv_cache() -> None:
+def test_autoscaler_uses_queue_and_kv_cache_metrics() -> None:
     files = rendered(manifest("tensorrt_llm"), namespace="serving")
     triggers = document(files, "ScaledObject")["spec"]["triggers"]
     assert [each["name"] for each in triggers] == ["queue", "kv-cache"]
@@ -165,7 +165,7 @@ def test_it_scales_by_queues_and_kv_cache() -> None:
 
 
 @pytest.mark.slow
-def test_a_canary_takes_its_weight_of_the_stable_ones_route() -> None:
+def test_canary_shares_the_stable_route_by_weight() -> None:
     alone = document(rendered(), "HTTPRoute")
     assert [(each["name"], each["weight"]) for each in alone["spec"]["rules"][0]["backendRefs"]] == [("tiny", 100)]
     files = rendered(name="tiny-new", canary_of="tiny", weight="25")
@@ -176,7 +176,7 @@ def test_a_canary_takes_its_weight_of_the_stable_ones_route() -> None:
     assert accepted.problems(files) == []
 
 
-def test_many_gpus_are_groups_of_machines() -> None:
+def test_multi_node_engine_uses_a_leader_worker_set() -> None:
     files = rendered(manifest("vllm", **SPANNING))
     found = document(files, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
     assert found["size"] == 2
@@ -224,7 +224,7 @@ def test_many_gpus_are_groups_of_machines() -> None:
         ("embedded", {}, {"image": "name:tag"}, "is not an image with a digest"),
     ],
 )
-def test_what_cannot_be_rendered_is_said(backend: str, sections: dict, settings: dict, said: str) -> None:
+def test_unsupported_manifest_or_option_is_an_error(backend: str, sections: dict, settings: dict, said: str) -> None:
     with pytest.raises(DeployError) as caught:
         rendered(manifest(backend, **sections), **settings)
     assert said in str(caught.value)
@@ -283,7 +283,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("backend", COMMANDS)
-def test_engines_are_started_alone(backend: str, tmp_path: Path) -> None:
+def test_dynamo_and_kserve_start_the_engine_directly(backend: str, tmp_path: Path) -> None:
     repository = engine_repository(backend, tmp_path)
     dynamo = rendered(manifest(backend), repository, form="dynamo")
     assert accepted.problems(dynamo) == []
@@ -312,7 +312,7 @@ def test_engines_are_started_alone(backend: str, tmp_path: Path) -> None:
         ({"podTemplate": {"spec": {"containers": [{"name": "other"}]}}}, "k.name == 'main'"),
     ],
 )
-def test_what_dynamos_crd_refuses_is_seen(change: dict[str, Any], rule: str, tmp_path: Path) -> None:
+def test_schema_check_detects_dynamo_crd_violations(change: dict[str, Any], rule: str, tmp_path: Path) -> None:
     repository = engine_repository("vllm", tmp_path)
     graph = document(rendered(manifest("vllm"), repository, form="dynamo"), "DynamoGraphDeployment")
     assert accepted.problems_of(graph) == []
@@ -320,7 +320,7 @@ def test_what_dynamos_crd_refuses_is_seen(change: dict[str, Any], rule: str, tmp
     assert any(rule in problem for problem in accepted.problems_of(graph))
 
 
-def test_configuration_is_named_by_what_it_holds(tmp_path: Path) -> None:
+def test_kserve_config_map_has_the_engine_settings_and_is_mounted(tmp_path: Path) -> None:
     files = rendered(manifest("llmapi"), engine_repository("llmapi", tmp_path), form="kserve")
     config = document(files, "ConfigMap")
     assert yaml.safe_load(config["data"]["llm.yaml"]) == {"max_seq_len": 64}
@@ -328,7 +328,7 @@ def test_configuration_is_named_by_what_it_holds(tmp_path: Path) -> None:
     assert {"name": "config", "configMap": {"name": config["metadata"]["name"]}} in pod["volumes"]
 
 
-def test_the_checks_see_what_they_look_for() -> None:
+def test_manifest_checks_detect_each_violation() -> None:
     """Unknown field, wrong type, value out of range, privileged pod, violated rule."""
     found = document(rendered(), "Deployment")
     for change, said in (
@@ -393,7 +393,7 @@ spec:
         ({"labels": {"a": "b", "c": "d"}}, ["too many properties"]),
     ],
 )
-def test_all_that_a_schema_can_say_is_held_against(
+def test_crd_schema_violations_are_reported(
     spec: dict[str, Any], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "crd.yaml").write_text(CRD)
@@ -406,7 +406,7 @@ def test_all_that_a_schema_can_say_is_held_against(
 
 
 @pytest.mark.skipif(accepted.VARIABLE not in os.environ, reason=f"{accepted.VARIABLE} names no directory with CRDs")
-def test_the_operators_own_schemas_accept_it(tmp_path: Path) -> None:
+def test_manifests_conform_to_the_operators_crd_schemas(tmp_path: Path) -> None:
     sets = [rendered(), rendered(manifest("vllm", **SPANNING)), rendered(name="b", canary_of="tiny")]
     for backend in COMMANDS:
         repository = engine_repository(backend, tmp_path / backend)
@@ -420,7 +420,7 @@ def test_the_operators_own_schemas_accept_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, kubectl: Path) -> None:
+def test_kubernetes_deployment_lifecycle_from_deploy_to_stop(artifact: Path, trtspec: Run, kubectl: Path) -> None:
     words = [
         "--target",
         "kubernetes",
@@ -448,7 +448,7 @@ def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, ku
 
 
 @pytest.mark.slow
-def test_pods_that_never_become_ready_are_told(artifact: Path, trtspec: Run, kubectl: Path) -> None:
+def test_pods_not_ready_in_time_are_reported_with_the_undo_command(artifact: Path, trtspec: Run, kubectl: Path) -> None:
     (kubectl / "fails").touch()
     words = ["--target", "kubernetes", "--image", IMAGE, "--target-option", f"artifact={PVC}", "--detach"]
     done = trtspec("deploy", artifact, *words)
@@ -467,7 +467,7 @@ def test_pods_that_never_become_ready_are_told(artifact: Path, trtspec: Run, kub
         (["--detach", "--image", IMAGE], "is not an artifact location"),
     ],
 )
-def test_what_cannot_be_deployed_is_said(
+def test_invalid_deploy_option_is_an_error(
     words: list[str], said: str, artifact: Path, trtspec: Run, kubectl: Path
 ) -> None:
     done = trtspec("deploy", artifact, "--target", "kubernetes", *words)
@@ -488,5 +488,5 @@ def test_what_cannot_be_deployed_is_said(
         ("DynamoGraphDeployment", {}, "starting"),
     ],
 )
-def test_what_is_ready_is_said_by_each_kind_in_its_own_way(kind: str, status: dict[str, Any], state: str) -> None:
+def test_state_is_parsed_for_each_resource_kind(kind: str, status: dict[str, Any], state: str) -> None:
     assert _parse_state({"kind": kind, "spec": {"replicas": 2}, "status": status}) == state

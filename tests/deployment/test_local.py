@@ -96,7 +96,7 @@ def leftovers(record) -> list[object]:
 
 
 @pytest.mark.triton
-def test_from_start_to_stop(deploy) -> None:
+def test_local_deployment_lifecycle_from_deploy_to_stop(deploy) -> None:
     told: list[str] = []
     server = deploy(on_event=lambda state, what: told.append(state))
     assert told == ["staged", "loaded", "live"]
@@ -130,7 +130,7 @@ def test_from_start_to_stop(deploy) -> None:
 
 
 @pytest.mark.triton
-def test_a_killed_supervisor_is_dead_with_its_last_words_and_can_be_deployed_again(deploy) -> None:
+def test_killed_supervisor_is_dead_with_its_log_and_can_be_redeployed(deploy) -> None:
     server = deploy()
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait(5)
@@ -146,18 +146,18 @@ def test_a_killed_supervisor_is_dead_with_its_last_words_and_can_be_deployed_aga
 
 
 @pytest.mark.triton
-def test_nothing_outlives_a_killed_supervisor(deploy) -> None:
+def test_killed_supervisor_leaves_no_processes(deploy) -> None:
     server = deploy(detach=True)
     os.kill(server.process.pid, signal.SIGKILL)
     assert wait_until(lambda: not session_processes(server.record.pid, server.record.started), 15)
 
 
 @pytest.mark.triton
-def test_a_failed_load_shows_the_log_and_leaves_nothing(deploy) -> None:
+def test_failed_load_shows_the_log_and_leaves_nothing_running(deploy) -> None:
     with pytest.raises(DeployError, match="the server exited with status 1 during startup") as caught:
         deploy(before="raise ValueError('no such weights')")
     assert "ValueError: no such weights" in caught.value.hint
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
     assert states() == ["staged", "failed"]
     assert stop("echo")["state"] == "failed"
 
@@ -173,19 +173,19 @@ def test_a_failed_load_shows_the_log_and_leaves_nothing(deploy) -> None:
     ],
     ids=["error", "crash", "hangs", "loads-too-long"],
 )
-def test_a_server_that_does_not_answer_is_stopped(lines, error, message, deploy, monkeypatch) -> None:
+def test_server_that_fails_startup_or_its_first_request_is_stopped(lines, error, message, deploy, monkeypatch) -> None:
     monkeypatch.setattr(local, "EXIT_TIMEOUT_S", 0.2)
     with pytest.raises(error, match=message) as caught:
         deploy(**lines)
     assert f"last lines of {DeploymentJournal('echo').log}:\n" in caught.value.hint
     last = ("Started Metrics Service", "echo starts", "ModelInstanceInitialize: ensemble")  # up to the state it reached
     assert any(line in caught.value.hint for line in last)
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
     assert states()[-1] == "failed"
 
 
 @pytest.mark.triton
-def test_a_server_whose_gates_do_not_hold_is_stopped_before_it_is_live(deploy, monkeypatch) -> None:
+def test_server_with_failed_gates_is_stopped_before_it_is_live(deploy, monkeypatch) -> None:
     monkeypatch.setattr(local, "EXIT_TIMEOUT_S", 0.2)
     answered: list[str] = []
 
@@ -196,14 +196,14 @@ def test_a_server_whose_gates_do_not_hold_is_stopped_before_it_is_live(deploy, m
     with pytest.raises(GateNotMet, match="too slow"):
         deploy(before_live=judge)
     assert answered == ["hé"]
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
     assert states() == ["staged", "loaded", "smoke", "failed"]
 
 
 @pytest.mark.triton
-def test_without_detach_a_killed_owner_takes_the_server_along(tritonserver, tmp_path: Path) -> None:
+def test_foreground_server_ends_when_its_owner_is_killed(tritonserver, tmp_path: Path) -> None:
     owner, pid = in_another_process(make_echo_artifact(tmp_path / "echo"), "hang")
-    started = DeploymentJournal("echo").known().started
+    started = DeploymentJournal("echo").read_existing().started
     assert is_alive(pid, started)
     owner.kill()
     owner.communicate(timeout=30)
@@ -213,33 +213,33 @@ def test_without_detach_a_killed_owner_takes_the_server_along(tritonserver, tmp_
 
 @pytest.mark.triton
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_foreground_server_stops_when_its_owner_is_asked_to(number, tritonserver, tmp_path: Path) -> None:
+def test_foreground_server_stops_when_its_owner_receives_a_signal(number, tritonserver, tmp_path: Path) -> None:
     owner, _ = in_another_process(make_echo_artifact(tmp_path / "echo"), "wait")
     time.sleep(0.2)
     owner.send_signal(number)
     owner.communicate(timeout=20)
     assert status("echo")["state"] == "stopped"
-    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").read_existing()) == []
 
 
 @pytest.mark.triton
-def test_a_detached_server_outlives_its_owner_and_ends_when_stopped(tritonserver, tmp_path: Path) -> None:
+def test_detached_server_outlives_its_owner_and_ends_when_stopped(tritonserver, tmp_path: Path) -> None:
     owner, pid = in_another_process(make_echo_artifact(tmp_path / "echo"), "detach")
     owner.communicate(timeout=10)
     assert status("echo")["state"] == "live"
     assert stop("echo")["was_running"]
-    assert not is_alive(pid, DeploymentJournal("echo").known().started)
+    assert not is_alive(pid, DeploymentJournal("echo").read_existing().started)
 
 
 @pytest.mark.triton
-def test_stopping_from_elsewhere_ends_the_foreground_wait_in_peace(tritonserver, tmp_path: Path) -> None:
+def test_external_stop_ends_the_foreground_wait_without_error(tritonserver, tmp_path: Path) -> None:
     owner, _ = in_another_process(make_echo_artifact(tmp_path / "echo"), "wait")
     stop("echo")
     _, errors = owner.communicate(timeout=10)
     assert (owner.returncode, errors) == (0, "")
 
 
-def test_only_three_different_ports_that_exist_are_taken() -> None:
+def test_invalid_duplicate_or_occupied_ports_are_rejected() -> None:
     with pytest.raises(DeployError, match="grpc port 70000 cannot be used"):
         choose_ports(DeployOptions(ports={"grpc": 70000}))
     with pytest.raises(DeployError, match="http port 5000 cannot be used"):
@@ -248,7 +248,7 @@ def test_only_three_different_ports_that_exist_are_taken() -> None:
         choose_ports(DeployOptions(ports={"metrics": taken.getsockname()[1]}))
 
 
-def test_an_artifact_without_a_repository_or_a_manifest_is_refused(tmp_path: Path) -> None:
+def test_artifact_without_repository_or_manifest_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TrtspecError, match="manifest"):
         deploy_local(tmp_path)
     make_echo_artifact(tmp_path / "echo")
@@ -257,13 +257,13 @@ def test_an_artifact_without_a_repository_or_a_manifest_is_refused(tmp_path: Pat
         deploy_local(tmp_path / "echo")
 
 
-def test_one_process_at_a_time_deploys_a_name(tmp_path: Path) -> None:
+def test_concurrent_deploy_of_the_same_name_is_rejected(tmp_path: Path) -> None:
     make_echo_artifact(tmp_path / "echo")
     with DeploymentJournal("echo").lock(), pytest.raises(DeployError, match="another process is deploying 'echo'"):
         deploy_local(tmp_path / "echo")
 
 
-def test_an_unknown_name_lists_the_known(state: Path) -> None:
+def test_unknown_name_error_lists_existing_deployments(state: Path) -> None:
     with pytest.raises(DeployError, match="no deployment 'llama'; known: none"):
         status("llama")
     (state / "deployments" / "lama").mkdir(parents=True)
@@ -276,19 +276,19 @@ def test_an_unknown_name_lists_the_known(state: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "", "A", "a/b", "a" * 64])
-def test_a_name_is_no_path(name: str) -> None:
+def test_invalid_deployment_name_is_rejected(name: str) -> None:
     with pytest.raises(DeployError, match="is not a valid deployment name"):
         status(name)
 
 
-def test_the_target_is_found_by_its_file() -> None:
+def test_local_target_is_found_and_misspelled_target_gets_a_suggestion() -> None:
     assert find_target("local") is local.TARGET
     with pytest.raises(TrtspecError, match="unknown deploy target 'locl'; known: docker, kubernetes, local") as caught:
         find_target("locl")
     assert caught.value.hint == "did you mean 'local'?"
 
 
-def test_a_journal_cut_off_by_a_crash_is_still_read(state: Path) -> None:
+def test_journal_truncated_by_a_crash_is_still_readable(state: Path) -> None:
     journal = DeploymentJournal("x")
     journal.root.mkdir(parents=True)
     entry = {"time": 1.0, "state": "staged", "pid": 1, "detail": "", "revision": 1, "artifact": "", "manifest": ""}

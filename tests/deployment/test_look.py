@@ -29,64 +29,64 @@ def running(monkeypatch: pytest.MonkeyPatch) -> health.ModelProcesses:
     return found
 
 
-def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_server_is_ready(
+def test_model_process_that_ended_during_startup_is_reported_when_ready(
     running: health.ModelProcesses,
 ) -> None:
     eyes = StartupProbe(1)
     running |= DRAFT
-    assert not eyes.look(is_ready=False).died
+    assert not eyes.sample(is_ready=False).died
     del running[3, 30]
     running |= TARGET
-    assert not eyes.look(is_ready=False).died
-    assert FailureDetector().fault(eyes.look(is_ready=True)) == "the process of draft died"
+    assert not eyes.sample(is_ready=False).died
+    assert FailureDetector().fault(eyes.sample(is_ready=True)) == "the process of draft died"
 
 
-def test_a_model_that_nobody_loads_any_more_died(
+def test_model_process_without_replacement_during_startup_is_reported_dead(
     running: health.ModelProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server does not report a process that was killed while loading."""
     judge, eyes = FailureDetector(), StartupProbe(1)
     running |= TARGET | DRAFT
-    assert not judge.fault(eyes.look(is_ready=False))
+    assert not judge.fault(eyes.sample(is_ready=False))
     del running[3, 30]
-    assert not judge.fault(eyes.look(is_ready=False)), "another process may follow"
+    assert not judge.fault(eyes.sample(is_ready=False)), "another process may follow"
     monkeypatch.setattr(health, "GONE_S", 0.0)
-    assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
+    assert judge.fault(eyes.sample(is_ready=False)) == "the process of draft died"
 
 
-def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: health.ModelProcesses) -> None:
+def test_process_that_only_read_a_configuration_is_not_reported_dead(running: health.ModelProcesses) -> None:
     eyes = StartupProbe(1)
     running |= {(9, 90): "draft"}
-    eyes.look(is_ready=False)
+    eyes.sample(is_ready=False)
     del running[9, 90]
     running |= DRAFT | TARGET
-    assert not eyes.look(is_ready=True).died
+    assert not eyes.sample(is_ready=True).died
     assert eyes.stubs == DRAFT | TARGET, "later probes do not miss properly unloaded models"
 
 
-def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_for_it(
+def test_zombie_process_not_seen_before_is_reported_after_the_grace_period(
     running: health.ModelProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, eyes = FailureDetector(), StartupProbe(1)
     running |= TARGET
     dead = [2, 3]  # the target's process is known
     monkeypatch.setattr(health, "group_zombies", lambda pid, program: dead)
-    eyes.look(is_ready=False)
-    assert not judge.fault(eyes.look(is_ready=False)), "the server may still wait for it"
+    eyes.sample(is_ready=False)
+    assert not judge.fault(eyes.sample(is_ready=False)), "the server may still wait for it"
     monkeypatch.setattr(health, "GONE_S", 0.0)
-    assert judge.fault(eyes.look(is_ready=False)) == "the process of a model died"
+    assert judge.fault(eyes.sample(is_ready=False)) == "the process of a model died"
     dead.remove(3)
-    assert not judge.fault(eyes.look(is_ready=False))
+    assert not judge.fault(eyes.sample(is_ready=False))
 
 
-def test_what_is_stopped_while_it_starts_is_seen(
+def test_process_stopped_during_startup_is_reported(
     running: health.ModelProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running |= TARGET
     monkeypatch.setattr(health, "process_state", lambda pid: "T")
     monkeypatch.setattr(health, "process_model", lambda pid: "target" if pid == 2 else "")
     judge, eyes = FailureDetector(stopped_s=0.0), StartupProbe(1)
-    assert judge.fault(eyes.look(is_ready=False)) == "the process of target, tritonserver is stopped"
+    assert judge.fault(eyes.sample(is_ready=False)) == "the process of target, tritonserver is stopped"
 
 
 class Full(BaseHTTPRequestHandler):
@@ -130,7 +130,7 @@ def full() -> Iterator[tuple[type[Full], str]]:
         server.shutdown()
 
 
-def test_a_full_server_is_waited_for_until_it_gets_on_or_answers(
+def test_full_server_is_pending_until_progress_or_an_answer(
     full: tuple[type[Full], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "ASK_EVERY_S", 0.01)
@@ -151,7 +151,7 @@ def test_a_full_server_is_waited_for_until_it_gets_on_or_answers(
         prober.close()
 
 
-def test_progress_is_what_was_taken_up_and_answered() -> None:
+def test_progress_counts_executed_and_answered_requests() -> None:
     assert count_progress(statistics(5)) == 7
     document = statistics(5)
     sent = {"success": {"count": 4, "ns": 1}, "fail": {"count": 3, "ns": 1}}

@@ -65,7 +65,7 @@ def test_deployment_that_lost_its_state_is_listed_shown_and_stopped(record: Depl
     lose(DeploymentJournal("echo").root)
     assert [each["name"] for each in deployments()] == ["echo"]
     assert deployments()[0]["state"] == "live"
-    found = DeploymentJournal("echo").known()
+    found = DeploymentJournal("echo").read_existing()
     same = ("pid", "started", "http", "grpc", "metrics", "shm_prefix", "revision", "host")
     assert [getattr(found, key) for key in same] == [getattr(record, key) for key in same]
     if lose is not lose_everything:  # its sockets were deleted too
@@ -98,9 +98,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentJourna
 
 
 @pytest.mark.parametrize("content", GARBAGE)
-def test_damaged_state_of_a_dead_deployment_is_removed_as_the_hint_says(
-    journal: DeploymentJournal, content: bytes
-) -> None:
+def test_damaged_state_of_dead_deployment_can_be_removed_as_hinted(journal: DeploymentJournal, content: bytes) -> None:
     (journal.root / "state.json").write_bytes(content)
     with pytest.raises(DeployError, match="state cannot be read") as caught:
         journal.read()
@@ -111,14 +109,14 @@ def test_damaged_state_of_a_dead_deployment_is_removed_as_the_hint_says(
 
 
 @pytest.mark.parametrize("content", GARBAGE)
-def test_damaged_rollout_is_an_error_in_words(journal: DeploymentJournal, content: bytes) -> None:
+def test_damaged_rollout_file_is_reported_as_an_error(journal: DeploymentJournal, content: bytes) -> None:
     (journal.root / FILE).write_bytes(content)
     with pytest.raises(DeployError, match="the rollout cannot be read"):
         status("fake")
 
 
 @pytest.mark.parametrize("name", ["state.json", FILE, "journal.jsonl"])
-def test_no_change_of_a_state_file_is_a_bug(journal: DeploymentJournal, name: str) -> None:
+def test_mutated_state_file_never_causes_an_unexpected_exception(journal: DeploymentJournal, name: str) -> None:
     """With replaced values, missing keys and changed bytes, commands fail with an error message."""
     save_rollout(journal, RolloutRecord(a_record(), RolloutPolicy(), ("lossless",), shadow={"verdict": "x"}))
     path, chance = journal.root / name, random.Random(0)

@@ -76,7 +76,7 @@ def entry_process(deployment: LocalDeployment) -> int:
     return next((pid for pid in pids if "-m\0trtspec.serving.gateway\0" in words_of(pid)), 0)
 
 
-def test_it_answers_as_the_server_does(deployment: LocalDeployment, port: int) -> None:
+def test_gateway_returns_the_same_text_as_the_server(deployment: LocalDeployment, port: int) -> None:
     assert deployment.as_dict()["endpoints"]["openai"] == f"http://127.0.0.1:{port}/v1"
     assert [model["id"] for model in ask(deployment, "/models")["data"]] == ["tiny"]
     asked = {"model": "tiny", "prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -85,12 +85,12 @@ def test_it_answers_as_the_server_does(deployment: LocalDeployment, port: int) -
     assert ask(deployment, "/completions", asked)["choices"][0]["text"] == direct["text_output"]
 
 
-def test_each_entry_had_served_a_text_when_it_was_live(deployment: LocalDeployment) -> None:
+def test_warm_event_precedes_live_and_covers_triton_and_openai(deployment: LocalDeployment) -> None:
     assert [*EVENTS][-2:] == ["warm", "live"]
     assert EVENTS["warm"].startswith("first text from Triton and OpenAI after ")
 
 
-def test_only_its_keys_open_it_and_nothing_else_holds_them(deployment: LocalDeployment) -> None:
+def test_gateway_requires_a_key_and_keys_are_stored_privately(deployment: LocalDeployment) -> None:
     with pytest.raises(HTTPError) as refused:
         ask(deployment, "/models", key="another one")
     assert refused.value.code == 401
@@ -101,18 +101,22 @@ def test_only_its_keys_open_it_and_nothing_else_holds_them(deployment: LocalDepl
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> None:
-    assert wait_until(lambda: deployment.journal.known().state == "live" and entry_process(deployment) > 0, BACK_S)
-    process, restarts = entry_process(deployment), deployment.journal.known().restarts
+def test_gateway_is_restarted_without_restarting_the_server(deployment: LocalDeployment, number: int) -> None:
+    assert wait_until(
+        lambda: deployment.journal.read_existing().state == "live" and entry_process(deployment) > 0, BACK_S
+    )
+    process, restarts = entry_process(deployment), deployment.journal.read_existing().restarts
     assert process
     os.kill(process, number)
     url = read_process_specs(deployment.journal.children)[0].url
     assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.is_gateway_ready(url), BACK_S)
     assert ask(deployment, "/models")["data"]
-    assert deployment.journal.known().restarts == restarts, "the server keeps running"
+    assert deployment.journal.read_existing().restarts == restarts, "the server keeps running"
 
 
-def test_without_what_it_needs_that_is_said(deployment: LocalDeployment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_uvicorn_is_an_error_with_an_install_hint(
+    deployment: LocalDeployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gateway.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeployError, match="uvicorn, which is not installed") as caught:
         gateway.gateway_process(deployment.journal, deployment.record)

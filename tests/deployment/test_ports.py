@@ -26,7 +26,7 @@ from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions
 from trtspec.deployment.ports import (
     PortInUse,
     choose_ports,
-    foreign_port,
+    conflicting_port,
     former_ports,
     reserved_elsewhere,
     reserved_ports,
@@ -65,14 +65,14 @@ def recorded(name: str, **fields: object) -> DeploymentRecord:
     return journal.write(record(name, **fields))
 
 
-def test_default_ports_are_those_of_the_documentation() -> None:
+def test_default_ports_match_the_documentation() -> None:
     for port in DEFAULT_PORTS.values():
         taken(port).close()
     ports = choose_ports(DeployOptions())
     assert tuple(ports.values()) == (8000, 8001, 8002, 9000)
 
 
-def test_taken_default_port_gives_the_next_free_one_and_a_sentence() -> None:
+def test_occupied_default_port_is_replaced_by_the_next_free_one_and_reported() -> None:
     sentences: list[str] = []
     with taken(8000):
         ports = choose_ports(DeployOptions(), on_moved=sentences.append)
@@ -82,7 +82,7 @@ def test_taken_default_port_gives_the_next_free_one_and_a_sentence() -> None:
     assert sentence.endswith(f"(process {os.getpid()}), using 8003 for http")
 
 
-def test_all_taken_defaults_give_the_same_ports_each_time() -> None:
+def test_occupied_default_ports_are_replaced_deterministically() -> None:
     sockets = [taken(port) for port in DEFAULT_PORTS.values()]
     found = [choose_ports(DeployOptions()) for _ in range(2)]
     for each in sockets:
@@ -92,7 +92,7 @@ def test_all_taken_defaults_give_the_same_ports_each_time() -> None:
     assert tuple(ports.values()) == (8003, 8004, 8005, 9001)
 
 
-def test_requested_port_that_is_taken_is_an_error_with_its_owner() -> None:
+def test_occupied_requested_port_is_an_error_with_its_owner() -> None:
     with socket.create_server((LOOPBACK, 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(DeployError, match=f"grpc port {port} is {SELF}") as caught:
@@ -100,13 +100,13 @@ def test_requested_port_that_is_taken_is_an_error_with_its_owner() -> None:
     assert caught.value.hint == "choose another with --grpc-port, or omit the option to use the next free port"
 
 
-def test_port_without_permission_is_not_called_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_without_permission_is_not_reported_as_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.core.ports.bind_error", lambda *_: PermissionError(13, "Permission denied"))
     with pytest.raises(DeployError, match="http port 80 cannot be used: Permission denied"):
         choose_ports(DeployOptions(ports={"http": 80}))
 
 
-def test_name_keeps_the_ports_it_had() -> None:
+def test_former_ports_are_reused_for_the_same_target_and_host() -> None:
     before = record("x", http=18100, grpc=18101, metrics=18102, openai=18103)
     former = former_ports(before, "local", DeployOptions())
     ports = choose_ports(DeployOptions(), former=former)
@@ -115,7 +115,7 @@ def test_name_keeps_the_ports_it_had() -> None:
     assert former_ports(before, "local", DeployOptions(host="127.0.0.2")) == {}
 
 
-def test_ports_of_another_deployment_are_not_chosen_before_it_binds_them() -> None:
+def test_ports_reserved_by_another_deployment_are_not_chosen() -> None:
     recorded("one", state="staged")
     recorded("ended", state="stopped", http=8003)
     assert set(reserved_elsewhere()) == {8000, 8001, 8002, 9000}
@@ -137,22 +137,22 @@ def directories(state: Path) -> None:
         (state / "deployments" / name).mkdir(parents=True)
 
 
-def test_listener_of_another_process_is_found_and_an_own_one_is_not() -> None:
+def test_foreign_port_detects_only_listeners_of_other_processes() -> None:
     with socket.create_server((LOOPBACK, 0)) as holder:
         child = ProcessSpec("server", (), "", listens={"metrics": holder.getsockname()[1]})
-        found = foreign_port(child, ())
+        found = conflicting_port(child, ())
         assert found is not None
         assert (found.which, f"process {os.getpid()}" in found.message) == ("metrics", True)
-        assert foreign_port(child, [os.getpid()]) is None
-    assert foreign_port(child, (), ended=True) is None
+        assert conflicting_port(child, [os.getpid()]) is None
+    assert conflicting_port(child, (), ended=True) is None
 
 
-def test_bound_port_that_does_not_listen_counts_once_the_server_has_ended() -> None:
+def test_bound_port_without_listener_counts_only_after_the_server_ended() -> None:
     with socket.socket() as bound:
         bound.bind((LOOPBACK, 0))
         child = ProcessSpec("server", (), "", listens={"http": bound.getsockname()[1]})
-        assert foreign_port(child, ()) is None
-        assert foreign_port(child, (), ended=True) is not None
+        assert conflicting_port(child, ()) is None
+        assert conflicting_port(child, (), ended=True) is not None
 
 
 @pytest.fixture
@@ -177,13 +177,13 @@ class Thief:
     def __call__(self, state: str, what: str) -> None:
         self.told.append((state, what))
         if state == "staged" and self.held is None:
-            port = getattr(DeploymentJournal("echo").known(), self.which)
+            port = getattr(DeploymentJournal("echo").read_existing(), self.which)
             self.held = socket.create_server((LOOPBACK, port))
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
-def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str, echo: Path) -> None:
+def test_port_occupied_during_model_load_is_replaced(which: str, echo: Path) -> None:
     thief = Thief(which)
     server = deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief))
     assert thief.held is not None
@@ -196,31 +196,31 @@ def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str,
 
 
 @pytest.mark.triton
-def test_requested_port_that_is_taken_while_models_load_ends_the_deployment(echo: Path) -> None:
+def test_requested_port_occupied_during_model_load_fails_the_deployment(echo: Path) -> None:
     port = choose_ports(DeployOptions())["http"]
     thief = Thief("http")
     with pytest.raises(PortInUse, match=f"http port {port} is in use by"):
         deploy_local(echo, DeployOptions(timeout_s=60, on_event=thief, ports={"http": port}))
     assert thief.held is not None
     thief.held.close()
-    assert DeploymentJournal("echo").known().state == "failed"
+    assert DeploymentJournal("echo").read_existing().state == "failed"
 
 
 @pytest.mark.triton
-def test_two_deployments_at_once_get_different_ports(echo: Path, workplace: Path) -> None:
+def test_concurrent_deployments_get_different_ports(echo: Path, workplace: Path) -> None:
     other = make_echo_artifact(workplace / "second", "second")
     processes = [
         subprocess.Popen([sys.executable, "-c", STARTER, str(each), "detach"], stdout=subprocess.PIPE)
         for each in (echo, other)
     ]
     assert [process.wait(90) for process in processes] == [0, 0]
-    records = [DeploymentJournal(name).known() for name in ("echo", "second")]
+    records = [DeploymentJournal(name).read_existing() for name in ("echo", "second")]
     assert [each.state for each in records] == ["live", "live"]
     assert len({port for each in records for port in (each.http, each.grpc, each.metrics)}) == 6
 
 
 @pytest.mark.triton
-def test_name_that_is_stopped_and_deployed_again_has_its_ports(echo: Path) -> None:
+def test_redeployed_name_reuses_its_ports(echo: Path) -> None:
     port = next(port for port in range(18200, 18300) if not bind_refusal(port))
     first = deploy_local(echo, DeployOptions(timeout_s=60, ports={"http": port})).record
     stop("echo")
@@ -229,7 +229,7 @@ def test_name_that_is_stopped_and_deployed_again_has_its_ports(echo: Path) -> No
 
 
 @pytest.mark.triton
-def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path, trtspec: Run) -> None:
+def test_restarting_deployment_reports_the_occupied_port_and_deploy_fails(echo: Path, trtspec: Run) -> None:
     served = deploy_local(echo, DeployOptions(timeout_s=60, detach=True)).record
     journal = DeploymentJournal("echo")
     [server] = [
@@ -246,14 +246,14 @@ def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path
         return stolen is not None
 
     assert wait_until(steal, 5, 0.001)
-    assert wait_until(lambda: "in use" in journal.known().reason, 15)
-    assert f"grpc port {served.grpc} is in use by " in journal.known().reason
+    assert wait_until(lambda: "in use" in journal.read_existing().reason, 15)
+    assert f"grpc port {served.grpc} is in use by " in journal.read_existing().reason
     done = trtspec("deploy", echo, "--skip-gate", "lossless", "--json")
     assert done.code == 1
     assert f"'echo' is restarting and does not answer: grpc port {served.grpc} is in use by" in done.err + done.out
     assert stolen is not None
     stolen.close()
-    assert wait_until(lambda: journal.known().state == "live", 60)
+    assert wait_until(lambda: journal.read_existing().state == "live", 60)
 
 
 def group_of_server(served: DeploymentRecord) -> list[int]:
@@ -265,7 +265,7 @@ def group_of_server(served: DeploymentRecord) -> list[int]:
 
 
 @pytest.mark.triton
-def test_live_deployment_that_does_not_answer_fails_a_second_deploy(
+def test_second_deploy_fails_if_the_live_deployment_does_not_answer(
     echo: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deploy_local(echo, DeployOptions(timeout_s=60, detach=True))

@@ -72,7 +72,9 @@ def note(server: ThreadingHTTPServer, state: str = "live") -> None:
         ("late", 1, "no answer within"),
     ],
 )
-def test_a_text_counts(says: str, code: int, said: str, server, workplace: Path, capsys) -> None:
+def test_health_check_exit_code_follows_the_server_response(
+    says: str, code: int, said: str, server, workplace: Path, capsys
+) -> None:
     note(server)
     server.RequestHandlerClass.says = says
     assert health.main(["tiny", "--within=0.5"]) == code
@@ -80,18 +82,18 @@ def test_a_text_counts(says: str, code: int, said: str, server, workplace: Path,
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_live_yet_is_not_asked(server, workplace: Path, capsys) -> None:
+def test_health_check_of_a_deployment_that_is_not_live_fails(server, workplace: Path, capsys) -> None:
     note(server, "smoke")
     assert health.main(["tiny"]) == 1
     assert "tiny is smoke, not live" in capsys.readouterr().err
 
 
-def test_a_name_that_was_never_deployed(workplace: Path, capsys) -> None:
+def test_health_check_of_an_unknown_name_fails(workplace: Path, capsys) -> None:
     assert health.main(["tiny"]) == 1
     assert "no deployment 'tiny'" in capsys.readouterr().err
 
 
-def test_it_is_started_without_what_is_heavy(workplace: Path) -> None:
+def test_health_module_imports_no_heavy_packages(workplace: Path) -> None:
     heavy = "any(n in sys.modules for n in ('torch', 'numpy', 'typer'))"
     program = f"import sys, trtspec.deployment.health; sys.exit(int({heavy}))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

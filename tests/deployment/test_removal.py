@@ -49,37 +49,37 @@ def ended(workplace: Path) -> None:
     recorded("live", "live")
 
 
-def test_rm_removes_what_does_not_run(ended: None, trtspec: Run) -> None:
+def test_rm_removes_stopped_failed_and_dead_deployments(ended: None, trtspec: Run) -> None:
     done = trtspec("rm", "stopped", "failed", "dead")
     assert (done.code, done.out) == (0, "stopped removed\nfailed removed\ndead removed\n")
     assert [each["name"] for each in trtspec("ps", "--json").document["deployments"]] == ["live"]
     assert [path.name for path in (state_dir() / "deployments").iterdir()] == ["live"]
 
 
-def test_rm_of_all_stopped_leaves_what_runs(ended: None, trtspec: Run) -> None:
+def test_rm_all_stopped_retains_running_deployments(ended: None, trtspec: Run) -> None:
     done = trtspec("rm", "--all-stopped", "--json")
     assert [each["name"] for each in done.document["removed"]] == ["dead", "failed", "stopped"]
     assert trtspec("rm", "--all-stopped").out == "no ended deployments\n"
     assert [each["name"] for each in deployments()] == ["live"]
 
 
-def test_rm_refuses_what_runs(ended: None, trtspec: Run) -> None:
+def test_rm_without_force_rejects_a_running_deployment(ended: None, trtspec: Run) -> None:
     refused = trtspec("rm", "live")
     assert (refused.code, refused.out) == (1, "")
     assert "error: 'live' is live\nhint: trtspec stop live, or trtspec rm --force live\n" in refused.err
-    assert DeploymentJournal("live").known().state == "live"
+    assert DeploymentJournal("live").read_existing().state == "live"
 
 
 @pytest.mark.parametrize("words", [(), ("stopped", "--all-stopped")])
-def test_rm_takes_either_names_or_all(ended: None, trtspec: Run, words: tuple[str, ...]) -> None:
+def test_rm_requires_either_names_or_all_stopped(ended: None, trtspec: Run, words: tuple[str, ...]) -> None:
     assert "rm requires either names or --all-stopped" in trtspec("rm", *words).err
 
 
-def test_rm_of_an_unknown_name_suggests_one(ended: None, trtspec: Run) -> None:
+def test_rm_of_unknown_name_suggests_a_similar_one(ended: None, trtspec: Run) -> None:
     assert "did you mean 'stopped'?" in trtspec("rm", "stoped").err
 
 
-def test_rm_of_an_unreadable_record_needs_force(ended: None, trtspec: Run) -> None:
+def test_rm_of_unreadable_record_requires_force(ended: None, trtspec: Run) -> None:
     (DeploymentJournal("stopped").root / "state.json").write_text("{")
     assert "state cannot be read" in trtspec("rm", "stopped").err
     forced = trtspec("rm", "--force", "stopped")
@@ -87,7 +87,7 @@ def test_rm_of_an_unreadable_record_needs_force(ended: None, trtspec: Run) -> No
     assert "stopped" not in [each["name"] for each in deployments()]
 
 
-def test_version_prints_those_of_trtspec_and_python(trtspec: Run) -> None:
+def test_version_prints_trtspec_and_python_versions(trtspec: Run) -> None:
     assert trtspec("version").out.startswith(f"trtspec {__version__}, Python {platform.python_version()} on ")
     document = trtspec("version", "--json").document
     assert (document["format_version"], document["trtspec"], document["python"]) == (
@@ -99,7 +99,7 @@ def test_version_prints_those_of_trtspec_and_python(trtspec: Run) -> None:
     assert "Did you mean 'version'" in trtspec("versoin").err
 
 
-def test_metrics_of_a_name_that_is_none_is_said_plainly(ended: None, trtspec: Run) -> None:
+def test_metrics_of_unknown_name_lists_documents_and_deployments(ended: None, trtspec: Run) -> None:
     said = trtspec("metrics", "quickstart").err
     assert "'quickstart' is neither one of 'dashboard', 'rules', 'scrape' nor a deployment; deployments: dead, " in said
     assert "Value error" not in said
@@ -124,7 +124,7 @@ def test_cause_of_death_is_the_killed_supervisor(workplace: Path, trtspec: Run) 
     assert trtspec("status", "x", "--json").document["cause"] == f"its supervisor (process {os.getpid()}) was killed"
 
 
-def test_cause_of_death_is_the_signal_that_the_supervisor_noted(workplace: Path) -> None:
+def test_cause_of_death_is_the_signal_logged_by_the_supervisor(workplace: Path) -> None:
     journal, record = dead()
     journal.log.write_bytes(signal_log_line(signal.SIGTERM) + SHUTDOWN.encode())
     assert cause_of_death(journal, record).endswith("was stopped by SIGTERM, not by trtspec stop")
@@ -132,16 +132,14 @@ def test_cause_of_death_is_the_signal_that_the_supervisor_noted(workplace: Path)
     assert cause_of_death(journal, foreground).startswith("the command that served it in the foreground ended")
 
 
-def test_cause_of_death_is_the_restart_of_the_machine(
-    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cause_of_death_is_a_machine_restart(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, record = dead()
     (tmp_path / "stat").write_text(f"cpu 1\nbtime {int(record.since) + 60}\n")
     monkeypatch.setattr(log, "PROC_STAT", tmp_path / "stat")
     assert cause_of_death(journal, record) == "the machine was restarted after it was deployed"
 
 
-def test_cause_of_death_is_the_kernel_where_its_log_has_the_process(
+def test_cause_of_death_is_the_kernel_only_if_its_log_has_the_process(
     workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, record = dead()
@@ -154,7 +152,7 @@ def test_cause_of_death_is_the_kernel_where_its_log_has_the_process(
     assert cause_of_death(journal, record).endswith("was killed"), "a process of another container has this pid"
 
 
-def test_telling_lines_leave_out_a_shutdown_and_inner_lines_of_tracebacks() -> None:
+def test_problem_lines_exclude_shutdown_and_inner_traceback_lines() -> None:
     text = SHUTDOWN + "Traceback (most recent call last):\n  File x\n    y = z\nNameError: z\nI1 more\n"
     assert problem_lines(text).splitlines() == [
         "E1127 11:00:01.000001 17849 model.cc:12] CUDA error: out of memory",
@@ -163,10 +161,10 @@ def test_telling_lines_leave_out_a_shutdown_and_inner_lines_of_tracebacks() -> N
     assert problem_lines("I1 fine\n") == ""
 
 
-def test_failed_deployment_says_why_in_status(workplace: Path, trtspec: Run) -> None:
+def test_status_of_failed_deployment_includes_the_reason(workplace: Path, trtspec: Run) -> None:
     recorded("x", "staged", runs=False)
     journal = DeploymentJournal("x")
-    journal.move(journal.known(), "failed", "http port 8000 is in use by python (process 1)")
+    journal.move(journal.read_existing(), "failed", "http port 8000 is in use by python (process 1)")
     assert trtspec("status", "x").out == "x is failed: http port 8000 is in use by python (process 1)\n"
 
 
@@ -182,7 +180,7 @@ def echo(workplace: Path):
 
 
 @pytest.mark.triton
-def test_history_names_who_stopped_it_and_why_it_died(echo: Path, trtspec: Run) -> None:
+def test_history_includes_the_stopping_command_and_the_cause_of_death(echo: Path, trtspec: Run) -> None:
     first = deploy_local(echo, DeployOptions(timeout_s=60))
     assert trtspec("stop", "echo").code == 0
     second = deploy_local(echo, DeployOptions(timeout_s=60))
@@ -196,7 +194,7 @@ def test_history_names_who_stopped_it_and_why_it_died(echo: Path, trtspec: Run) 
 
 
 @pytest.mark.triton
-def test_rm_with_force_stops_first(echo: Path, trtspec: Run) -> None:
+def test_rm_with_force_stops_a_running_deployment_first(echo: Path, trtspec: Run) -> None:
     served = deploy_local(echo, DeployOptions(timeout_s=60))
     assert trtspec("rm", "echo").code == 1
     assert trtspec("rm", "--force", "echo").code == 0
@@ -205,7 +203,7 @@ def test_rm_with_force_stops_first(echo: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.triton
-def test_foreground_that_is_killed_is_the_cause_of_death(echo: Path, trtspec: Run) -> None:
+def test_cause_of_death_is_the_killed_foreground_command(echo: Path, trtspec: Run) -> None:
     from tests.deployment.test_local import STARTER
 
     owner = subprocess.Popen([sys.executable, "-c", STARTER, str(echo), "hang"], stdin=-1, stdout=-1)
@@ -213,7 +211,7 @@ def test_foreground_that_is_killed_is_the_cause_of_death(echo: Path, trtspec: Ru
     owner.stdout.readline()
     owner.kill()
     owner.communicate(timeout=30)
-    record = DeploymentJournal("echo").known()
+    record = DeploymentJournal("echo").read_existing()
     assert wait_until(lambda: not record.is_running, 15)
     document = json.loads(trtspec("status", "echo", "--json").out)
     assert document["cause"].startswith("the command that served it in the foreground ended")

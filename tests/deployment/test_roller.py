@@ -59,39 +59,39 @@ def roller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RolloutController
 
 
 @pytest.mark.slow
-def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: RolloutController) -> None:
+def test_fault_aborts_rollout_without_waiting_for_pending_answers(roller: RolloutController) -> None:
     pairs = Asked()
     threading.Timer(0.2, lambda: setattr(roller, "_fault", "its server died")).start()
     began = time.monotonic()
     with pytest.raises(RolloutAborted, match="its server died"):
-        roller._beside(pairs.ask)
+        roller._run_checked(pairs.ask)
     assert time.monotonic() - began < 5
     pairs.answered.set()
 
 
 @pytest.mark.slow
-def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: RolloutController) -> None:
+def test_rollback_request_aborts_rollout_without_waiting_for_gates(roller: RolloutController) -> None:
     gates = Asked()
     threading.Timer(0.2, lambda: setattr(roller, "_wanted", ROLLBACK)).start()
     began = time.monotonic()
     with pytest.raises(RolloutAborted, match="requested by command"):
-        roller._beside(gates.ask)
+        roller._run_checked(gates.ask)
     assert time.monotonic() - began < 5
     gates.answered.set()
 
 
 @pytest.mark.slow
-def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: RolloutController) -> None:
+def test_synthetic_requests_are_awaited_and_their_failure_is_raised(roller: RolloutController) -> None:
     pairs = Asked()
     threading.Timer(0.2, pairs.answered.set).start()
-    roller._beside(pairs.ask)
+    roller._run_checked(pairs.ask)
     pairs.error = DeployError("a synthetic request failed")
     with pytest.raises(DeployError, match="synthetic request failed"):
-        roller._beside(pairs.ask)
+        roller._run_checked(pairs.ask)
 
 
 @pytest.mark.parametrize("fails", [0, 1])
-def test_requests_are_withdrawn_once_whoever_does_it(roller: RolloutController, fails: int) -> None:
+def test_traffic_is_withdrawn_once_and_retried_after_a_failure(roller: RolloutController, fails: int) -> None:
     """If the gateway did not apply the split, the next caller retries."""
     roller._shares = shares = Shares(fails)  # type: ignore[assignment]
     for _ in range(3):
@@ -100,7 +100,7 @@ def test_requests_are_withdrawn_once_whoever_does_it(roller: RolloutController, 
 
 
 @pytest.mark.parametrize(("seen", "reason"), [("its model is stopped", "its model is stopped"), ("", "refused")])
-def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
+def test_process_fault_replaces_failed_request_as_rollback_reason(
     roller: RolloutController, seen: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process failure is often detected a moment after the failed request."""
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
         ("the process of tensorrt_llm, tensorrt_llm_draft died", None),
     ],
 )
-def test_what_can_still_be_answered_is_waited_for(
+def test_drain_time_depends_on_the_failed_process(
     roller: RolloutController, fault: str, within_s: float | None
 ) -> None:
     """A target without its drafter finishes its texts; after the target's process ends, nothing is awaited."""
@@ -139,7 +139,7 @@ def test_what_can_still_be_answered_is_waited_for(
     assert drained == ([] if within_s is None else [within_s])
 
 
-def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
+def test_rollout_end_is_recorded_once_despite_failed_state_writes(
     roller: RolloutController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a disk with room for a journal line but not for a file."""
@@ -158,7 +158,7 @@ def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
     assert not left
 
 
-def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: RolloutController) -> None:
+def test_rollback_reason_is_an_os_error_or_a_logged_bug(roller: RolloutController) -> None:
     said: list[str] = []
     roller._say = said.append
     assert roller._reason(OSError(28, "No space left on device", "/x/state.json")) == "no space left on /x/state.json"
@@ -178,7 +178,7 @@ def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: 
         ({"lossless": False}, (), False),
     ],
 )
-def test_nothing_is_measured_where_no_gate_is_to_be_judged(
+def test_gates_are_measured_only_if_one_must_be_evaluated(
     gates: dict[str, Any], skip: tuple[str, ...], measures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
@@ -188,12 +188,12 @@ def test_nothing_is_measured_where_no_gate_is_to_be_judged(
     judging = RolloutController(DeploymentJournal("n"), RECORD, rollout, lambda *_: None, threading.Event(), print)  # type: ignore[arg-type,return-value]
     judging._artifact = SimpleNamespace(root=tmp_path, recipe=resolved(gates=gates, speculation={"method": "ngram"}))  # type: ignore[assignment]
     monkeypatch.setattr(judging, "_keeper", SimpleNamespace(server=SimpleNamespace(url="http://127.0.0.1:1")))
-    monkeypatch.setattr(judging, "_beside", lambda measure: None)
+    monkeypatch.setattr(judging, "_run_checked", lambda measure: None)
     judging._judge_gates()
     assert bool(measured) == measures
 
 
-def test_a_server_that_cannot_be_ended_takes_no_promotion_back(
+def test_promotion_stands_if_the_old_server_cannot_be_ended(
     roller: RolloutController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thrown: list[set[int]] = []
@@ -213,7 +213,9 @@ def test_a_server_that_cannot_be_ended_takes_no_promotion_back(
     assert thrown == [{RECORD.revision}]
 
 
-def test_what_is_asked_before_it_begins_is_heard(roller: RolloutController, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollback_command_sent_before_the_rollout_starts_is_executed(
+    roller: RolloutController, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[str] = []
     roller.journal.root.mkdir(parents=True)
     send_command(roller.journal, ROLLBACK)
@@ -223,7 +225,7 @@ def test_what_is_asked_before_it_begins_is_heard(roller: RolloutController, monk
     assert ended == ["requested by command"]
 
 
-def test_a_process_that_the_kernel_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_process_is_abandoned_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         pid, returncode = 1 << 30, None
 

@@ -60,7 +60,7 @@ class Live:
 
     @property
     def record(self) -> DeploymentRecord:
-        return self.journal.known()
+        return self.journal.read_existing()
 
     def answers(self) -> bool:
         answer = Client.at(self.record.endpoints["http"], 10).generate({"text_input": "hé", "max_tokens": 1})
@@ -94,7 +94,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         stop("echo", timeout_s=0)
 
 
-def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) -> None:
+def test_good_revision_is_promoted_and_rollback_restores_the_previous_one(live: Live) -> None:
     before, artifact = live.record, live.make()
     told: list[str] = []
     document = live.deploy(artifact, on_event=lambda state, what: told.append(state))
@@ -122,7 +122,7 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     assert live.answers()
 
 
-def test_what_was_asked_of_a_rollout_before_is_not_asked_of_the_next(live: Live) -> None:
+def test_command_for_a_previous_rollout_does_not_affect_the_next(live: Live) -> None:
     send_command(live.journal, ROLLBACK)
     assert live.deploy(live.make())["rollout"]["state"] == "promoted"
 
@@ -135,7 +135,7 @@ def test_what_was_asked_of_a_rollout_before_is_not_asked_of_the_next(live: Live)
         ("it is slow", {"first": "import time; time.sleep(1)"}, "takes .* times as long as before"),
     ],
 )
-def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: str, lines: dict, reason: str) -> None:
+def test_bad_revision_is_rolled_back_while_the_old_one_serves(live: Live, what: str, lines: dict, reason: str) -> None:
     before = live.record
     with ThreadPoolExecutor(1) as threads:
         over: list[bool] = []
@@ -164,7 +164,7 @@ def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: st
         (signal.SIGKILL, "the process of ensemble died|exited with status 1 during startup"),
     ],
 )
-def test_one_that_stops_or_dies_while_it_loads_is_rolled_back_soon(live: Live, number: int, reason: str) -> None:
+def test_revision_that_stops_or_dies_while_loading_is_rolled_back_quickly(live: Live, number: int, reason: str) -> None:
     before, began = live.record, time.monotonic()
     with pytest.raises(RolledBack, match=reason):
         live.deploy(live.make(before=f"import time; time.sleep(0.6); os.kill(os.getpid(), {int(number)})"))
@@ -175,7 +175,7 @@ def test_one_that_stops_or_dies_while_it_loads_is_rolled_back_soon(live: Live, n
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("which", ["server", "model"])
-def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live, number: int, which: str) -> None:
+def test_canary_that_dies_or_stops_is_rolled_back(live: Live, number: int, which: str) -> None:
     before = live.record
     document = live.deploy(live.make(), 50)
     assert (document["rollout"]["state"], document["rollout"]["share"]) == ("holding", 0)
@@ -193,7 +193,7 @@ def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live,
     assert not live.processes(revision)
 
 
-def test_somebody_promotes_or_rolls_back_what_is_held(live: Live) -> None:
+def test_holding_rollout_is_promoted_or_rolled_back_by_command(live: Live) -> None:
     before, artifact = live.record, live.make()
     held = live.deploy(artifact, 50)["rollout"]
     with pytest.raises(DeployError, match="a rollout is already in progress"):
@@ -221,7 +221,7 @@ print(deploy_local(Path(sys.argv[1]), DeployOptions(detach=True, on_event=lambda
 """
 
 
-def test_a_rollout_goes_on_without_the_command_and_is_found_again(live: Live) -> None:
+def test_rollout_continues_without_its_command_and_the_next_deploy_finds_it(live: Live) -> None:
     artifact, revision = live.make(), live.record.revision + 1
     command = [sys.executable, "-c", DEPLOYER, str(artifact)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
@@ -233,7 +233,7 @@ def test_a_rollout_goes_on_without_the_command_and_is_found_again(live: Live) ->
     assert live.states(revision).count("staged") == 1
 
 
-def test_a_deployment_that_is_stopped_ends_the_rollout_and_leaves_nothing(live: Live) -> None:
+def test_stop_ends_the_rollout_and_leaves_no_processes(live: Live) -> None:
     live.deploy(live.make(), 50)
     record = live.record
     stop("echo", timeout_s=20)

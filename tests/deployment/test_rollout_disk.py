@@ -78,7 +78,7 @@ def full(disk: Path, left: int = 0) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("left", [0, 4096, 16384, 65536])
-def test_what_cannot_be_staged_leaves_nothing_and_the_old_one_serves(
+def test_staging_failure_on_full_disk_leaves_nothing_and_old_revision_serves(
     live: Live, disk: Path, left: int, trtspec: Run
 ) -> None:
     before, artifact = live.record, live.make()
@@ -95,14 +95,14 @@ def test_what_cannot_be_staged_leaves_nothing_and_the_old_one_serves(
     assert live.journal.entries() == noted
 
 
-def test_the_next_one_goes_well_once_there_is_room(live: Live, disk: Path) -> None:
+def test_rollout_succeeds_once_disk_space_is_available(live: Live, disk: Path) -> None:
     artifact = live.make()
     assert live.deploy(artifact)["rollout"]["state"] == "promoted"
     assert live.record.artifact == str(artifact)
     assert live.answers()
 
 
-def test_a_trial_that_ends_on_a_full_disk_is_over_once_there_is_room(live: Live, disk: Path) -> None:
+def test_canary_that_dies_on_a_full_disk_is_rolled_back_once_space_is_free(live: Live, disk: Path) -> None:
     before, held = live.record, live.deploy(live.make(), 50)["rollout"]["revision"]
     with full(disk):
         for pid in live.processes(held):

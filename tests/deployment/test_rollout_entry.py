@@ -150,10 +150,10 @@ def roll(artifact: Path, *shares: int, shadow: int | None = None) -> dict[str, A
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_revision_that_dies_with_half_of_the_requests_costs_none(live: tuple[str, Path], number: int) -> None:
+def test_canary_crash_with_half_of_the_traffic_loses_no_request(live: tuple[str, Path], number: int) -> None:
     url, artifact = live
     journal = DeploymentJournal("tiny")
-    before = journal.known()
+    before = journal.read_existing()
     with load(url) as found:
         revision = roll(artifact, 50)["rollout"]["revision"]
         assert wait_until(lambda: len(found.answers) == 2, 30), "both revisions answer"
@@ -161,12 +161,12 @@ def test_a_revision_that_dies_with_half_of_the_requests_costs_none(live: tuple[s
         pids = session_processes(before.pid, before.started)
         (server,) = [pid for pid in pids if is_server(pid, place)]
         os.kill(server, number)
-        assert wait_until(lambda: not active_rollout(journal, journal.known()), BACK_S)
+        assert wait_until(lambda: not active_rollout(journal, journal.read_existing()), BACK_S)
         answered = found.answers.total()
         assert wait_until(lambda: found.answers.total() > answered + CLIENTS, 60)
     rollout = read_rollout(journal)
     assert rollout is not None
-    assert (rollout.state, journal.known()) == ("rolled-back", before)
+    assert (rollout.state, journal.read_existing()) == ("rolled-back", before)
 
 
 def is_server(pid: int, place: bytes) -> bool:
@@ -174,11 +174,11 @@ def is_server(pid: int, place: bytes) -> bool:
     return place in arguments and arguments.split(b"\0")[0].endswith(b"tritonserver")
 
 
-def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path]) -> None:
+def test_server_crash_loses_no_started_stream(live: tuple[str, Path]) -> None:
     """Greedy texts resume once the server is back; new requests get 503 until then."""
     url, _ = live
     journal = DeploymentJournal("tiny")
-    record = journal.known()
+    record = journal.read_existing()
     place = str(revision_dir(journal, record.revision)).encode()
     wanted, _ = Load(url).ask(PROMPTS[0], True)
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": TOKENS, "temperature": 0, "stream": True}
@@ -196,7 +196,7 @@ def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path])
 
 
 def is_back(journal: DeploymentJournal, restarts: int) -> bool:
-    record = journal.known()
+    record = journal.read_existing()
     return record.restarts > restarts and record.state == "live"
 
 
@@ -207,7 +207,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[str, Path]) -> None:
+def test_traffic_shares_match_the_configured_ones_until_promotion(live: tuple[str, Path]) -> None:
     url, artifact = live
     with load(url) as found:
         roll(artifact, 25)
@@ -222,7 +222,7 @@ def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[s
     assert late.most_common(1)[0][1] >= 20, "all requests go to the new revision, except those in flight"
 
 
-def test_shadows_are_compared_and_no_client_hears_of_them(live: tuple[str, Path]) -> None:
+def test_mirrored_requests_are_compared_without_affecting_clients(live: tuple[str, Path]) -> None:
     url, _ = live
     with load(url) as found:
         held = roll(other_than_served(live), 10, shadow=50)["rollout"]
@@ -246,11 +246,11 @@ def shadowed() -> dict[str, Any]:
 
 def other_than_served(live: tuple[str, Path]) -> Path:
     """Return the artifact that is not served; the two are in the same directory."""
-    serves = Path(DeploymentJournal("tiny").known().artifact).name
+    serves = Path(DeploymentJournal("tiny").read_existing().artifact).name
     return live[1].with_name("one" if serves == "two" else "two")
 
 
-def test_bursts_come_and_go_while_revisions_change(live: tuple[str, Path]) -> None:
+def test_rollouts_before_during_and_after_a_burst_are_promoted(live: tuple[str, Path]) -> None:
     """A rollout before, during and after a burst: every request gets a text of one revision."""
     url, _ = live
     with load(url, 1) as quiet:

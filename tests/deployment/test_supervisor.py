@@ -55,7 +55,7 @@ def live(tmp_path_factory) -> Iterator[Callable[[], DeploymentRecord]]:
         except DeployError as error:
             pytest.skip(str(error))
         deploy_local(make_echo_artifact(root / "echo", first=FIRST.strip()), DeployOptions(detach=True, timeout_s=60))
-        yield DeploymentJournal("echo").known
+        yield DeploymentJournal("echo").read_existing
         stop("echo", timeout_s=0)
 
 
@@ -87,7 +87,7 @@ def slow_ones(name: str) -> int:
         ("a dead server", ("tritonserver", signal.SIGKILL), "the server exited with status -9"),
     ],
 )
-def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault, reason: str) -> None:
+def test_fault_is_detected_and_open_requests_end_and_server_recovers(live, what: str, fault, reason: str) -> None:
     record = live()
     before, client = record.restarts, Client.at(record.endpoints["http"], timeout_s=BACK_S)
     with ThreadPoolExecutor(2) as threads:
@@ -117,13 +117,13 @@ def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_started_again(live, tmp_path: Path) -> None:
+def test_orphaned_lock_crashes_the_next_process_and_the_server_restarts(live, tmp_path: Path) -> None:
     """Triton's behavior: the next process that takes the lock gets boost's lock_exception, which is not caught.
 
     The fixture `live` is requested only to have a tritonserver.
     """
     deploy_local(make_echo_artifact(tmp_path / "locked", "locked"), DeployOptions(detach=True, timeout_s=BACK_S))
-    known = DeploymentJournal("locked").known
+    known = DeploymentJournal("locked").read_existing
     record = known()
     command = [sys.executable, "-m", "tests.serving.triton.orphaned", record.shm_prefix]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BACK_S, check=True)
@@ -140,7 +140,7 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
 @pytest.mark.triton
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(live, fault: signal.Signals) -> None:
+def test_front_that_ends_or_is_stopped_is_restarted_without_the_server(live, fault: signal.Signals) -> None:
     record = live()
     server, pids = of(record, "tritonserver"), session_processes(record.pid, record.started)
     [front] = [pid for pid in pids if "trtspec.serving.front" in words_of(pid)]
@@ -155,7 +155,7 @@ def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(l
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_server_says_what_it_has_done(live) -> None:
+def test_server_progress_count_increases_after_a_request(live) -> None:
     client = Client.at(live().endpoints["http"], timeout_s=BACK_S)
     before = count_progress(client.statistics())
     client.generate({"text_input": "x", "max_tokens": 1})
@@ -176,7 +176,7 @@ def is_refused(client: Client) -> bool:
 @pytest.mark.parametrize(
     ("text", "drain_s", "ends"), [("brief", 30, "brief"), ("slow", 1, "is not accepting requests")]
 )
-def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
+def test_drain_serves_open_requests_until_its_deadline_and_rejects_new_ones(
     live, tmp_path: Path, text: str, drain_s: int, ends: str
 ) -> None:
     """The fixture `live` is requested only to have a tritonserver."""
@@ -184,7 +184,7 @@ def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
         make_echo_artifact(tmp_path / "drained", "drained", first=FIRST.strip()),
         DeployOptions(detach=True, drain_s=drain_s),
     )
-    record = DeploymentJournal("drained").known()
+    record = DeploymentJournal("drained").read_existing()
     client = Client.at(record.endpoints["http"], timeout_s=30)
 
     def ask() -> str:
@@ -239,19 +239,19 @@ def kept(journal: DeploymentJournal, server: ProcessSpec) -> ManagedServer:
 
 
 @pytest.mark.slow
-def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal: DeploymentJournal) -> None:
+def test_supervisor_gives_up_after_repeated_failures_with_the_reason(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake("server", "7")))
     supervisor.restarts.at_most, supervisor.restarts.first_s = 2, 0.1
     supervisor.keeper.start()
     assert supervisor._watch() == 1
-    record = journal.known()
+    record = journal.read_existing()
     assert (record.state, record.restarts) == ("failed", 2)
     assert record.reason == "the server exited with status 7 during startup; gave up after 2 restarts"
     assert [entry["state"] for entry in journal.entries()] == ["live", "restarting", "restarting", "failed"]
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJournal, monkeypatch) -> None:
+def test_server_hanging_with_a_full_queue_is_a_fault(journal: DeploymentJournal, monkeypatch) -> None:
     full = FAKE.replace("do_POST(self): self.send_response(200)", "do_POST(self): self.send_response(503)")
     monkeypatch.setattr(sys.modules[__name__], "FAKE", full)
     keeper, deadline = kept(journal, fake()), time.monotonic() + BACK_S
@@ -267,9 +267,9 @@ def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJou
 
 
 @pytest.mark.slow
-def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
+def test_sidecar_is_restarted_without_restarting_the_server(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
-    since = journal.known().since
+    since = journal.read_existing().since
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(supervisor.run)
         assert wait_until(lambda: len(supervisor.running) == 1, 10)
@@ -283,25 +283,27 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
     assert supervisor.keeper.running
     pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
     assert not any(group_processes(pid) for pid in pids)
-    assert (journal.known().restarts, journal.known().since) == (0, since)
-    assert journal.known().beside == "entry exited with status -9; restarting now"
-    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
+    assert (journal.read_existing().restarts, journal.read_existing().since) == (0, since)
+    assert journal.read_existing().beside == "entry exited with status -9; restarting now"
+    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [
+        ("live", journal.read_existing().beside)
+    ]
 
 
-def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:
+def test_supervisor_gives_up_if_the_deploying_command_ended_before_live(journal: DeploymentJournal) -> None:
     """The deploying command was killed during the deployment."""
     gone = subprocess.Popen(["true"])
     started = start_time(gone.pid)
     gone.wait(10)
-    journal.move(journal.known(), "smoke")
+    journal.move(journal.read_existing(), "smoke")
     supervisor = Supervisor(journal, kept(journal, fake()), command=(gone.pid, started or 0))
     assert supervisor.run() == 1
-    assert journal.known().state == "failed"
+    assert journal.read_existing().state == "failed"
     assert journal.entries()[-1]["detail"] == "the command that deployed it ended before it was live"
     assert supervisor.keeper.ended is not None
 
 
-def test_how_children_are_started_is_a_file_of_the_user_alone(tmp_path: Path) -> None:
+def test_process_specs_are_stored_privately_and_read_back(tmp_path: Path) -> None:
     children = [
         ProcessSpec("server", ["a", "b"], "http://x:1", {"K": "V"}, 3.0),
         ProcessSpec("entry", ["c"], "http://x:2"),

@@ -34,7 +34,7 @@ def analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_serves_with_the_options_that_were_given(unit: str, workplace: Path, trtspec: Run) -> None:
+def test_unit_serves_with_the_given_options(unit: str, workplace: Path, trtspec: Run) -> None:
     [command] = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)
     assert command.endswith(
         f' -m trtspec deploy "{workplace}/build/50%% $$HOME" --host 127.0.0.1 --target local --name one '
@@ -46,19 +46,19 @@ def test_it_serves_with_the_options_that_were_given(unit: str, workplace: Path, 
     assert "the server has no authentication" in open_one.err
 
 
-def test_no_path_adds_a_line(workplace: Path) -> None:
+def test_path_with_a_newline_adds_no_line_to_the_unit(workplace: Path) -> None:
     plain = render_unit(workplace / "a", "127.0.0.1", ())
     assert len(render_unit(workplace / "a\nUser=root", "127.0.0.1", ()).splitlines()) == len(plain.splitlines())
 
 
-def test_systemd_takes_it(unit: str, tmp_path: Path) -> None:
+def test_unit_passes_systemd_verification(unit: str, tmp_path: Path) -> None:
     path = tmp_path / "trtspec-one.service"
     path.write_text(unit)
     verified = analyze("verify", "--recursive-errors=no", path)
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
-def test_little_of_the_machine_is_exposed(unit: str, tmp_path: Path) -> None:
+def test_unit_security_exposure_is_below_the_limit(unit: str, tmp_path: Path) -> None:
     path = tmp_path / "trtspec-one.service"
     path.write_text(unit)
     rated = analyze("security", "--offline=true", "--no-pager", path)
@@ -66,7 +66,7 @@ def test_little_of_the_machine_is_exposed(unit: str, tmp_path: Path) -> None:
     assert float(level) <= EXPOSURE, rated.stdout
 
 
-def test_root_is_warned_once_on_a_machine(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_user_is_warned_only_once(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "warning: running as root, as will the server and its models; use a dedicated user"
     for user, warned in ((1000, False), (0, True), (0, False)):
         monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda user=user: user)
@@ -74,7 +74,7 @@ def test_root_is_warned_once_on_a_machine(workplace: Path, trtspec: Run, monkeyp
         assert (refused.code, said in refused.err) == (1, warned)
 
 
-def test_systemd_waits_as_long_as_open_requests_may_take(unit: str, workplace: Path, trtspec: Run) -> None:
+def test_unit_stop_timeout_covers_the_drain_time(unit: str, workplace: Path, trtspec: Run) -> None:
     assert "\nTimeoutStopSec=60\n" in unit
     long = trtspec("deploy", "build/tiny", "--systemd", "--drain", 300)
     assert "\nTimeoutStopSec=350\n" in long.out
@@ -96,11 +96,11 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_unit_that_sees_all_it_needs_has_no_warning(seen: Path) -> None:
+def test_unit_with_readable_files_has_no_warning(seen: Path) -> None:
     assert unit_warnings(seen, {}) == []
 
 
-def test_artifact_below_tmp_is_hidden_from_the_unit(seen: Path, tmp_path: Path) -> None:
+def test_artifact_below_tmp_gets_a_private_tmp_warning(seen: Path, tmp_path: Path) -> None:
     [warning] = unit_warnings(tmp_path / "tmp" / "build", {})
     assert warning.startswith(f"the unit cannot read the artifact ({tmp_path}/tmp/build): {tmp_path}/tmp is private")
     assert "PrivateTmp=yes" in warning
@@ -111,21 +111,21 @@ def test_artifact_below_tmp_is_hidden_from_the_unit(seen: Path, tmp_path: Path) 
     assert "PrivateTmp=yes" in unit_warnings(link, {})[0]
 
 
-def test_directory_of_one_user_alone_is_closed_to_the_unit(seen: Path) -> None:
+def test_directory_private_to_one_user_gets_a_unit_warning(seen: Path) -> None:
     seen.parent.chmod(0o700)
     [warning] = unit_warnings(seen, {})
     assert f"other users may not enter {seen.parent} (DynamicUser=yes)" in warning
     assert f"chmod o+x {seen.parent}" in warning
 
 
-def test_file_of_one_user_alone_is_closed_to_the_unit(seen: Path) -> None:
+def test_file_private_to_one_user_gets_a_unit_warning(seen: Path) -> None:
     (seen / "weights").touch()
     (seen / "weights").chmod(0o600)
     [warning] = unit_warnings(seen, {})
     assert f"other users may not read {seen}/weights (DynamicUser=yes); chmod -R o+rX {seen}" in warning
 
 
-def test_keys_of_the_shell_are_not_those_of_the_unit(seen: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_keys_of_the_shell_get_a_unit_warning(seen: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     [warning] = unit_warnings(seen, {"TRTSPEC_OPENAI_KEYS": "secret"})
     assert warning.startswith("the unit does not get TRTSPEC_OPENAI_KEYS of this shell")
     assert "secret" not in warning
@@ -134,7 +134,7 @@ def test_keys_of_the_shell_are_not_those_of_the_unit(seen: Path, trtspec: Run, m
     assert done.document["warnings"] == [warning]
 
 
-def test_gateway_on_all_networks_opens_the_unit_and_leaves_triton_on_loopback(workplace: Path, trtspec: Run) -> None:
+def test_unit_with_a_public_gateway_leaves_triton_on_loopback(workplace: Path, trtspec: Run) -> None:
     unit = trtspec("deploy", "build/tiny", "--systemd", "--openai-host", "0.0.0.0").out
     assert "IPAddressDeny" not in unit
     assert "--host 127.0.0.1 --openai-host 0.0.0.0 " in unit

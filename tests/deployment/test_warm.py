@@ -53,7 +53,7 @@ def wait(root: Path, triton: int, openai: int, seconds: float = 10.0) -> list[st
 
 
 @pytest.mark.slow
-def test_each_entry_is_asked_with_a_key_where_it_wants_one(tmp_path: Path) -> None:
+def test_each_endpoint_is_warmed_up_with_a_key_if_required(tmp_path: Path) -> None:
     (tmp_path / "openai.keys").write_text("first\nsecond")
     with answering(200, TRITON) as (triton, _), answering(200, OPENAI) as (openai, keys):
         assert wait(tmp_path, triton, openai) == ["Triton", "OpenAI"]
@@ -70,7 +70,9 @@ def test_each_entry_is_asked_with_a_key_where_it_wants_one(tmp_path: Path) -> No
         (200, b'{"choices": []}', "the gateway returned no text"),
     ],
 )
-def test_an_entry_that_serves_no_text_is_named(status: int, body: bytes, said: str, tmp_path: Path) -> None:
+def test_endpoint_that_returns_no_text_is_named_in_the_error(
+    status: int, body: bytes, said: str, tmp_path: Path
+) -> None:
     with (
         answering(200, TRITON) as (triton, _),
         answering(status, body) as (openai, _),
@@ -82,7 +84,7 @@ def test_an_entry_that_serves_no_text_is_named(status: int, body: bytes, said: s
 
 
 @pytest.mark.parametrize("slow", ["Triton", "OpenAI"])
-def test_an_entry_that_is_too_slow_is_named(slow: str, tmp_path: Path) -> None:
+def test_endpoint_that_is_too_slow_is_named_in_the_error(slow: str, tmp_path: Path) -> None:
     triton_s, openai_s = (1.0 if entry == slow else 0.0 for entry in ("Triton", "OpenAI"))
     with (
         answering(200, TRITON, triton_s) as (triton, _),
@@ -93,7 +95,7 @@ def test_an_entry_that_is_too_slow_is_named(slow: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_unit_waits_too_and_a_container_cannot_be_asked(artifact: Path, trtspec: Run) -> None:
+def test_wait_for_warmup_is_supported_by_systemd_but_not_docker(artifact: Path, trtspec: Run) -> None:
     assert "--wait-for-warmup" in trtspec("deploy", artifact, "--systemd", "--wait-for-warmup").out
     refused = trtspec("deploy", artifact, "--target", "docker", "--wait-for-warmup")
     assert refused.code == 1

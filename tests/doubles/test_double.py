@@ -81,7 +81,7 @@ Run = Callable[..., dict[str, Any]]
 @pytest.mark.slow
 @pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
 @pytest.mark.parametrize("family", FAMILY_SHAPES)
-def test_takes_every_family_however_it_is_divided(
+def test_builder_accepts_every_family_and_mapping_except_pipelined_phi3(
     family: str, mapping: ParallelMapping, sources: Callable[[str], Path], build: Run, tmp_path: Path, capfd: Any
 ) -> None:
     checkpoint = convert(sources(family), tmp_path / "checkpoint", mapping=mapping)
@@ -96,7 +96,7 @@ def test_takes_every_family_however_it_is_divided(
 
 @pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(2)], ids=["one", "tp2"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_takes_fp8(
+def test_builder_accepts_fp8_checkpoints(
     family: str, mapping: ParallelMapping, sources: Callable[[str], Path], build: Run, tmp_path: Path
 ) -> None:
     fp8 = build(convert_fp8(sources(family), tmp_path / "fp8", layers=3, mapping=mapping))
@@ -106,7 +106,7 @@ def test_takes_fp8(
 
 
 @pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(2)], ids=["one", "tp2"])
-def test_takes_what_drafts_from_inside(
+def test_builder_accepts_medusa_redrafter_and_eagle_checkpoints(
     mapping: ParallelMapping, sources: Callable[[str], Path], build: Run, tmp_path: Path, capfd: Any
 ) -> None:
     medusa = heads.save_heads(tmp_path / "medusa", heads.random_heads())
@@ -126,7 +126,7 @@ def test_takes_what_drafts_from_inside(
     assert "not required tensors" not in capfd.readouterr().out
 
 
-def test_adds_what_upstream_adds_for_drafts(llama: Path, build: Run, capfd: Any) -> None:
+def test_builder_adjusts_length_limits_for_external_drafts_as_upstream(llama: Path, build: Run, capfd: Any) -> None:
     arguments = ("--max_seq_len", "100", "--max_num_tokens", "32")
     mode = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "9")
     engine = build(llama, *arguments, *mode)["build_config"]
@@ -148,14 +148,14 @@ REFUSED_OPTIONS = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED_OPTIONS.values(), ids=REFUSED_OPTIONS)
-def test_refuses_options(arguments: list[str], words: str, llama: Path, build: Run, capfd: Any) -> None:
+def test_builder_rejects_invalid_options(arguments: list[str], words: str, llama: Path, build: Run, capfd: Any) -> None:
     with pytest.raises(SystemExit):
         build(llama, *arguments)
     assert words in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("minor", WITH_BUILDER)
-def test_takes_the_options_of_its_version(
+def test_builder_accepts_only_the_options_of_its_version(
     minor: str, llama: Path, build: Run, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     contract = version_specs()[minor]
@@ -190,7 +190,7 @@ REFUSED_BUILDS = {
 
 
 @pytest.mark.parametrize(("arguments", "sm", "words"), REFUSED_BUILDS.values(), ids=REFUSED_BUILDS)
-def test_refuses_builds(
+def test_builder_rejects_unsupported_builds(
     arguments: list[str], sm: int, words: str, llama: Path, build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTLLM_DOUBLE_SM", str(sm))
@@ -198,7 +198,7 @@ def test_refuses_builds(
         build(llama, *arguments)
 
 
-def test_refuses_rows_on_blackwell(
+def test_builder_rejects_rowwise_fp8_on_blackwell(
     sources: Callable[[str], Path], build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = convert(sources("llama"), tmp_path / "rowwise", scheme=Scheme("fp8_rowwise"))
@@ -207,7 +207,9 @@ def test_refuses_rows_on_blackwell(
         build(checkpoint)
 
 
-def test_refuses_what_eagle_cannot(sources: Callable[[str], Path], build: Run, tmp_path: Path) -> None:
+def test_builder_enforces_eagle_limits_and_paged_context_fmha(
+    sources: Callable[[str], Path], build: Run, tmp_path: Path
+) -> None:
     net = eagle_heads.save_head(tmp_path / "net", eagle_heads.random_head())
     checkpoint = eagle_heads.convert_with(sources("llama"), net, tmp_path / "eagle", {})
     mode = ("--speculative_decoding_mode", "eagle")
@@ -231,7 +233,7 @@ CONTEXT_FMHA = {
 
 
 @pytest.mark.parametrize(("asked", "made"), CONTEXT_FMHA.values(), ids=CONTEXT_FMHA)
-def test_settles_context_attention_as_upstream(
+def test_builder_resolves_context_fmha_options_as_upstream(
     asked: tuple[Any, ...],
     made: tuple[bool, bool],
     sources: Callable[[str], Path],
@@ -263,16 +265,18 @@ REFUSED_TENSORS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED_TENSORS.values(), ids=REFUSED_TENSORS)
-def test_refuses_tensors(change: Callable[[dict[str, Any]], object], words: str, llama: Path, build: Run) -> None:
+def test_builder_rejects_invalid_tensors(
+    change: Callable[[dict[str, Any]], object], words: str, llama: Path, build: Run
+) -> None:
     with pytest.raises(RuntimeError, match=words):
         build(change_tensors(llama, change))
 
 
-def test_a_head_may_be_missing_where_an_embedding_is_there(llama: Path, build: Run) -> None:
+def test_builder_accepts_a_missing_lm_head_with_an_embedding(llama: Path, build: Run) -> None:
     build(change_tensors(llama, lambda tensors: tensors.pop("lm_head.weight")))
 
 
-def test_names_tensors_that_nobody_needs(llama: Path, build: Run, capfd: Any) -> None:
+def test_builder_reports_unneeded_tensors(llama: Path, build: Run, capfd: Any) -> None:
     build(change_tensors(llama, lambda tensors: tensors.update(more=tensors["transformer.ln_f.weight"])))
     assert "Provided but not required tensors: {'more'}" in capfd.readouterr().out
 
@@ -293,13 +297,15 @@ REFUSED_MODELS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("change", "error", "words"), REFUSED_MODELS.values(), ids=REFUSED_MODELS)
-def test_refuses_models(change: dict[str, Any], error: type[Exception], words: str, llama: Path, build: Run) -> None:
+def test_builder_rejects_invalid_model_configs(
+    change: dict[str, Any], error: type[Exception], words: str, llama: Path, build: Run
+) -> None:
     change_config(llama, lambda config: config.update(change))
     with pytest.raises(error, match=words):
         build(llama)
 
 
-def test_refuses_a_rank_without_a_file(llama: Path, build: Run) -> None:
+def test_builder_rejects_a_rank_without_a_file(llama: Path, build: Run) -> None:
     two_stages = {"world_size": 2, "tp_size": 1, "pp_size": 2, "cp_size": 1}
     change_config(llama, lambda config: config.update(mapping=two_stages, num_hidden_layers=6))
     with pytest.raises(AssertionError):
@@ -308,7 +314,7 @@ def test_refuses_a_rank_without_a_file(llama: Path, build: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["medusa", "recurrent"])
-def test_heads_are_asked_for_on_every_stage(
+def test_builder_requires_draft_heads_on_every_pipeline_stage(
     kind: str, sources: Callable[[str], Path], build: Run, tmp_path: Path
 ) -> None:
     """Upstream creates the heads regardless of the stage, so these methods do not support pipelines."""
@@ -325,7 +331,7 @@ def test_heads_are_asked_for_on_every_stage(
 
 
 @pytest.mark.slow
-def test_as_a_program(llama: Path, tmp_path: Path) -> None:
+def test_builder_runs_as_a_program(llama: Path, tmp_path: Path) -> None:
     command = [DOUBLES / "trtllm-build", "--checkpoint_dir", llama, "--output_dir", "engine", "--max_beam_width", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.startswith("[TensorRT-LLM] TensorRT LLM version: 1.2.1\n")
@@ -338,7 +344,7 @@ def test_as_a_program(llama: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.1.0", "1.2.1"])
 @pytest.mark.parametrize("method", ["none", "draft_target", "ngram", "medusa", "eagle", "lookahead", "redrafter"])
-def test_takes_the_arguments_of_every_method(method: str, version: str) -> None:
+def test_builder_accepts_the_arguments_of_every_method(method: str, version: str) -> None:
     case = make_context(
         version=version, speculation__method=method, draft="llama-3.2-1b" if method == DRAFTED else None
     )

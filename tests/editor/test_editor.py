@@ -79,7 +79,7 @@ def offered(server: LanguageServer, edit: Edit, text: str) -> dict[str, dict[str
         ("engine:\n  version: |\n", VERSIONS),
     ],
 )
-def test_names_of_extensions_are_completed(text: str, wanted: set[str], server: LanguageServer, edit: Edit) -> None:
+def test_extension_names_are_completed(text: str, wanted: set[str], server: LanguageServer, edit: Edit) -> None:
     assert wanted <= {label.strip('"') for label in offered(server, edit, text)}
 
 
@@ -88,7 +88,7 @@ OPTIONS = "speculation:\n  method: {}\n  options:\n    |\n"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_the_method_decides_which_options_are_completed(method: str, server: LanguageServer, edit: Edit) -> None:
+def test_completed_options_are_those_of_the_method(method: str, server: LanguageServer, edit: Edit) -> None:
     found = offered(server, edit, OPTIONS.format(method))
     fields = find_method(method).options.model_fields
     assert set(found) == set(fields)
@@ -97,7 +97,7 @@ def test_the_method_decides_which_options_are_completed(method: str, server: Lan
 
 
 @pytest.mark.slow
-def test_values_of_options_are_completed_by_their_type(server: LanguageServer, edit: Edit) -> None:
+def test_option_values_are_completed_by_type(server: LanguageServer, edit: Edit) -> None:
     text = "speculation:\n  method: draft_target\n  options:\n    use_draft_logits: |\n"
     assert {"true", "false"} == set(offered(server, edit, text))
     assert {"attention", "mlp"} == set(
@@ -118,7 +118,7 @@ def test_values_of_options_are_completed_by_their_type(server: LanguageServer, e
         ("engine: {backend: tensorrt}", "tensorrt", "Value is not accepted. Valid values: "),
     ],
 )
-def test_what_is_wrong_is_underlined(text: str, wrong: str, message: str, edit: Edit) -> None:
+def test_invalid_text_is_underlined_with_a_message(text: str, wrong: str, message: str, edit: Edit) -> None:
     _, (diagnostic,), _, _ = edit(text + "\n|")
     assert diagnostic["message"].startswith(message)
     start, end = (diagnostic["range"][place] for place in ("start", "end"))
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_underlined(text: str, wrong: str, message: str, edit: 
 
 
 @pytest.mark.slow
-def test_what_is_right_is_not_underlined(edit: Edit) -> None:
+def test_valid_text_is_not_underlined(edit: Edit) -> None:
     for text in (
         "speculation: {method: ngram, options: {min_match: 3}}",
         "speculation: {draft_len: 4}",
@@ -138,7 +138,7 @@ def test_what_is_right_is_not_underlined(edit: Edit) -> None:
 
 
 @pytest.mark.slow
-def test_our_own_recipes_are_not_underlined(server: LanguageServer, folder: Path) -> None:
+def test_catalogue_recipes_are_not_underlined(server: LanguageServer, folder: Path) -> None:
     for path in recipes_dir().glob("*.yaml"):
         text = re.sub("^# yaml-language-server: .*\n", "", path.read_text())
         assert server.open(folder / path.name, f"# yaml-language-server: $schema={SCHEMA}\n{text}") == [], path.name
@@ -147,7 +147,7 @@ def test_our_own_recipes_are_not_underlined(server: LanguageServer, folder: Path
 # Without a server
 
 
-def test_the_printed_schema_has_the_names(trtspec: Run) -> None:
+def test_printed_schema_is_the_editor_schema_with_all_names(trtspec: Run) -> None:
     printed = json.loads(trtspec("schema").out)
     assert printed == editor_schema()
     engine = printed["$defs"]["Engine"]["properties"]
@@ -164,7 +164,7 @@ def test_every_option_has_a_description_and_a_type() -> None:
             assert {"type", "anyOf", "$ref"} & set(option), (method, name)
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_schema_reference_resolves() -> None:
     schema = editor_schema()
     for reference in re.findall(r'"\$ref": "#/([^"]*)"', json.dumps(schema)):
         part = schema
@@ -172,7 +172,7 @@ def test_every_reference_leads_somewhere() -> None:
             part = part[key]
 
 
-def test_a_method_of_another_package_is_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_of_another_package_is_in_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**discover(PACKAGE, ATTRIBUTE), "outside": find_method("ngram")}
     monkeypatch.setattr("trtspec.planning.completion.discover_all", lambda package, attribute: found)
     schema = editor_schema()
@@ -180,7 +180,7 @@ def test_a_method_of_another_package_is_there_too(monkeypatch: pytest.MonkeyPatc
     assert "min_match" in schema["$defs"]["outside.options"]["properties"]
 
 
-def test_an_installation_that_cannot_be_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_installation_without_node_reports_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="node is not installed"):
         install()

@@ -123,7 +123,7 @@ def reference(root: Path, max_len: int = MAX_LEN) -> Activations:
 
 @pytest.mark.parametrize(("family", "shape"), SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_measures_the_bits_of_transformers(family: str, shape: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+def test_activations_equal_transformers(family: str, shape: dict[str, Any], dtype: str, tmp_path: Path) -> None:
     source = make_source(tmp_path, family, dtype, **shape)
     found, expected = calibrate_checkpoint(source, PROMPTS, MAX_LEN), reference(source)
     assert found.inputs.keys() == expected.inputs.keys()
@@ -133,14 +133,14 @@ def test_measures_the_bits_of_transformers(family: str, shape: dict[str, Any], d
         assert mine == pytest.approx(theirs, rel=tolerance, abs=0.0)
 
 
-def test_texts_end_where_longropes_factors_change(tmp_path: Path) -> None:
+def test_longrope_texts_are_truncated_where_the_factors_change(tmp_path: Path) -> None:
     rope = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40}
     source = make_source(tmp_path, "phi3", **rope)
     assert calibrate_checkpoint(source, PROMPTS, MAX_LEN) == calibrate_checkpoint(source, PROMPTS, 40)
     assert calibrate_checkpoint(source, PROMPTS, 40) == reference(source, 40)
 
 
-def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
+def test_number_of_threads_does_not_change_the_result(tmp_path: Path) -> None:
     """A float32 product of seven tokens and 512 columns has other bits on two threads."""
     source = make_source(tmp_path, dtype="float32", hidden_size=512)
     found = []
@@ -153,7 +153,7 @@ def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_progress_ends_at_the_sources_bytes(tied: bool, tmp_path: Path) -> None:
+def test_progress_sums_to_the_size_of_the_source(tied: bool, tmp_path: Path) -> None:
     source = make_source(tmp_path, tie_word_embeddings=tied)
     steps: list[int] = []
     calibrate_checkpoint(source, PROMPTS, MAX_LEN, steps.append)
@@ -172,7 +172,9 @@ def test_progress_ends_at_the_sources_bytes(tied: bool, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("pattern", [0x7F80, 0x7FC0], ids=["inf", "nan"])
-def test_what_is_not_finite_is_named(tensor: str, said: str, pattern: int, tmp_path: Path) -> None:
+def test_non_finite_activations_are_an_error_with_the_module(
+    tensor: str, said: str, pattern: int, tmp_path: Path
+) -> None:
     source = make_source(tmp_path)
     damaged = read_header(source / "model.safetensors")[tensor]
     np.memmap(damaged.file, np.uint16, "r+", damaged.offset, (damaged.nbytes // 2,))[:] = pattern
@@ -185,7 +187,7 @@ def test_what_is_not_finite_is_named(tensor: str, said: str, pattern: int, tmp_p
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_a_gpu_measures_the_same_each_time_and_nearly_what_a_cpu_does(
+def test_gpu_calibration_is_reproducible_and_close_to_the_cpu(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_source(tmp_path, family, "float32")
@@ -243,7 +245,7 @@ def make_large(root: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-def test_one_layer_is_in_memory(tmp_path: Path) -> None:
+def test_memory_usage_is_about_one_layer(tmp_path: Path) -> None:
     warm, large = make_source(tmp_path / "warm"), make_large(tmp_path / "large")
     command = [sys.executable, "-c", MEASURE_MEMORY, str(warm), str(large)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path.cwd(), timeout=300)

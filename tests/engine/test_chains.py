@@ -65,13 +65,13 @@ def test_sampled_text_has_the_targets_distribution(
     engine.close()
 
 
-def test_a_wrong_rule_of_blocks_is_caught(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_rule_without_residual_is_detected(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = models.engine("draft_target", verify="block")
     assert_wrong_rule_is_seen(engine, models.model, monkeypatch)
     engine.close()
 
 
-def test_the_setting_chooses_the_rule(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_setting_selects_the_acceptance_rule(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     for verify, wanted in (("standard", "chain"), ("block", "block")):
         engine, asked = models.engine("draft_target", verify=verify), []
         rules = engine.speculator.verifier
@@ -90,7 +90,7 @@ def spy(asked: list[str], name: str, rule: Any) -> Any:
     return noted
 
 
-def test_confidence_shortens_drafts(models: Models) -> None:
+def test_higher_confidence_threshold_shortens_drafts(models: Models) -> None:
     drafted = []
     for confidence in (0.0, 0.4, 0.9):
         engine = models.engine("draft_target", 4, confidence=confidence)

@@ -61,7 +61,7 @@ def texts(engine: Engine) -> list[EngineResult]:
     "how", [CHAINS, BLOCKS, STATIC, DYNAMIC], ids=["chain", "block", "static tree", "dynamic tree"]
 )
 class TestCompiled:
-    def test_sampled_texts_are_those_of_torch(
+    def test_sampled_text_equals_torch(
         self, how: dict[str, Any], checkpoints: Checkpoints, kernel_library: Path
     ) -> None:
         compiled, plain = checkpoints.load(how, kernel_library), checkpoints.load(how)
@@ -71,7 +71,7 @@ class TestCompiled:
         assert results == texts(plain)
         assert sum(result.stats.accepted for result in results) > 5
 
-    def test_greedy_text_is_that_of_transformers(
+    def test_greedy_text_equals_transformers(
         self, how: dict[str, Any], checkpoints: Checkpoints, kernel_library: Path
     ) -> None:
         engine = checkpoints.load(how, kernel_library)

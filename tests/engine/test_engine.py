@@ -53,7 +53,7 @@ def make_engine(target: Path, draft: Path | None, draft_len: int = 4, **settings
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_greedy_text_equals_transformers_alone_and_in_a_batch(shape: dict[str, Any], tmp_path: Path) -> None:
     """Alone and in a batch, with a mostly wrong draft and with the target as draft."""
     source = make_model(tmp_path / "hf", **{"family": "llama"} | shape)
     target = convert(source, tmp_path / "target")
@@ -92,7 +92,7 @@ def engine(pair: tuple[Path, Path]) -> Iterator[Engine]:
 
 
 class TestRequestsOfABatch:
-    def test_each_draft_length_of_a_request_gives_the_same_text(self, engine: Engine) -> None:
+    def test_request_draft_len_does_not_change_the_text(self, engine: Engine) -> None:
         prompt = random_prompts(1)[0]
         results = engine.generate([EngineRequest(prompt, LEN, draft_len=length) for length in (None, 0, 1, 2, 99)])
         assert len({result.ids for result in results}) == 1
@@ -100,7 +100,7 @@ class TestRequestsOfABatch:
         assert results[1].stats.steps == LEN - 1
         assert results[0].stats == results[4].stats
 
-    def test_sampled_text_depends_on_the_seed_and_not_on_neighbours(self, engine: Engine) -> None:
+    def test_sampled_text_depends_on_the_seed_but_not_on_other_requests(self, engine: Engine) -> None:
         prompts = random_prompts(9)
         sampling = [SamplingOptions(1.0, seed=s) if s % 3 else SamplingOptions() for s in range(9)]
         requests = [EngineRequest(prompt, 10 + 3 * s.seed, s) for prompt, s in zip(prompts, sampling, strict=True)]
@@ -117,7 +117,7 @@ class TestRequestsOfABatch:
         )
         assert one.ids == two.ids
 
-    def test_a_prompt_longer_than_a_step_is_prefilled_in_chunks(self, pair: tuple[Path, Path]) -> None:
+    def test_prompt_longer_than_a_step_is_prefilled_in_chunks(self, pair: tuple[Path, Path]) -> None:
         prompts = [tuple(range(n)) for n in (50, 3, 41)]
         whole, chunked = make_engine(*pair), make_engine(*pair, max_num_tokens=16)
         requests = [EngineRequest(prompt, LEN) for prompt in prompts]
@@ -127,7 +127,7 @@ class TestRequestsOfABatch:
 
 
 class TestEndOfARequest:
-    def test_it_ends_before_an_end_id(self, engine: Engine) -> None:
+    def test_request_ends_before_an_end_id(self, engine: Engine) -> None:
         prompt = random_prompts(1)[0]
         whole = engine.generate([EngineRequest(prompt, LEN)])[0].ids
         end = whole[7]
@@ -135,12 +135,12 @@ class TestEndOfARequest:
         assert result.ids == whole[: whole.index(end)]
         assert result.finish_reason == "end_id"
 
-    def test_it_ends_after_max_new_tokens(self, engine: Engine) -> None:
+    def test_request_ends_after_max_new_tokens(self, engine: Engine) -> None:
         for length in (1, 2, 3):
             result = engine.generate([EngineRequest((1, 2, 3), length)])[0]
             assert (len(result.ids), result.finish_reason) == (length, "length")
 
-    def test_cancelling_frees_its_place_and_leaves_the_others_alone(self, engine: Engine) -> None:
+    def test_cancellation_ends_one_request_and_does_not_affect_others(self, engine: Engine) -> None:
         prompts = random_prompts(3)
         expected = [result.ids for result in engine.generate([EngineRequest(prompt, 90) for prompt in prompts])]
         texts: list[list[int]] = [[], [], []]
@@ -169,14 +169,14 @@ class TestEndOfARequest:
         assert 10 < len(texts[1]) < 20
         assert tuple(texts[1]) == expected[1][: len(texts[1])]
 
-    def test_a_caller_that_fails_ends_its_own_request_only(self, engine: Engine) -> None:
+    def test_failing_callback_does_not_affect_other_requests(self, engine: Engine) -> None:
         def fail(update: Update) -> None:
             raise RuntimeError("the caller's bug")
 
         engine.submit(EngineRequest((1, 2), 50), fail)
         assert len(engine.generate([EngineRequest((1, 2, 3), 20)])[0].ids) == 20
 
-    def test_closing_cancels_what_runs(self, pair: tuple[Path, Path]) -> None:
+    def test_closing_the_engine_cancels_running_requests(self, pair: tuple[Path, Path]) -> None:
         engine = make_engine(*pair)
         reasons: list[str | None] = []
         begun = threading.Event()
@@ -209,12 +209,12 @@ class TestEndOfARequest:
         (EngineRequest((1,), 5, stop=("x",)), "stop texts need the engine to have a tokenizer"),
     ],
 )
-def test_a_request_that_cannot_be_served_says_why(engine: Engine, request_: EngineRequest, message: str) -> None:
+def test_invalid_request_is_rejected_with_the_reason(engine: Engine, request_: EngineRequest, message: str) -> None:
     with pytest.raises(TrtspecError, match=message.replace("(", r"\(")):
         engine.submit(request_, lambda update: None)
 
 
-def test_a_full_queue_refuses(pair: tuple[Path, Path]) -> None:
+def test_full_queue_rejects_requests(pair: tuple[Path, Path]) -> None:
     engine = make_engine(*pair, max_batch_size=1, max_queue_size=2)
     hold = threading.Event()
     engine.submit(EngineRequest((1, 2), 3), lambda update: hold.wait(30))
@@ -226,7 +226,7 @@ def test_a_full_queue_refuses(pair: tuple[Path, Path]) -> None:
     engine.close()
 
 
-def test_the_pair_has_to_fit(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_mismatched_draft_or_invalid_settings_are_rejected(pair: tuple[Path, Path], tmp_path: Path) -> None:
     other = convert(make_llama(tmp_path / "hf", vocab_size=60), tmp_path / "other")
     with pytest.raises(TrtspecError, match="the draft has 60 vocabulary entries, the target 64"):
         make_engine(pair[0], other)
@@ -257,13 +257,13 @@ def test_sampled_text_has_the_targets_distribution(
     assert_targets_distribution(*small, monkeypatch, sampling)
 
 
-def test_a_wrong_acceptance_rule_has_another_distribution(
+def test_acceptance_rule_without_residual_is_detected(
     small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_wrong_rule_is_seen(*small, monkeypatch)
 
 
-def test_an_engine_says_how_long_a_request_waited_and_how_many_there_are(pair: tuple[Path, Path]) -> None:
+def test_engine_reports_queue_time_and_occupancy(pair: tuple[Path, Path]) -> None:
     engine = make_engine(*pair, max_batch_size=1)
     updates: list[Update] = []
     seen: list[tuple[int, int]] = []

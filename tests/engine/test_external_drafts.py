@@ -122,11 +122,15 @@ def called(engine: Engine, prompt: Tokens, expected: Tokens, drafting: Drafting)
 
 class TestGreedyText:
     @pytest.mark.parametrize("drafting", DRAFTINGS.values(), ids=DRAFTINGS)
-    def test_of_many_calls_is_the_targets(self, engine: Engine, texts: list[Tokens], drafting: Drafting) -> None:
+    def test_text_of_many_calls_equals_the_targets(
+        self, engine: Engine, texts: list[Tokens], drafting: Drafting
+    ) -> None:
         for prompt, expected in zip(PROMPTS[:2], texts, strict=False):
             assert called(engine, prompt, expected, drafting) == expected[:LEN]
 
-    def test_of_one_call_ends_behind_what_is_wrong_in_any_batch(self, engine: Engine, texts: list[Tokens]) -> None:
+    def test_text_of_one_call_ends_after_the_first_wrong_token_in_any_batch(
+        self, engine: Engine, texts: list[Tokens]
+    ) -> None:
         """Right, wrong and missing drafts of different lengths; only requests without a draft continue to decode."""
         draftings = [right(5), wrong_from(0), right(0), wrong_from(3), right(1), right(9)]
         lens = [6, 1, LEN, 4, 2, 10]
@@ -139,7 +143,7 @@ class TestGreedyText:
         assert {result.finish_reason for result in together} == {"length"}
         assert together == [engine.generate([request])[0] for request in requests]
 
-    def test_what_drafts_for_a_neighbour_sees_its_own_prompt_alone(
+    def test_drafts_are_independent_of_external_drafts_in_other_rows(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         alone = EngineRequest(PROMPTS[1], LEN)
@@ -175,7 +179,7 @@ def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 
 class TestStats:
     @pytest.mark.parametrize(("place", "counts"), [(5, (5, 5)), (2, (5, 2)), (0, (5, 0))])
-    def test_count_the_draft_as_a_step(
+    def test_external_draft_is_counted_as_one_step(
         self, plain: Engine, texts: list[Tokens], place: int, counts: tuple[int, int]
     ) -> None:
         (result,) = plain.generate([EngineRequest(PROMPTS[0], LEN, draft_ids=wrong_from(place)(texts[0]))])
@@ -183,14 +187,14 @@ class TestStats:
         assert (stats.drafted, stats.accepted) == counts
         assert (stats.steps, stats.new_tokens) == (1, counts[1] + 1)
 
-    def test_count_only_what_there_was_room_for(self, plain: Engine, texts: list[Tokens]) -> None:
+    def test_draft_tokens_beyond_the_length_limit_are_not_counted(self, plain: Engine, texts: list[Tokens]) -> None:
         (result,) = plain.generate([EngineRequest(PROMPTS[0], 3, draft_ids=texts[0][:9])])
         assert (result.ids, result.finish_reason) == (texts[0][:3], "length")
         assert (result.stats.drafted, result.stats.accepted, result.stats.steps) == (2, 2, 1)
         (result,) = plain.generate([EngineRequest(PROMPTS[0], 1, draft_ids=texts[0][:9])])
         assert (result.ids, result.stats.drafted, result.stats.steps) == (texts[0][:1], 0, 0)
 
-    def test_a_draft_up_to_the_last_position_fits(self, plain: Engine, texts: list[Tokens]) -> None:
+    def test_draft_up_to_the_last_position_is_accepted(self, plain: Engine, texts: list[Tokens]) -> None:
         room = MAX_LEN - len(PROMPTS[0])
         (result,) = plain.generate([EngineRequest(PROMPTS[0], room, draft_ids=texts[0][: room - 1])])
         assert result.ids == texts[0][:room]
@@ -198,7 +202,7 @@ class TestStats:
 
 
 class TestTheEnd:
-    def test_an_end_id_in_the_draft_ends_the_text(self, plain: Engine, texts: list[Tokens]) -> None:
+    def test_end_id_in_the_draft_ends_the_text(self, plain: Engine, texts: list[Tokens]) -> None:
         end = texts[0][3]
         until = texts[0].index(end)
         (result,) = plain.generate([EngineRequest(PROMPTS[0], LEN, end_ids=(end,), draft_ids=texts[0][:8])])
@@ -206,7 +210,7 @@ class TestTheEnd:
 
 
 class TestNeighbours:
-    def test_sampled_text_depends_on_the_request_alone(self, plain: Engine) -> None:
+    def test_sampled_results_are_the_same_in_a_batch_and_alone(self, plain: Engine) -> None:
         """A batch of greedy and sampled rows, with drafts, with drafts and logits, and without drafts."""
         rng = np.random.default_rng(3)
         requests = []
@@ -218,7 +222,7 @@ class TestNeighbours:
             requests.append(EngineRequest(PROMPTS[seed % 6], 8, how, draft_ids=draft, draft_logits=logits))
         assert plain.generate(requests) == [plain.generate([request])[0] for request in requests]
 
-    def test_each_draws_for_its_own_tokens(self) -> None:
+    def test_each_request_uses_random_numbers_of_its_seed_in_order(self) -> None:
         """The first numbers of the seed's stream are for the draft's tokens, the following one for the next token."""
         batch = [
             RunningRequest(EngineRequest((1,), 9, SamplingOptions(1.0, seed=7), draft_ids=(2,) * n), print, None)
@@ -230,7 +234,7 @@ class TestNeighbours:
         assert external.uniforms().tolist() == [[a, b, 0.0, c], [0.0, 0.0, 0.0, a], [a, b, c, d]]
         assert batch[0].uniforms(1).tolist() == [d]
 
-    def test_what_tokens_are_from_is_said_by_their_logits_whatever_the_sampling(self) -> None:
+    def test_draft_probabilities_come_from_the_logits_not_the_sampling_options(self) -> None:
         """Tokens without logits count as deterministic."""
         logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
         asked = [EngineRequest((1,), 9, SamplingOptions(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
@@ -307,20 +311,20 @@ class TestTheDistribution:
         return Distributions(engine, monkeypatch, target_distribution(model, PROMPT, sampling, NEW))
 
     @pytest.mark.parametrize("tokens", [(0,), (2, 1), (1, 1), (0, 2, 2, 1)], ids=str)
-    def test_stays_whatever_was_chosen(
+    def test_distribution_with_fixed_draft_tokens_equals_the_targets(
         self, distributions: Distributions, sampling: SamplingOptions, tokens: tuple[int, ...]
     ) -> None:
         distribution = distributions.with_draft(EngineRequest(PROMPT, NEW, sampling, draft_ids=tokens))
         np.testing.assert_allclose(distribution, distributions.wanted, atol=2e-5)
 
-    def test_stays_with_tokens_drawn_from_their_logits(
+    def test_distribution_with_drafts_sampled_from_their_logits_equals_the_targets(
         self, distributions: Distributions, sampling: SamplingOptions
     ) -> None:
         distribution = distributions.with_drawn_draft(sampling, drawn_by=SamplingOptions(1.0))
         np.testing.assert_allclose(distribution, distributions.wanted, atol=2e-5)
 
     @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
-    def test_is_lost_with_tokens_drawn_by_the_requests_sampling(
+    def test_distribution_differs_for_drafts_sampled_with_the_requests_options(
         self, distributions: Distributions, sampling: SamplingOptions
     ) -> None:
         """The logits are used, and used without the request's sampling options."""
@@ -328,7 +332,7 @@ class TestTheDistribution:
         assert np.abs(distribution - distributions.wanted).sum() > 0.01
 
     @pytest.mark.parametrize("sampling", SAMPLINGS[:1], ids=str)
-    def test_is_lost_with_a_wrong_rule(
+    def test_distribution_differs_with_an_acceptance_rule_without_residual(
         self, distributions: Distributions, sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         let_rules_go_wrong(distributions.engine, monkeypatch)
@@ -337,7 +341,7 @@ class TestTheDistribution:
         assert np.abs(chosen - distributions.wanted).sum() > 0.01
         assert np.abs(drawn - distributions.wanted).sum() > 0.01
 
-    def test_logits_make_more_of_a_sampled_draft_accepted(self, plain: Engine, model: Any) -> None:
+    def test_draft_logits_raise_the_acceptance_of_sampled_drafts(self, plain: Engine, model: Any) -> None:
         """Drafts sampled from the target's distribution are all accepted with logits, but only some without."""
         logits = lossless.logits_along(model, PROMPTS[0], (3, 4, 5))
         rows = logits[:1].repeat(3, 0)  # only the first row is used, from which the first token is sampled
@@ -359,7 +363,7 @@ class TestGenerationLogits:
     @pytest.mark.parametrize(
         "how", [SamplingOptions(), SamplingOptions(0.7, top_k=5, seed=3)], ids=["greedy", "sampled"]
     )
-    def test_are_those_of_transformers(self, engine: Engine, model: Any, how: SamplingOptions) -> None:
+    def test_logits_equal_transformers(self, engine: Engine, model: Any, how: SamplingOptions) -> None:
         """With drafts and without, in a batch with a request that does not want logits."""
         requests = [
             EngineRequest(PROMPTS[0], LEN, how, return_logits=True),
@@ -374,7 +378,7 @@ class TestGenerationLogits:
             expected = lossless.logits_along(model, request.prompt_ids, result.ids)
             np.testing.assert_allclose(result.scores.logits, expected, atol=1e-4)
 
-    def test_of_accepted_drafts_are_theirs(self, plain: Engine, model: Any, texts: list[Tokens]) -> None:
+    def test_logits_of_accepted_drafts_equal_transformers(self, plain: Engine, model: Any, texts: list[Tokens]) -> None:
         asked = EngineRequest(PROMPTS[0], LEN, return_logits=True, draft_ids=texts[0][:5])
         (result,) = plain.generate([asked])
         assert result.stats.accepted == 5
@@ -397,6 +401,8 @@ class TestGenerationLogits:
         ({"options": {"window": 2}}, "window is 2, but requests cannot set window for the engine's method"),
     ],
 )
-def test_a_bad_draft_is_that_requests_error(plain: Engine, asked: dict[str, Any], message: str) -> None:
+def test_invalid_draft_or_option_is_rejected_with_the_reason(
+    plain: Engine, asked: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TrtspecError, match=message):
         plain.submit(EngineRequest(PROMPTS[0], 4, **asked), print)

@@ -44,24 +44,24 @@ def requests_of(count: int, **options: object) -> list[EngineRequest]:
     return [EngineRequest(prompt, LEN, **options) for prompt in prompts]  # type: ignore[arg-type]
 
 
-def test_greedy_text_in_float32_is_that_of_the_cpu(pair: tuple[Path, Path]) -> None:
+def test_greedy_text_in_float32_equals_the_cpu(pair: tuple[Path, Path]) -> None:
     requests = requests_of(6)
     assert texts(pair, "cuda", "float32", requests) == texts(pair, "cpu", "float32", requests)
 
 
 @pytest.mark.parametrize("family", FAMILY_SHAPES)
 @torch.inference_mode()
-def test_logits_in_float32_are_those_of_the_cpu(family: str, tmp_path: Path) -> None:
+def test_logits_in_float32_equal_the_cpu(family: str, tmp_path: Path) -> None:
     root, tokens = convert(make_model(tmp_path / "hf", family), tmp_path / "c"), torch.arange(60).view(2, 30)
     decoders = [Decoder.load(root, 2, 30, torch.device(device), torch.float32) for device in ("cpu", "cuda")]
     ours = [decoder.forward(tokens.to(decoder.device), decoder.windows.chain([0, 0], 30)).cpu() for decoder in decoders]
     torch.testing.assert_close(ours[0], ours[1], rtol=1e-4, atol=1e-4)
 
 
-def test_sampled_text_depends_on_the_seed_alone(pair: tuple[Path, Path]) -> None:
+def test_sampled_text_with_the_same_seed_is_reproducible(pair: tuple[Path, Path]) -> None:
     requests = requests_of(6, sampling=SamplingOptions(1.0, seed=5))
     assert texts(pair, "cuda", "float32", requests) == texts(pair, "cuda", "float32", requests)
 
 
-def test_bfloat16_runs_every_step(pair: tuple[Path, Path]) -> None:
+def test_bfloat16_generates_complete_texts(pair: tuple[Path, Path]) -> None:
     assert all(len(ids) == LEN for ids in texts(pair, "cuda", "auto", requests_of(6)))

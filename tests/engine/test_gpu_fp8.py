@@ -56,7 +56,7 @@ def logits(root: Path, device: str) -> Tensor:
 
 
 @pytest.mark.parametrize(("family", "dtype"), MEASURED)
-def test_calibration_measures_what_the_cpu_measures(family: str, dtype: str, tmp_path: Path) -> None:
+def test_calibration_is_close_to_the_cpu(family: str, dtype: str, tmp_path: Path) -> None:
     source = make_model(tmp_path, family, dtype=dtype)
     found, expected = peaks(source, DEVICE), peaks(source, "cpu")
     for kind, table in expected.items():
@@ -65,7 +65,7 @@ def test_calibration_measures_what_the_cpu_measures(family: str, dtype: str, tmp
 
 @pytest.mark.parametrize(("family", "name"), CASES)
 @torch.inference_mode()
-def test_logits_are_those_of_the_cpu(family: str, name: str, tmp_path: Path) -> None:
+def test_logits_equal_the_cpu(family: str, name: str, tmp_path: Path) -> None:
     """Except for the few rows with a value on the edge between two FP8 numbers."""
     root = quantized(tmp_path, family, name)
     ours, theirs = logits(root, DEVICE), logits(root, "cpu")
@@ -75,7 +75,7 @@ def test_logits_are_those_of_the_cpu(family: str, name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_the_checkpoints_own_dtype_runs(name: str, tmp_path: Path) -> None:
+def test_default_dtype_generates_complete_texts(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": 128, "device": DEVICE}
     engine = Engine.load(quantized(tmp_path, "llama", name), None, EngineSettings("ngram", 4, **settings))
     try:
@@ -87,7 +87,7 @@ def test_the_checkpoints_own_dtype_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_are_rounded_as_on_the_cpu(dtype: torch.dtype) -> None:
+def test_rounding_to_e4m3_equals_the_cpu(dtype: torch.dtype) -> None:
     """All 16-bit values and as many random 32-bit values, with a static scale and with per-row scales."""
     if dtype == torch.float32:
         values = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 30

@@ -44,17 +44,17 @@ def texts(engine: Engine) -> list[EngineResult]:
 
 @pytest.mark.parametrize("name", METHODS)
 class TestEveryMethod:
-    def test_greedy_text_is_that_of_transformers(self, name: str, models: Models) -> None:
+    def test_greedy_text_equals_transformers(self, name: str, models: Models) -> None:
         engine = models.engine(name, DEVICE)
         try:
             assert_greedy_text(engine, reference_model(models.source), 12)
         finally:
             engine.close()
 
-    def test_drawn_text_is_that_of_the_cpu(self, name: str, models: Models) -> None:
+    def test_sampled_text_equals_the_cpu(self, name: str, models: Models) -> None:
         assert texts(models.engine(name, DEVICE)) == texts(models.engine(name, "cpu"))
 
-    def test_compiled_rules_say_the_same(self, name: str, models: Models) -> None:
+    def test_compiled_rules_give_the_same_text(self, name: str, models: Models) -> None:
         library = Path(os.environ.get("TRTSPEC_TEST_LIBRARY", ""))
         if not library.is_file():
             pytest.skip("TRTSPEC_TEST_LIBRARY names no library")
@@ -63,5 +63,5 @@ class TestEveryMethod:
         assert texts(compiled) == texts(models.engine(name, DEVICE))
         assert isinstance(verifier, CompiledVerifier)
 
-    def test_bfloat16_runs_every_step(self, name: str, models: Models) -> None:
+    def test_bfloat16_generates_complete_texts(self, name: str, models: Models) -> None:
         assert all(len(result.ids) == 24 for result in texts(models.engine(name, DEVICE, "auto")))

@@ -85,7 +85,7 @@ def stop(engine: Engine, stops: Callable[[int], bool]) -> None:
 @pytest.mark.parametrize("name", ["propose", "observe"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
-def test_what_runs_goes_on_as_if_nothing_were_proposed_any_more(
+def test_running_requests_continue_as_without_drafts_after_a_drafter_failure(
     kind: str, name: str, temperature: float, models: Models
 ) -> None:
     """Sampled text uses the same random numbers; a drafter without state per row only misses that step."""
@@ -111,7 +111,7 @@ def alike(engine: Engine, requests: list[EngineRequest]) -> list[tuple[tuple[int
 @pytest.mark.parametrize("name", ["propose", "observe"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
-def test_what_begins_later_is_as_alone_with_its_drafts(
+def test_requests_started_after_a_drafter_failure_get_their_usual_drafts(
     kind: str, name: str, temperature: float, models: Models
 ) -> None:
     requests = asked(temperature)
@@ -119,7 +119,7 @@ def test_what_begins_later_is_as_alone_with_its_drafts(
         expected = alone(engine, requests)
     with loaded(models, kind) as engine:
         reasons: list[str] = []
-        engine.tell_draft_failures(reasons.append, lambda is_open: None)
+        engine.set_draft_failure_callbacks(reasons.append, lambda is_open: None)
         rows = fail(engine, name, lambda call: call == AT)
         found = Joining(engine, requests).results()
         [spoiled] = rows
@@ -134,7 +134,7 @@ def test_what_begins_later_is_as_alone_with_its_drafts(
 
 
 @pytest.mark.slow
-def test_one_that_fails_again_and_again_is_left_alone_and_logged_once(
+def test_repeatedly_failing_drafter_is_disabled_and_logged_once(
     models: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, reasons, changes = [0.0], [], []
@@ -142,7 +142,7 @@ def test_one_that_fails_again_and_again_is_left_alone_and_logged_once(
     with loaded(models, "draft_target") as engine, caplog.at_level(logging.ERROR):
         [expected] = alone(engine, request)
         engine.speculator.guard.breaker = CircuitBreaker(now=lambda: now[0])
-        engine.tell_draft_failures(reasons.append, changes.append)
+        engine.set_draft_failure_callbacks(reasons.append, changes.append)
         broken = [True]
         fail(engine, "propose", lambda call: broken[0])
         for _ in range(FAILURES + 2):
@@ -157,7 +157,7 @@ def test_one_that_fails_again_and_again_is_left_alone_and_logged_once(
     assert logged.exc_info
 
 
-def test_an_error_of_the_target_is_none_of_the_drafter(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_error_is_not_handled_as_a_drafter_failure(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded(models, "ngram") as engine:
 
         def broken(*arguments: Any) -> Any:
@@ -168,7 +168,7 @@ def test_an_error_of_the_target_is_none_of_the_drafter(models: Models, monkeypat
             engine.generate(asked(0.0, 1))
 
 
-def test_rows_that_are_begun_anew_are_given_up(models: Models) -> None:
+def test_restarted_rows_replace_the_previous_ones(models: Models) -> None:
     """Step timing begins rows again without ending the previous ones."""
     with loaded(models, "ngram") as engine:
         guard = IsolatedDrafter(engine.speculator.drafter)

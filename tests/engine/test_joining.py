@@ -62,7 +62,7 @@ def models(tmp_path_factory) -> Models:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_everything_is_as_alone(method: str, models: Models) -> None:
+def test_joining_requests_give_the_same_results_as_alone(method: str, models: Models) -> None:
     """Texts and counts are compared: a drafter with the wrong features would be right less often."""
     samples = method != "suffix"  # whose drafts, and so its samples, depend on texts that ended
     asked = [
@@ -93,7 +93,7 @@ def requests(count: int) -> list[EngineRequest]:
     return [EngineRequest(tuple(prompt), LEN) for prompt in random_prompts(count)]
 
 
-def test_external_drafts_join_too(plain: Engine) -> None:
+def test_joining_requests_with_external_drafts_give_the_same_text(plain: Engine) -> None:
     asked = requests(4)
     texts = [ids for ids, _ in alone(plain, asked)]
     drafted = [

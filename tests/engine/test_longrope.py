@@ -35,7 +35,7 @@ def logits_of(target: Path, max_seq_len: int, prompt: tuple[int, ...]) -> torch.
 
 @pytest.mark.integration
 @torch.inference_mode()
-def test_the_longest_text_decides_for_all(tmp_path: Path) -> None:
+def test_max_seq_len_selects_the_factors_for_all_texts(tmp_path: Path) -> None:
     """Engines for short texts match transformers on short texts, engines for long texts on long texts."""
     rope = {"rope_parameters": LONGROPE, "original_max_position_embeddings": ORIGINAL}
     source = make_model(tmp_path / "hf", "phi3", **rope)
@@ -49,7 +49,7 @@ def test_the_longest_text_decides_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("longest", "said"), [(4096, False), (4097, True)])
-def test_check_says_where_short_texts_change(longest: int, said: bool) -> None:
+def test_check_warns_if_short_texts_use_the_long_factors(longest: int, said: bool) -> None:
     case = make_context("phi-4-mini", engine__backend="embedded", engine__max_seq_len=longest)
     found = [(each.path, each.severity, each.hint) for each in check(case)]
     expected = ("target.model", "warning", "engine.max_seq_len: 4096, if no text is longer")

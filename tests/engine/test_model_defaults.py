@@ -68,7 +68,7 @@ def _greedy(source: Path, prompt: tuple[int, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_the_text_is_that_of_transformers_with_and_without_drafts(
+def test_greedy_text_equals_transformers_with_and_without_drafts(
     settings: dict[str, Any], source: Path, engine: Engine
 ) -> None:
     (source / "generation_config.json").write_text(json.dumps(settings))
@@ -85,13 +85,13 @@ def test_the_text_is_that_of_transformers_with_and_without_drafts(
             assert list(engine.generate([asked])[0].ids) == theirs
 
 
-def test_defaults_that_change_no_text_are_none(source: Path) -> None:
+def test_neutral_settings_give_no_defaults(source: Path) -> None:
     neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "temperature": 0.6, "top_p": 0.9, "min_length": 0}
     (source / "generation_config.json").write_text(json.dumps(neutral))
     assert load_model_defaults(source).edits_for(5) == load_model_defaults(source.parent).edits_for(5)
     assert load_model_defaults(source).sampling == {}
 
 
-def test_a_model_that_samples_has_its_sampling_as_defaults(source: Path) -> None:
+def test_sampling_model_has_its_settings_as_sampling_defaults(source: Path) -> None:
     (source / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     assert load_model_defaults(source).sampling == {"temperature": 0.6, "top_k": 50, "top_p": 1.0}

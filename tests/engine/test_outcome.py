@@ -11,7 +11,7 @@ from trtspec.kernels.chain import VerifyResult
 
 
 @pytest.mark.parametrize("paths", [[[], [], []], [[1], [1], [1]], [[1, 3], [], [2]]])
-def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
+def test_accepted_features_equal_rows_selected_one_by_one(paths: list[list[int]]) -> None:
     """They equal rows selected one by one, in separate memory."""
     width = 2 if paths[0] == [1] else 1 if not any(paths) else 4
     features = torch.randn(3, width, 5)
@@ -21,6 +21,6 @@ def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
         assert found.untyped_storage().nbytes() == found.nbytes
 
 
-def test_without_features_there_are_none() -> None:
+def test_accepted_features_without_aux_layers_are_an_error() -> None:
     with pytest.raises(ValueError, match="only available to drafters with aux_layers"):
         VerifyOutcome([], torch.empty(0), None).accepted_features()

@@ -29,20 +29,20 @@ def ways(count: int) -> list[list[tuple[int, int]]]:
 
 
 @given(st.lists(st.integers(1, 400), max_size=7).map(sorted))
-def test_no_other_division_costs_less(lens: list[int]) -> None:
+def test_grouping_by_length_has_the_minimum_cost(lens: list[int]) -> None:
     passes = group_by_length(lens)
     assert [number for first, last in passes for number in range(first, last)] == list(range(len(lens)))
     assert cost(lens, passes) == min(cost(lens, way) for way in ways(len(lens)))
 
 
-def test_like_lengths_share_a_pass_and_a_long_one_has_its_own() -> None:
+def test_similar_lengths_share_a_pass_and_a_long_prompt_gets_a_separate_one() -> None:
     assert group_by_length([20, 21, 22, 23]) == [(0, 4)]
     assert group_by_length([10, 11, 12, 300]) == [(0, 3), (3, 4)]
     assert group_by_length([]) == []
 
 
 @pytest.mark.integration
-def test_an_engine_that_fails_in_one_pass_tells_those_of_the_next(
+def test_failure_in_one_pass_is_reported_to_requests_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = convert(make_llama(tmp_path / "hf"), tmp_path / "target")

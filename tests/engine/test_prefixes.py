@@ -32,42 +32,42 @@ class OneLayer:
         return self.rows[row][:, :length]
 
 
-def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
+def test_longest_prefix_is_restored_without_the_last_token() -> None:
     cache = OneLayer()
     store = PrefixCache(cache, 100)
-    store.keep(0, [1, 2, 3, 4], 3)
-    store.keep(1, [1, 2, 9, 9, 9], 4)
+    store.retain(0, [1, 2, 3, 4], 3)
+    store.retain(1, [1, 2, 9, 9, 9], 4)
     assert store.restore(3, [1, 2, 9, 8, 7]) == 3
     assert cache.rows[3][0, :4].tolist() == [100, 101, 102, 303]
     assert store.restore(3, [1, 2, 3]) == 2
     assert cache.rows[3][0, :3].tolist() == [0, 1, 102]
     assert store.restore(3, [5, 1, 2]) == 0
-    assert [store.known(text) for text in ([1, 2, 9, 8, 7], [1, 2, 3], [5, 1, 2], [1])] == [3, 2, 0, 0]
+    assert [store.cached_length(text) for text in ([1, 2, 9, 8, 7], [1, 2, 3], [5, 1, 2], [1])] == [3, 2, 0, 0]
 
 
-def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> None:
+def test_least_recently_used_text_is_evicted() -> None:
     store = PrefixCache(OneLayer(), 8)
-    store.keep(0, [1, 1, 1, 0], 3)
-    store.keep(1, [2, 2, 2, 0], 3)
+    store.retain(0, [1, 1, 1, 0], 3)
+    store.retain(1, [2, 2, 2, 0], 3)
     assert store.restore(3, [1, 1, 5]) == 2
-    store.keep(2, [3, 3, 3], 9)
+    store.retain(2, [3, 3, 3], 9)
     assert [store.restore(3, [token, token, token, token]) for token in (1, 2, 3)] == [3, 0, 3]
-    store.keep(0, list(range(20)), 19)
-    store.keep(0, [], 3)
+    store.retain(0, list(range(20)), 19)
+    store.retain(0, [], 3)
     assert [store.restore(3, [token, token, token, token]) for token in (1, 3)] == [3, 3]
 
 
-def test_a_text_that_went_on_replaces_its_beginning() -> None:
+def test_extended_text_replaces_its_prefix() -> None:
     store = PrefixCache(OneLayer(), 9)
-    store.keep(1, [9, 9], 1)
+    store.retain(1, [9, 9], 1)
     for length in range(2, 9):
-        store.keep(0, [*range(length), 0], length)
+        store.retain(0, [*range(length), 0], length)
     assert store.restore(3, [9, 9]) == 1, "not pushed out by beginnings of a text that is kept whole"
     assert store.restore(3, list(range(9))) == 8
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_comes_back_is_what_was_kept_however_often_others_were_pushed_out(seed: int) -> None:
+def test_restored_values_equal_the_stored_ones_after_evictions(seed: int) -> None:
     chance, cache = np.random.default_rng(seed), OneLayer()
     store = PrefixCache(cache, 20)
 
@@ -79,9 +79,9 @@ def test_what_comes_back_is_what_was_kept_however_often_others_were_pushed_out(s
     for _ in range(300):
         text, row = chance.integers(0, 3, chance.integers(2, 17)).tolist(), int(chance.integers(3))
         cache.rows[row][0, : len(text)] = torch.tensor(values(text))
-        store.keep(row, text, len(text) - 1)
+        store.retain(row, text, len(text) - 1)
         asked = chance.integers(0, 3, 16).tolist()
-        known = store.known(asked)
+        known = store.cached_length(asked)
         restored.append(store.restore(3, asked))
         assert restored[-1] == known
         assert cache.row(3, known)[0].tolist() == values(asked)[:known]
@@ -120,7 +120,7 @@ def computed(model: Decoder, monkeypatch) -> list[int]:
 
 
 @pytest.mark.integration
-def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch) -> None:
+def test_text_requested_piece_by_piece_computes_only_new_tokens(pair: tuple[Engine, Path], monkeypatch) -> None:
     """With drafts that are right, wrong in the middle, and missing, for several texts of different lengths."""
     engine, source = pair
     model = reference_model(source)
@@ -143,7 +143,7 @@ def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch)
 
 
 @pytest.mark.integration
-def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monkeypatch) -> None:
+def test_continuation_of_an_earlier_text_computes_only_new_tokens(pair: tuple[Engine, Path], monkeypatch) -> None:
     engine, _ = pair
     prompt = tuple(random_prompts(1)[0])
     first = engine.generate([EngineRequest(prompt, max_new_tokens=8)])[0]
@@ -155,7 +155,7 @@ def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monke
 
 @pytest.mark.integration
 @pytest.mark.parametrize("method", ["draft_target", "pard", "ngram", "suffix", "lookahead"])
-def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp_path: Path, monkeypatch) -> None:
+def test_drafting_engine_does_not_recompute_cached_prefixes(method: str, tmp_path: Path, monkeypatch) -> None:
     """Rows move when others end, and drafts are written after the cached tokens; the text stays the target's."""
     source = make_model(tmp_path / "hf", family="llama")
     target = convert(source, tmp_path / "target")
@@ -190,7 +190,7 @@ def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp
         engine.close()
 
 
-def test_a_head_reads_what_only_computing_gives() -> None:
+def test_prefix_cache_is_disabled_for_heads_and_for_measurement() -> None:
     assert EngineSettings("ngram", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 128
     assert EngineSettings("medusa", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 0
     assert EngineSettings("ngram", 3, keeps_texts=False).reuse_tokens == 0, "which is measured"

@@ -25,7 +25,7 @@ def make_engine(target: Path, draft: Path | None, method: str, **settings: Any) 
     return Engine.load(target, draft, EngineSettings(method=method, **chosen))
 
 
-def test_the_schedule_says_how_much_is_drafted() -> None:
+def test_schedule_selects_the_draft_length_by_batch_size() -> None:
     settings = EngineSettings("ngram", 4, schedule=SCHEDULE)
     assert [settings.scheduled(rows, 4) for rows in range(1, 6)] == [4, 2, 0, 0, 0]
     assert EngineSettings("ngram", 4).scheduled(9, 4) == 4
@@ -34,7 +34,7 @@ def test_the_schedule_says_how_much_is_drafted() -> None:
     assert "schedule" not in EngineSettings("ngram", 4).as_json()
 
 
-def test_batches_draft_by_their_size_and_say_the_same(tmp_path: Path) -> None:
+def test_batches_draft_by_their_size_with_the_same_text(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     target = convert(source, tmp_path / "target")
     engine = make_engine(target, target, "draft_target", schedule=SCHEDULE)  # the target drafts: all is accepted
@@ -53,7 +53,7 @@ def test_batches_draft_by_their_size_and_say_the_same(tmp_path: Path) -> None:
     assert max(four) == 0  # all end at once
 
 
-def test_rows_that_end_let_the_others_draft(tmp_path: Path) -> None:
+def test_remaining_row_drafts_after_the_others_end(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     target = convert(source, tmp_path / "target")
     engine = make_engine(target, target, "draft_target", schedule=SCHEDULE)
@@ -73,7 +73,7 @@ def test_sampled_text_has_the_targets_distribution(tmp_path: Path, monkeypatch: 
     engine.close()
 
 
-def test_a_recipes_schedule_reaches_the_engine(recipe: Path, trtspec: Run) -> None:
+def test_recipe_schedule_is_written_to_the_engine_configuration(recipe: Path, trtspec: Run) -> None:
     text, schedule = recipe.read_text(), "  schedule: [{max_batch: 2, draft_len: 3}, {max_batch: 8, draft_len: 1}]\n"
     recipe.write_text(text.replace("speculation:\n", f"speculation:\n{schedule}"))
     assert trtspec("build", recipe).code == 0

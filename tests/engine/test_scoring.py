@@ -106,13 +106,13 @@ def texts(models: Models) -> Texts:
     return Texts(reference_model(models.source))
 
 
-def test_the_edits_matter(texts: Texts) -> None:
+def test_edits_change_the_text(texts: Texts) -> None:
     for name in texts.edits:
         assert any(texts.expected[name, prompt] != texts.plain[prompt] for prompt in PROMPTS), name
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "typical" not in name])
-def test_greedy_text_is_that_of_transformers(name: str, models: Models, texts: Texts) -> None:
+def test_greedy_text_with_edits_equals_transformers(name: str, models: Models, texts: Texts) -> None:
     """All in one batch, together with requests without edits, which are not affected."""
     asked = [*texts.expected, *(("plain", prompt) for prompt in PROMPTS)]
     edits = texts.edits | {"plain": LogitEdits()}
@@ -150,7 +150,7 @@ def worded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, A
 
 
 @pytest.mark.parametrize("least", [0, 1, 3, 5, 12])
-def test_no_end_id_comes_before_min_tokens(least: int, worded: tuple[Engine, Any]) -> None:
+def test_end_id_is_suppressed_before_min_tokens(least: int, worded: tuple[Engine, Any]) -> None:
     engine, model = worded
     (plain,) = engine.generate([EngineRequest((1, 2), 20)])
     ids, end = torch.tensor([[1, 2]]), plain.ids[3]
@@ -173,7 +173,7 @@ def test_min_tokens_with_an_end_id_outside_the_vocabulary_masks_nothing(
     assert result.ids == plain.ids
 
 
-def test_no_stop_text_is_seen_before_min_tokens(worded: tuple[Engine, Any]) -> None:
+def test_stop_text_is_ignored_before_min_tokens(worded: tuple[Engine, Any]) -> None:
     engine = worded[0]
     (plain,) = engine.generate([EngineRequest((1, 2), 20)])
     assert engine.tokenizer is not None
@@ -189,7 +189,7 @@ def test_no_stop_text_is_seen_before_min_tokens(worded: tuple[Engine, Any]) -> N
     assert length(4) == again
 
 
-def test_everything_may_be_forbidden(models: Models) -> None:
+def test_request_that_forbids_all_tokens_still_generates_text(models: Models) -> None:
     """A request that forbids all ids gets some text; the engine and other requests continue."""
     engine = models.engine("draft_target", "cpu")
     everything = LogitEdits(bad_words=tuple((token,) for token in range(64)))
@@ -214,7 +214,7 @@ def test_everything_may_be_forbidden(models: Models) -> None:
         (LogitEdits(bias={1: float("nan")}), "a bias is not within -10000 and 10000"),
     ],
 )
-def test_values_that_cannot_be_used_are_that_requests_error(edits: LogitEdits, message: str, models: Models) -> None:
+def test_invalid_edit_is_rejected_with_the_reason(edits: LogitEdits, message: str, models: Models) -> None:
     engine = models.engine("none", "cpu")
     with pytest.raises(TrtspecError, match=message):
         engine.submit(EngineRequest((1,), 4, edits=edits), print)
@@ -306,18 +306,14 @@ def without_paths(change: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("small", [chain, lookup, tree], indirect=True)
-def test_edits_that_do_not_see_drafts_have_another_distribution(
-    small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edits_that_ignore_drafts_are_detected(small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logits_processor, "_edit_row", blind_to_drafts(logits_processor._edit_row))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_edited_distribution(*small, monkeypatch)
 
 
 @pytest.mark.parametrize("small", [tree], indirect=True)
-def test_edits_that_mix_branches_have_another_distribution(
-    small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edits_that_mix_branches_are_detected(small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logits_processor, "_edit_row", without_paths(logits_processor._edit_row))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_edited_distribution(*small, monkeypatch)
@@ -327,7 +323,7 @@ def test_edits_that_mix_branches_have_another_distribution(
 
 
 @pytest.mark.parametrize("name", ["none", "draft_target", "medusa", "eagle, dynamic"])
-def test_log_probabilities_are_those_of_the_models_own_logits(name: str, models: Models, texts: Texts) -> None:
+def test_log_probabilities_come_from_the_unedited_logits(name: str, models: Models, texts: Texts) -> None:
     """They do not depend on logit edits or on the rest of the batch."""
     engine = models.engine(name, "cpu")
     hows = [SamplingOptions(), SamplingOptions(0.7, top_k=5, seed=3)]
@@ -350,7 +346,7 @@ def test_log_probabilities_are_those_of_the_models_own_logits(name: str, models:
         np.testing.assert_allclose(scores.top_log_probs, best.values, atol=1e-4)
 
 
-def test_a_vocabulary_smaller_than_what_is_asked_for(tmp_path: Path) -> None:
+def test_top_log_probs_are_limited_to_the_vocabulary_size(tmp_path: Path) -> None:
     target = convert(make_model(tmp_path / "hf", **DISTRIBUTION_SHAPE), tmp_path / "target")
     engine = Engine.load(target, None, EngineSettings(max_seq_len=32, device="cpu"))
     (result,) = engine.generate([EngineRequest((1,), 2, return_log_probs=True, num_top_log_probs=20)])
@@ -358,7 +354,7 @@ def test_a_vocabulary_smaller_than_what_is_asked_for(tmp_path: Path) -> None:
     assert result.scores.top_ids.shape == (2, 3)  # type: ignore[union-attr]
 
 
-def test_an_external_draft_is_edited_too(models: Models, texts: Texts) -> None:
+def test_edits_apply_to_external_drafts(models: Models, texts: Texts) -> None:
     """The edits of each draft token depend on the tokens before it."""
     engine = models.engine("none", "cpu")
     for how, prompt in texts.expected:
@@ -371,7 +367,7 @@ def test_an_external_draft_is_edited_too(models: Models, texts: Texts) -> None:
     engine.close()
 
 
-def test_nothing_is_computed_where_nobody_asks(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_requests_without_edits_are_passed_through(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = models.engine("draft_target", "cpu")
     monkeypatch.setattr(logits_processor, "_edit_row", None)
     given: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -51,14 +51,14 @@ def times(engine: Any, prompt: int = 5, said: int = 24, least_s: float = 0) -> d
 CASES = [(rows, draft_len) for rows in (1, 4) for draft_len in (0, 2, 5)]
 
 
-def test_of_each_case_one_round_and_one_step_of_every_round_are_not_timed() -> None:
+def test_one_round_per_case_and_one_step_per_round_are_not_timed() -> None:
     engine = Accepting(100)
     found = times(engine)
     assert {case: len(samples) for case, samples in found.items()} == dict.fromkeys(CASES, ROUNDS)
     assert engine.steps == dict.fromkeys(CASES, (ROUNDS + 1) * (STEPS + 1))
 
 
-def test_rows_are_at_all_places_of_their_answers() -> None:
+def test_rows_are_spread_over_the_positions_of_their_answers() -> None:
     """Once the growth of texts is known, the last row ends near the end of its answer."""
     engine = Accepting(200)
     times(engine, prompt=5, said=40)
@@ -69,7 +69,7 @@ def test_rows_are_at_all_places_of_their_answers() -> None:
 
 
 @pytest.mark.parametrize("max_seq_len", [27, 30, 50])
-def test_long_texts_are_cut_off_at_their_beginnings(max_seq_len: int) -> None:
+def test_long_texts_are_truncated_at_the_start(max_seq_len: int) -> None:
     """No step drafts less than its draft length because a text ends."""
     engine = Accepting(max_seq_len)
     found = times(engine, prompt=40)
@@ -78,7 +78,7 @@ def test_long_texts_are_cut_off_at_their_beginnings(max_seq_len: int) -> None:
 
 
 @pytest.mark.parametrize(("said", "most"), [(18, 18), (23, 23), (40, 24)])
-def test_short_steps_are_timed_as_long_as_answers_are(said: int, most: int) -> None:
+def test_short_steps_are_timed_for_at_most_the_length_of_an_answer(said: int, most: int) -> None:
     """All steps are shorter than required: after the first round each length covers as many tokens as answers have."""
     engine = Accepting(100)
     times(engine, said=said, least_s=60.0)
@@ -86,6 +86,6 @@ def test_short_steps_are_timed_as_long_as_answers_are(said: int, most: int) -> N
     assert engine.steps == {(rows, each): STEPS + 1 + ROUNDS * timed[each] for rows, each in CASES}
 
 
-def test_an_engine_that_is_too_short_is_told() -> None:
+def test_max_seq_len_without_room_for_new_tokens_is_an_error() -> None:
     with pytest.raises(TrtspecError, match="leaves no room for 24 new tokens"):
         times(Accepting(26))

@@ -34,7 +34,7 @@ def engine_of(target: Path) -> Engine:
     ids=lambda scaling: scaling["rope_type"],
 )
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_text_beyond_the_positions_is_that_of_transformers(
+def test_text_beyond_max_position_embeddings_equals_transformers(
     family: str, scaling: dict[str, Any], tmp_path: Path
 ) -> None:
     source = make_model(tmp_path / "hf", family, max_position_embeddings=POSITIONS, scale=0.35)
@@ -46,7 +46,7 @@ def test_text_beyond_the_positions_is_that_of_transformers(
     assert list(result.ids) == greedy(reference_model(source), prompt, 40)
 
 
-def test_dynamic_scaling_ends_with_the_positions(tmp_path: Path) -> None:
+def test_dynamic_scaling_beyond_max_position_embeddings_is_rejected(tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "llama", max_position_embeddings=POSITIONS)
     edit(source, rope_parameters=None, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
     with pytest.raises(TrtspecError, match=f"max_seq_len {LONGEST} is more than the target's {POSITIONS} positions"):

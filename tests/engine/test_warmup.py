@@ -23,7 +23,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.mark.parametrize("vocab_size", [2, 257])
 @pytest.mark.parametrize(("batch", "input_len", "seq_len"), [(1, None, 2), (3, 1, 8), (8, 512, 1024)])
-def test_requests_keep_to_every_limit(batch: int, input_len: int | None, seq_len: int, vocab_size: int) -> None:
+def test_warmup_requests_respect_every_limit(batch: int, input_len: int | None, seq_len: int, vocab_size: int) -> None:
     settings = EngineSettings("ngram", 5, max_batch_size=batch, max_input_len=input_len, max_seq_len=seq_len)
     batches = warmup_batches(settings, vocab_size)
     assert [len(each) for each in batches] == ([1, batch] if batch > 1 else [1])
@@ -32,7 +32,7 @@ def test_requests_keep_to_every_limit(batch: int, input_len: int | None, seq_len
             check_request(request, settings.limits, vocab_size, has_tokenizer=False)
 
 
-def test_a_text_is_the_same_before_and_after_it(engine: Engine) -> None:
+def test_text_is_the_same_before_and_after_warmup(engine: Engine) -> None:
     request = EngineRequest((5, 6, 7, 5, 6, 7, 5), 12)
     [before] = engine.generate([request])
     warm_up(engine)
@@ -40,13 +40,13 @@ def test_a_text_is_the_same_before_and_after_it(engine: Engine) -> None:
     assert after.ids == before.ids
 
 
-def test_drafts_are_verified_in_it(engine: Engine) -> None:
+def test_warmup_verifies_drafts(engine: Engine) -> None:
     results = [result for batch in warmup_batches(NGRAM, engine.vocab_size) for result in engine.generate(batch)]
     assert all(result.finish_reason == "length" for result in results)
     assert any(result.stats.drafted for result in results)
 
 
-def test_an_engine_that_cannot_says_why(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_failure_is_an_error_with_its_cause(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: object) -> None:
         raise RuntimeError("CUDA out of memory")
 

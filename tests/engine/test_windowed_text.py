@@ -60,7 +60,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_greedy_text_is_that_of_transformers(method: str, target: Target, tmp_path: Path) -> None:
+def test_greedy_text_equals_transformers(method: str, target: Target, tmp_path: Path) -> None:
     draft = None
     if method == "draft_target":
         draft = convert(make_llama(tmp_path / "hf", seed=1, num_hidden_layers=1), tmp_path / "draft")
@@ -71,7 +71,7 @@ def test_greedy_text_is_that_of_transformers(method: str, target: Target, tmp_pa
     assert any(one.drafted for one in stats) == (method != "none")
 
 
-def test_the_target_drafts_for_itself(target: Target) -> None:
+def test_target_as_draft_is_always_accepted(target: Target) -> None:
     """The target as draft agrees with itself, in single steps and over several tokens in one pass."""
     settings = EngineSettings("draft_target", draft_len=4, max_batch_size=8, max_seq_len=MAX_LEN, device="cpu")
     engine = Engine.load(target.plain, target.plain, settings)

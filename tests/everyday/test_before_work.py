@@ -31,7 +31,7 @@ def nothing_was_done(workplace: Path) -> bool:
     return not (workplace / "cache" / "store").exists() and not (workplace / "build" / "tiny").is_dir()
 
 
-def test_a_build_fails_once_with_all_problems(recipe: Path, trtspec: Run, small_disk: None) -> None:
+def test_build_reports_all_problems_before_starting(recipe: Path, trtspec: Run, small_disk: None) -> None:
     (recipe.parent / "build").mkdir()
     (recipe.parent / "build" / "tiny").write_text("mine")
     replace_text(recipe, "engine:", "engine:\n  gpu: h20o\n  backend: vllm\n  max_num_tokens: 1")
@@ -53,21 +53,21 @@ def test_a_build_fails_once_with_all_problems(recipe: Path, trtspec: Run, small_
 
 
 @pytest.mark.parametrize("backend", ["vllm", "llmapi"])
-def test_a_step_holds_a_full_batch_with_its_drafts(backend: str, recipe: Path, trtspec: Run) -> None:
+def test_max_num_tokens_must_cover_a_full_batch_with_drafts(backend: str, recipe: Path, trtspec: Run) -> None:
     replace_text(recipe, "engine:", f"engine:\n  backend: {backend}\n  max_num_tokens: 15")
     assert "hint: at least 16" in trtspec("check", recipe).out
     replace_text(recipe, "max_num_tokens: 15", "max_num_tokens: 16")
     assert trtspec("check", recipe).code == 0
 
 
-def test_an_unknown_gpu_is_a_problem_on_every_backend(recipe: Path, trtspec: Run) -> None:
+def test_unknown_gpu_is_a_problem_on_every_backend(recipe: Path, trtspec: Run) -> None:
     replace_text(recipe, "engine:", "engine:\n  gpu: h20o")
     for backend in ("auto", "embedded", "vllm", "llmapi", "tensorrt_llm"):
         found = trtspec("check", recipe, "--set", f"engine.backend={backend}", "--json").document["problems"]
         assert [each["message"] for each in found if each["path"] == "engine.gpu"] == ["unknown GPU 'h20o'"]
 
 
-def test_a_build_without_a_builder_converts_nothing(
+def test_build_without_trtllm_build_converts_nothing(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nosuch")
@@ -81,7 +81,7 @@ def test_a_build_without_a_builder_converts_nothing(
     assert nothing_was_done(recipe.parent)
 
 
-def test_a_disk_that_is_too_small(recipe: Path, trtspec: Run, small_disk: None) -> None:
+def test_insufficient_disk_space_fails_the_build_before_starting(recipe: Path, trtspec: Run, small_disk: None) -> None:
     failed = trtspec("build", recipe)
     assert failed.code == 1
     assert "not enough disk space for the store at " in failed.err
@@ -90,12 +90,12 @@ def test_a_disk_that_is_too_small(recipe: Path, trtspec: Run, small_disk: None) 
 
 
 @pytest.mark.slow
-def test_what_is_there_needs_no_room(artifact: Path, trtspec: Run, small_disk: None) -> None:
+def test_completed_build_requires_no_disk_space(artifact: Path, trtspec: Run, small_disk: None) -> None:
     assert trtspec("build", artifact.parents[1] / "recipe.yaml").code == 0
 
 
 @pytest.mark.slow
-def test_the_plan_shows_the_room_it_needs(recipe: Path, trtspec: Run) -> None:
+def test_plan_shows_the_required_disk_space(recipe: Path, trtspec: Run) -> None:
     planned = trtspec("plan", recipe, "--json")
     (store,) = planned.document["disk"]
     assert store["free_bytes"] > store["needed_bytes"]
@@ -109,14 +109,16 @@ def test_the_plan_shows_the_room_it_needs(recipe: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_an_artifact_on_another_disk_is_copied(artifact: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run) -> None:
+def test_artifact_on_another_disk_counts_as_a_copy(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run
+) -> None:
     monkeypatch.setattr("trtspec.store.plan._device", lambda path: str(path).count("store"))
     _, place = trtspec("plan", artifact.parents[1] / "recipe.yaml", "--json").document["disk"]
     sizes = [path.stat().st_size for path in artifact.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert (place["what"], place["needed_bytes"]) == ("artifact", sum(sizes))
 
 
-def test_an_interrupted_conversion_needs_the_rest(recipe: Path, workplace: Path) -> None:
+def test_interrupted_conversion_requires_only_the_remaining_space(recipe: Path, workplace: Path) -> None:
     from trtspec.planning.pipeline import open_store, plan_build
     from trtspec.store.plan import plan_disk
 
@@ -130,7 +132,7 @@ def test_an_interrupted_conversion_needs_the_rest(recipe: Path, workplace: Path)
     assert before.needed_bytes - after.needed_bytes == 65536
 
 
-def test_problems_come_before_a_download(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_are_reported_before_a_download(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: pytest.fail("nothing is downloaded"))
     replace_text(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
     replace_text(recipe, "engine:", "engine:\n  gpu: h20o")
@@ -141,7 +143,7 @@ def test_problems_come_before_a_download(recipe: Path, trtspec: Run, monkeypatch
     assert "hub cache" not in failed.err
 
 
-def test_the_recipes_of_a_matrix_fail_together(recipe: Path, trtspec: Run) -> None:
+def test_matrix_build_reports_the_problems_of_all_variants(recipe: Path, trtspec: Run) -> None:
     replace_text(recipe, "name: tiny", "name: tiny\nmatrix:\n  engine.gpu: [h20o, h10o]")
     failed = trtspec("build", recipe)
     assert failed.code == 1

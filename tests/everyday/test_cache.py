@@ -74,7 +74,7 @@ def keys(workplace: Path) -> dict[int, str]:
     }
 
 
-def test_entries_say_whose_they_are(keys: dict[int, str], trtspec: Run) -> None:
+def test_cache_entries_list_the_recipes_that_use_them(keys: dict[int, str], trtspec: Run) -> None:
     document = trtspec("cache", "--json").document
     found = {each["key"]: each for each in document["entries"]}
     assert {size: found[key]["recipes"] for size, key in keys.items()} == {
@@ -110,7 +110,9 @@ def test_entries_say_whose_they_are(keys: dict[int, str], trtspec: Run) -> None:
         (("--max-size", "9kB", "--older-than", "50d"), {4000}),
     ],
 )
-def test_pruning(limits: tuple[str, ...], gone: set[int], keys: dict[int, str], trtspec: Run) -> None:
+def test_prune_removes_entries_beyond_age_and_size_limits(
+    limits: tuple[str, ...], gone: set[int], keys: dict[int, str], trtspec: Run
+) -> None:
     expected = {keys[size] for size in gone}
     planned = trtspec("cache", "--prune", *limits, "--dry-run", "--json").document
     assert (set(planned["removed"]), planned["freed_bytes"], planned["dry_run"]) == (expected, sum(gone), True)
@@ -121,7 +123,7 @@ def test_pruning(limits: tuple[str, ...], gone: set[int], keys: dict[int, str], 
     assert {path.stem for path in (open_store().root / "uses").iterdir()} <= {*keys.values()} - expected
 
 
-def test_what_was_freed_is_said(keys: dict[int, str], workplace: Path, trtspec: Run) -> None:
+def test_prune_reports_freed_bytes_and_bytes_still_linked(keys: dict[int, str], workplace: Path, trtspec: Run) -> None:
     store = open_store()
     os.link(store.get(keys[4000]).entry.files_dir / "file", workplace / "linked")
     prune = ("cache", "--prune", "--older-than", "30d")
@@ -134,7 +136,7 @@ def test_what_was_freed_is_said(keys: dict[int, str], workplace: Path, trtspec: 
     assert trtspec(*prune).out.endswith("0 removed, 0 B freed\n")
 
 
-def test_clearing_frees_what_could_be_resumed(keys: dict[int, str], trtspec: Run) -> None:
+def test_clear_also_frees_interrupted_builds(keys: dict[int, str], trtspec: Run) -> None:
     with pytest.raises(StepError):
         open_store().obtain(Stuck(1 << 16))
     assert "4 entries, 9.8 KiB, and 64.0 KiB from interrupted builds\n" in trtspec("cache").out
@@ -166,7 +168,7 @@ def holder(keys: dict[int, str]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [("--prune", "--max-size", "0"), ("--clear",)])
-def test_what_a_running_build_holds_stays(
+def test_entries_in_use_by_a_running_build_are_not_removed(
     how: tuple[str, ...], holder: Any, keys: dict[int, str], trtspec: Run
 ) -> None:
     left = {keys[4000], keys[1000]}
@@ -181,14 +183,14 @@ def test_what_a_running_build_holds_stays(
 
 
 @pytest.mark.slow
-def test_a_killed_build_holds_nothing(holder: Any, keys: dict[int, str], trtspec: Run) -> None:
+def test_killed_build_does_not_prevent_removal(holder: Any, keys: dict[int, str], trtspec: Run) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait(WAIT_S)
     assert len(trtspec("cache", "--clear", "--json").document["removed"]) == 4
     assert list((open_store().root / "holds").iterdir()) == []
 
 
-def test_an_entry_that_a_build_begins_to_hold_meanwhile_stays(keys: dict[int, str]) -> None:
+def test_entry_in_use_is_not_removable_until_released(keys: dict[int, str]) -> None:
     store = open_store()
     with store.uses.holding([keys[1000]]):
         assert not store.remove(keys[1000])
@@ -196,7 +198,7 @@ def test_an_entry_that_a_build_begins_to_hold_meanwhile_stays(keys: dict[int, st
 
 
 @pytest.mark.slow
-def test_a_build_notes_what_it_used(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_records_the_entries_it_used(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert trtspec("build", recipe).code == 0
     assert trtspec("build", recipe, "--set", "name=other", "--set", "speculation.draft_len=2").code == 0
     document = trtspec("cache", "--json").document
@@ -210,7 +212,7 @@ def test_a_build_notes_what_it_used(recipe: Path, trtspec: Run, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["a file in the way", "no directory"])
-def test_a_store_without_room_for_notes_still_builds(harm: str, recipe: Path, trtspec: Run) -> None:
+def test_build_succeeds_if_cache_usage_cannot_be_recorded(harm: str, recipe: Path, trtspec: Run) -> None:
     root = open_store().root
     root.mkdir(parents=True)
     for name in ("uses", "holds") if harm == "a file in the way" else ():
@@ -232,7 +234,9 @@ def test_a_store_without_room_for_notes_still_builds(harm: str, recipe: Path, tr
         (("--prune", "--max-size", "much"), "--max-size: 'much' is not a size\nhint: e.g. 200GB or 500GiB"),
     ],
 )
-def test_what_is_refused(arguments: tuple[str, ...], said: str, keys: dict[int, str], trtspec: Run) -> None:
+def test_invalid_cache_options_are_rejected(
+    arguments: tuple[str, ...], said: str, keys: dict[int, str], trtspec: Run
+) -> None:
     refused = trtspec("cache", *arguments)
     assert (refused.code, refused.out) == (1, "")
     assert said in refused.err
@@ -255,7 +259,9 @@ def test_what_is_refused(arguments: tuple[str, ...], said: str, keys: dict[int, 
         (parse_seconds, "1y", None),
     ],
 )
-def test_quantities(parse: Callable[[str, str], float], text: str, value: float | None) -> None:
+def test_sizes_and_durations_are_parsed_or_rejected(
+    parse: Callable[[str, str], float], text: str, value: float | None
+) -> None:
     if value is None:
         with pytest.raises(TrtspecError, match="--x: "):
             parse(text, "--x")

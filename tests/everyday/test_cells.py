@@ -21,26 +21,26 @@ def names(text: str, head: str = HEAD) -> list[str]:
     return [loaded.recipe.name for loaded in load_matrix(Path("r.yaml"))]
 
 
-def test_equal_last_parts_are_told_apart_by_more_of_the_path(workplace: Path) -> None:
+def test_variant_name_includes_more_of_the_path_if_last_parts_are_equal(workplace: Path) -> None:
     axes = "target.dtype: [float16], speculation.draft.dtype: [bfloat16], engine.gpu: [h200]"
     draft = "speculation: {method: draft_target, draft: {model: ./d}}\n"
     assert names(f"{draft}matrix: {{{axes}}}") == ["tiny-target.dtype-float16-draft.dtype-bfloat16-gpu-h200"]
 
 
-def test_a_value_that_is_added_changes_no_name(workplace: Path) -> None:
+def test_added_axis_value_does_not_change_existing_variant_names(workplace: Path) -> None:
     before = names("matrix: {engine.gpu: [h200], engine.max_batch_size: [1, 2]}")
     after = names("matrix: {engine.gpu: [h100, h200], engine.max_batch_size: [0x10, 1, 2, 4]}")
     assert set(before) < set(after)
 
 
-def test_lists_and_mappings_have_names_of_their_own(workplace: Path) -> None:
+def test_list_and_mapping_values_get_distinct_variant_names(workplace: Path) -> None:
     trees = "matrix: {speculation.options.tree: [[[0], [0, 1]], [[0, 0], [1]]]}"
     assert names(trees) == ["tiny-tree-0-0_1", "tiny-tree-0_0-1"]
     stored = "matrix: {target.quantization: [{weights: fp8}, {kv_cache: fp8}]}"
     assert names(stored) == ["tiny-quantization-weights-fp8", "tiny-quantization-kv_cache-fp8"]
 
 
-def test_long_names_are_cut_and_stay_apart(workplace: Path) -> None:
+def test_long_variant_names_are_shortened_and_remain_unique(workplace: Path) -> None:
     models = ["./" + "m" * 80 + end for end in "ab"]
     found = names(f"matrix: {{target.model: [{', '.join(models)}]}}")
     assert len(set(found)) == 2
@@ -53,7 +53,7 @@ def test_long_names_are_cut_and_stay_apart(workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "plan", "build"])
-def test_cells_are_chosen_by_name(command: str, recipe: Path, trtspec: Run) -> None:
+def test_variants_are_selected_by_name_pattern(command: str, recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS)
     for patterns in (["tiny-draft_len-2"], ["*-2"], ["*_len-2", "tiny-draft_len-2"]):
         chosen = [argument for pattern in patterns for argument in ("--variant", pattern)]
@@ -68,14 +68,14 @@ def test_cells_are_chosen_by_name(command: str, recipe: Path, trtspec: Run) -> N
     assert not (recipe.parent / "build" / "tiny-draft_len-1").exists()
 
 
-def test_a_cell_that_is_not_chosen_may_be_wrong(recipe: Path, trtspec: Run) -> None:
+def test_invalid_variant_is_ignored_if_not_selected(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS.replace("2]", "none]"))
     assert trtspec("check", recipe).code == 1
     assert trtspec("check", recipe, "--variant", "*-1").code == 0
 
 
 @pytest.mark.slow
-def test_one_cell_may_go_to_a_place_of_its_own(recipe: Path, trtspec: Run) -> None:
+def test_out_option_requires_a_single_selected_variant(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS)
     refused = trtspec("build", recipe, "--out", "one")
     assert refused.err.endswith("hint: omit --out, or select one cell with --variant\n")
@@ -85,7 +85,7 @@ def test_one_cell_may_go_to_a_place_of_its_own(recipe: Path, trtspec: Run) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "plan", "build"])
-def test_documents_list_their_recipes_with_and_without_a_matrix(command: str, recipe: Path, trtspec: Run) -> None:
+def test_json_documents_list_recipes_with_and_without_a_matrix(command: str, recipe: Path, trtspec: Run) -> None:
     single = trtspec(command, recipe, "--json").document
     (only,) = single["recipes"]
     assert only["name"] == "tiny"

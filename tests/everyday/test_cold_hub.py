@@ -55,7 +55,9 @@ def no_download(*_: object) -> None:
     pytest.fail("nothing is to be downloaded")
 
 
-def test_it_is_published_again(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_artifact_is_published_again_without_a_download(
+    cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", no_download)
     assert "nothing to do" in trtspec("build", cold).out
     again = trtspec("build", cold, "--out", "again", "--json")
@@ -66,7 +68,7 @@ def test_it_is_published_again(cold: Path, trtspec: Run, monkeypatch: pytest.Mon
     assert trtspec("plan", cold, "--detailed-exitcode").code == 0
 
 
-def test_a_machine_without_a_network(cold: Path) -> None:
+def test_build_from_the_store_works_offline(cold: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cold.parent / "empty")}
     argv = [sys.executable, "-m", "trtspec", "build", str(cold), "--out", "again"]
     built = forked.run(argv, 60, env=environment)
@@ -75,7 +77,9 @@ def test_a_machine_without_a_network(cold: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["vllm", "llmapi"])
-def test_checkpoints_that_are_copied(backend: str, cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_checkpoints_need_no_second_download(
+    backend: str, cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     download(cold.parent)
     wanted = ("--set", f"engine.backend={backend}", "--out", "copied")
     assert trtspec("build", cold, *wanted).code == 0
@@ -84,7 +88,7 @@ def test_checkpoints_that_are_copied(backend: str, cold: Path, trtspec: Run, mon
     assert "nothing to do" in trtspec("build", cold, *wanted).out
 
 
-def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_store_entry_triggers_a_download(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = trtspec("plan", cold, "--set", "target.dtype=float16", "--json").document["steps"]
     assert next(step["name"] for step in planned if step["status"] == "miss") == "convert-target"
     monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: download(cold.parent))
@@ -96,7 +100,7 @@ def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, mo
     assert (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes() == half
 
 
-def test_what_is_remembered_is_never_converted(cold: Path, trtspec: Run) -> None:
+def test_remembered_headers_are_never_converted(cold: Path, trtspec: Run) -> None:
     build, store = plan_build(load_recipe(cold)), open_store()
     assert build.weights_absent
     for step in build.plan.steps:
@@ -107,7 +111,7 @@ def test_what_is_remembered_is_never_converted(cold: Path, trtspec: Run) -> None
 
 
 @pytest.mark.parametrize("harm", ["damaged", "cleared"])
-def test_what_is_not_remembered_is_downloaded(
+def test_damaged_or_cleared_headers_trigger_a_download(
     harm: str, cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if harm == "cleared":
@@ -123,7 +127,7 @@ def test_what_is_not_remembered_is_downloaded(
 
 
 @pytest.mark.slow  # a separate interpreter opens pickles
-def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_checkpoint_needs_no_second_download(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pin = pickled(cold.parent / "target")
     replace_text(cold, f"model: org/target\n  revision: {COMMIT}", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
     download(cold.parent)
@@ -135,7 +139,7 @@ def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.
 
 
 @pytest.mark.slow  # a complete build
-def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_head_needs_no_second_download(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE
     from tests.methods.heads import random_heads, save_heads
 
@@ -154,7 +158,7 @@ def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch)
     assert "nothing to do" in trtspec("build", cold, *wanted).out
 
 
-def test_without_the_hubs_client_its_extra_is_named(
+def test_missing_hub_client_error_names_the_extra(
     workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hint does not name a dependency of the client."""

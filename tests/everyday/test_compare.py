@@ -102,7 +102,7 @@ def test_recipes_differ_in_resolved_values_steps_and_memory(trtspec: Run, recipe
 
 
 @pytest.mark.slow
-def test_people_see_what_differs_and_one_line_of_the_rest(trtspec: Run, recipe: Path) -> None:
+def test_text_output_lists_differences_and_summarizes_the_rest(trtspec: Run, recipe: Path) -> None:
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     said = flat_output(trtspec("compare", recipe, other))
     assert f"a: recipe {recipe}\nb: recipe {other}\n" in said
@@ -116,7 +116,7 @@ def test_people_see_what_differs_and_one_line_of_the_rest(trtspec: Run, recipe: 
 
 
 @pytest.mark.slow
-def test_the_bytes_that_are_written_are_those_of_the_artifact(trtspec: Run, recipe: Path, artifact: Path) -> None:
+def test_planned_write_bytes_match_the_artifact(trtspec: Run, recipe: Path, artifact: Path) -> None:
     build = trtspec("compare", recipe, artifact, "--json").document["effects"]["build"]
     written = sum(path.stat().st_size for path in (artifact / "checkpoints").rglob("*.safetensors"))
     others = sum(path.stat().st_size for name in ("tokenizer", "prompts") for path in (artifact / name).iterdir())
@@ -124,7 +124,7 @@ def test_the_bytes_that_are_written_are_those_of_the_artifact(trtspec: Run, reci
     assert build["b_write_bytes"] is None
 
 
-def test_a_draft_that_only_one_has_is_one_line(trtspec: Run, recipe: Path) -> None:
+def test_draft_in_only_one_recipe_is_a_single_difference(trtspec: Run, recipe: Path) -> None:
     lines = "  method: draft_target\n  draft_len: 3\n  draft:\n    model: ./draft\n"
     other = changed(recipe, "other.yaml", (lines, "  method: ngram\n"))
     found = differences(trtspec("compare", recipe, other, "--json"))
@@ -136,14 +136,14 @@ def test_a_draft_that_only_one_has_is_one_line(trtspec: Run, recipe: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_exit_code_is_asked_for(trtspec: Run, recipe: Path) -> None:
+def test_exit_code_option_signals_differences(trtspec: Run, recipe: Path) -> None:
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     assert trtspec("compare", recipe, other).code == 0
     assert trtspec("compare", recipe, other, "--exit-code").code == 2
     assert trtspec("compare", recipe, recipe, "--exit-code", "--json").code == 0
 
 
-def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe: Path) -> None:
+def test_saved_plan_is_compared_with_the_current_recipe(trtspec: Run, recipe: Path) -> None:
     planned = trtspec("plan", recipe, "--json").document
     plan = saved(recipe.parent / "plan.json", planned)
     assert differences(trtspec("compare", plan, recipe, "--json")) == {}
@@ -162,7 +162,7 @@ def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe:
     assert compared["effects"]["build"]["b_read_bytes"] > 0
 
 
-def test_keys_that_are_not_final_are_said(trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provisional_step_keys_are_reported(trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.planning.pipeline.READ_WHILE_PLANNING", 0)
     compared = trtspec("compare", recipe, recipe, "--json").document
     assert "step keys are not final" in compared["a"]["remarks"][0]
@@ -196,7 +196,7 @@ def test_artifacts_differ_in_recipe_steps_files_and_reports(trtspec: Run, recipe
 
 
 @pytest.mark.slow
-def test_files_that_only_one_has(trtspec: Run, artifact: Path) -> None:
+def test_file_in_only_one_artifact_is_reported(trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"
     shutil.copytree(artifact, other)
     manifest = read_manifest(other)
@@ -209,7 +209,7 @@ def test_files_that_only_one_has(trtspec: Run, artifact: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_recipe_and_its_artifact(trtspec: Run, recipe: Path, artifact: Path) -> None:
+def test_recipe_and_its_artifact_have_no_differences(trtspec: Run, recipe: Path, artifact: Path) -> None:
     compared = trtspec("compare", recipe, artifact, "--json")
     assert differences(compared) == {}
     assert set(compared.document["same"]) == {"recipe", "steps"}
@@ -222,7 +222,7 @@ def test_a_recipe_and_its_artifact(trtspec: Run, recipe: Path, artifact: Path) -
 # Reports
 
 
-def test_reports_side_by_side_with_the_difference_in_per_cent(trtspec: Run, workplace: Path) -> None:
+def test_bench_reports_are_compared_with_relative_differences(trtspec: Run, workplace: Path) -> None:
     slower = {**BENCH, "speedup": 1.5, "speedup_interval": [1.4, 1.6]}
     one, other = saved(workplace / "a.json", BENCH), saved(workplace / "b.json", slower)
     compared = trtspec("compare", one, other, "--json")
@@ -240,12 +240,12 @@ def test_reports_side_by_side_with_the_difference_in_per_cent(trtspec: Run, work
     assert "baseline.tokens_per_s" not in flat_output(trtspec("compare", one, other, "--all"))  # samples
 
 
-def test_a_report_of_verify_and_one_of_bench_share_metrics(trtspec: Run, workplace: Path) -> None:
+def test_verify_and_bench_reports_share_metrics(trtspec: Run, workplace: Path) -> None:
     one, other = saved(workplace / "a.json", verified(0.8)), saved(workplace / "b.json", BENCH)
     assert differences(trtspec("compare", one, other, "--json")) == {"report acceptance_rate": (0.8, 0.5, "differs")}
 
 
-def test_a_report_of_bench_may_have_checks(trtspec: Run, workplace: Path) -> None:
+def test_bench_report_with_checks_is_compared(trtspec: Run, workplace: Path) -> None:
     """A report of `bench --gates` on a server, which skips some checks."""
     left_out = [{"name": "min_speedup", "reason": "server", "why": "in words"}]
     judged = {**BENCH, "ok": True, "checks": verified(0.5)["checks"], "left_out": left_out}
@@ -259,7 +259,7 @@ def test_a_report_of_bench_may_have_checks(trtspec: Run, workplace: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_report_and_the_artifact_it_is_about(trtspec: Run, workplace: Path, artifact: Path) -> None:
+def test_report_is_compared_with_its_artifact(trtspec: Run, workplace: Path, artifact: Path) -> None:
     saved(artifact / "reports" / "verify.json", verified(0.8))
     compared = trtspec("compare", saved(workplace / "now.json", verified(0.4)), artifact, "--json")
     assert differences(compared) == {
@@ -268,7 +268,7 @@ def test_a_report_and_the_artifact_it_is_about(trtspec: Run, workplace: Path, ar
     }
 
 
-def test_what_has_nothing_in_common(trtspec: Run, recipe: Path) -> None:
+def test_recipe_and_report_are_not_comparable(trtspec: Run, recipe: Path) -> None:
     refused = trtspec("compare", recipe, saved(recipe.parent / "a.json", BENCH))
     assert refused.code == 1
     assert "a recipe and a report have nothing in common" in refused.err
@@ -293,7 +293,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_document_is_refused_in_words(what: str, trtspec: Run, workplace: Path) -> None:
+def test_invalid_document_is_rejected_with_a_hint(what: str, trtspec: Run, workplace: Path) -> None:
     data, message = BAD[what]
     path = workplace / "x.json"
     path.write_bytes(data)
@@ -304,7 +304,7 @@ def test_a_bad_document_is_refused_in_words(what: str, trtspec: Run, workplace: 
     assert "hint: " in refused.err
 
 
-def test_a_bad_manifest_a_missing_file_and_a_pipe_are_refused(trtspec: Run, workplace: Path) -> None:
+def test_invalid_manifest_missing_file_and_pipe_are_rejected(trtspec: Run, workplace: Path) -> None:
     (workplace / "manifest.json").write_text('{"schema": "trtspec.manifest/9"}')
     assert "its schema is 'trtspec.manifest/9'" in trtspec("compare", workplace, workplace).err
     assert "no such file or directory" in trtspec("compare", "nosuch", workplace).err
@@ -314,7 +314,7 @@ def test_a_bad_manifest_a_missing_file_and_a_pipe_are_refused(trtspec: Run, work
 
 
 @pytest.mark.slow
-def test_a_report_that_leads_out_of_its_artifact_is_left_out(trtspec: Run, workplace: Path, artifact: Path) -> None:
+def test_symlinked_or_invalid_report_of_an_artifact_is_skipped(trtspec: Run, workplace: Path, artifact: Path) -> None:
     (artifact / "reports").mkdir(exist_ok=True)
     (artifact / "reports" / "verify.json").symlink_to(saved(workplace / "secret.json", verified(0.4)))
     saved(artifact / "reports" / "bench.json", "{")
@@ -324,7 +324,7 @@ def test_a_report_that_leads_out_of_its_artifact_is_left_out(trtspec: Run, workp
 
 
 @pytest.mark.slow
-def test_a_stranger_cannot_write_to_the_terminal(trtspec: Run, artifact: Path) -> None:
+def test_control_characters_of_a_manifest_are_not_printed(trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"
     shutil.copytree(artifact, other)
     manifest = read_manifest(other)
@@ -335,7 +335,7 @@ def test_a_stranger_cannot_write_to_the_terminal(trtspec: Run, artifact: Path) -
     assert "tools" in said
 
 
-def test_a_plan_of_a_stranger_cannot_either(trtspec: Run, recipe: Path) -> None:
+def test_control_characters_of_a_plan_are_not_printed(trtspec: Run, recipe: Path) -> None:
     planned = trtspec("plan", recipe, "--json").document
     for step in planned["steps"]:
         step["key_parts"]["\x1b[2J"] = step["key"] = "0" * 64
@@ -350,7 +350,7 @@ def test_a_plan_of_a_stranger_cannot_either(trtspec: Run, recipe: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [40, 900, 100_000])
-def test_a_manifest_that_is_nested_deeply(depth: int, trtspec: Run, artifact: Path) -> None:
+def test_deeply_nested_manifest_is_rejected(depth: int, trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"
     shutil.copytree(artifact, other)
     text = (other / "manifest.json").read_text()
@@ -362,7 +362,7 @@ def test_a_manifest_that_is_nested_deeply(depth: int, trtspec: Run, artifact: Pa
         assert f"error: {other}/manifest.json: n" in refused.err
 
 
-def test_shipped_recipes_by_their_names(workplace: Path, trtspec: Run) -> None:
+def test_shipped_recipes_are_compared_by_name(workplace: Path, trtspec: Run) -> None:
     compared = trtspec("compare", "quickstart", "quickstart-ngram", "--json")
     assert compared.code == 0
     assert (compared.document["a"]["name"], compared.document["b"]["name"]) == ("quickstart", "quickstart-ngram")

@@ -60,7 +60,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     return found
 
 
-def test_what_is_exposed_is_said(target: Target, workplace: Path, trtspec: Run) -> None:
+def test_non_loopback_host_causes_a_warning(target: Target, workplace: Path, trtspec: Run) -> None:
     for host, warned in (("0.0.0.0", True), ("10.1.2.3", True), ("127.0.0.2", False), ("127.0.0.1", False)):
         done = trtspec("deploy", "build/tiny", "--name", "one", "--host", host, "--detach", "--json")
         assert (done.code, done.document["name"]) == (0, "one")
@@ -68,7 +68,7 @@ def test_what_is_exposed_is_said(target: Target, workplace: Path, trtspec: Run) 
         assert done.err == (WARNING.format(host) if warned else "")
 
 
-def test_open_gateway_keeps_triton_on_loopback(target: Target, workplace: Path, trtspec: Run) -> None:
+def test_public_openai_host_leaves_triton_on_loopback(target: Target, workplace: Path, trtspec: Run) -> None:
     done = trtspec("deploy", "build/tiny", "--name", "one", "--openai-host", "0.0.0.0", "--detach", "--json")
     assert (target.asked["host"], target.asked["openai_host"]) == ("127.0.0.1", "0.0.0.0")
     assert "the OpenAI gateway is open to any client that can reach 0.0.0.0: it has no keys" in done.err
@@ -77,7 +77,7 @@ def test_open_gateway_keeps_triton_on_loopback(target: Target, workplace: Path, 
     assert (record.endpoints["http"], record.endpoints["openai"]) == ("http://127.0.0.1:2", "http://10.1.2.3:5/v1")
 
 
-def test_keys_are_said_to_guard_the_gateway_alone(
+def test_public_host_with_openai_keys_recommends_loopback_for_triton(
     target: Target, workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_OPENAI_KEYS", "secret")
@@ -86,7 +86,7 @@ def test_keys_are_said_to_guard_the_gateway_alone(
     assert "secret" not in done.err
 
 
-def test_gateway_of_containers_has_no_address_of_its_own(workplace: Path, trtspec: Run) -> None:
+def test_openai_host_is_rejected_for_docker(workplace: Path, trtspec: Run) -> None:
     refused = trtspec("deploy", "build/tiny", "--target", "docker", "--openai-host", "0.0.0.0")
     assert (refused.code, "--openai-host requires --target local, not docker" in refused.err) == (1, True)
 
@@ -94,7 +94,7 @@ def test_gateway_of_containers_has_no_address_of_its_own(workplace: Path, trtspe
 @pytest.mark.parametrize(
     "host", ["", "localhost", "::1", "1.2.3", "1.2.3.4:80", "127.0.0.1 ", "224.0.0.1", "255.255.255.255"]
 )
-def test_what_is_no_address_is_refused_before_anything_is_measured(host: str, target: Target, trtspec: Run) -> None:
+def test_invalid_host_is_rejected_before_deployment(host: str, target: Target, trtspec: Run) -> None:
     refused = trtspec("deploy", "build/tiny", "--host", host)
     assert refused.code == 1
     assert "address" in refused.err
@@ -103,18 +103,18 @@ def test_what_is_no_address_is_refused_before_anything_is_measured(host: str, ta
 
 
 @pytest.mark.parametrize("name", ["", "../x", "A b"])
-def test_what_is_no_name_is_refused(name: str, target: Target, trtspec: Run) -> None:
+def test_invalid_deployment_name_is_rejected(name: str, target: Target, trtspec: Run) -> None:
     refused = trtspec("deploy", "build/tiny", "--name", name)
     assert (refused.code, target.asked) == (1, {})
     assert f"{name!r} is not a valid deployment name" in refused.err
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
+def test_address_of_another_machine_is_rejected() -> None:
     with pytest.raises(DeployError, match=r"cannot bind 192\.0\.2\.1: Cannot assign requested address"):
         choose_ports(DeployOptions(host="192.0.2.1"))
 
 
-def test_ports_are_free_at_the_address() -> None:
+def test_port_availability_is_checked_at_the_chosen_address() -> None:
     with socket.create_server((ELSEWHERE, 0)) as taken:
         port = taken.getsockname()[1]
         assert not port_in_use(port)
@@ -123,7 +123,7 @@ def test_ports_are_free_at_the_address() -> None:
             choose_ports(DeployOptions(ports={"http": port}, host=ELSEWHERE))
 
 
-def test_endpoints_can_be_reached() -> None:
+def test_endpoints_replace_the_wildcard_host_with_loopback() -> None:
     record = DeploymentRecord("x", "live", "/a", 1, 1, 2, 3, 4, "p", True, host="10.1.2.3")
     assert record.endpoints == {
         "http": "http://10.1.2.3:2",
@@ -133,7 +133,7 @@ def test_endpoints_can_be_reached() -> None:
     assert replace(record, host="0.0.0.0").endpoints["http"] == "http://127.0.0.1:2"
 
 
-def test_only_the_server_that_takes_requests_listens_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rank_listens_on_the_requested_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mpirun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     launch = Launch(world_size=2, engines=("tensorrt_llm",))
@@ -157,7 +157,7 @@ def echo(workplace: Path) -> Iterator[Path]:
 
 
 @pytest.mark.triton
-def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
+def test_artifact_is_served_at_two_addresses_at_once(echo: Path, trtspec: Run) -> None:
     for name, host in (("one", "127.0.0.1"), ("two", ELSEWHERE)):
         deploy_local(echo, DeployOptions(name=name, host=host, timeout_s=60))
     found = {each["name"]: each for each in trtspec("ps", "--json").document["deployments"]}
@@ -168,7 +168,7 @@ def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     for each in found.values():
         answer = Client.at(each["endpoints"]["http"]).generate({"text_input": "hé", "max_tokens": 1})
         assert answer["text_output"] == "hé"
-    assert not port_in_use(DeploymentJournal("two").known().http), "it listens only at the other address"
+    assert not port_in_use(DeploymentJournal("two").read_existing().http), "it listens only at the other address"
     status = trtspec("status", "two", "--json")
     assert (status.code, status.document["probe"]["ok"], status.document["host"]) == (0, True, ELSEWHERE)
     assert "echo starts" in trtspec("logs", "two").out

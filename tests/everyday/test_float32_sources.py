@@ -28,7 +28,7 @@ NARROWED = (
 )
 
 
-def test_float32_becomes_float16_only_with_a_warning(recipe: Path, trtspec: Run) -> None:
+def test_float32_narrowed_to_float16_warns_without_an_explicit_dtype(recipe: Path, trtspec: Run) -> None:
     make_llama(recipe.parent / "draft", dtype="float32", vocab_size=PAIR_VOCAB, **DRAFT_SHAPE)
     assert warnings(trtspec, recipe) == [NARROWED]
     for dtype in ("bfloat16", "float16"):
@@ -36,7 +36,7 @@ def test_float32_becomes_float16_only_with_a_warning(recipe: Path, trtspec: Run)
 
 
 @pytest.mark.parametrize(("declared", "narrowed"), [(None, True), ("bfloat16", False), ("float16", True)])
-def test_what_is_stored_counts_and_what_it_becomes(
+def test_dtype_warning_compares_the_stored_dtype_with_the_resulting_one(
     declared: str | None, narrowed: bool, recipe: Path, trtspec: Run
 ) -> None:
     config = recipe.parent / "draft" / "config.json"

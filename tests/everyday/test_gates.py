@@ -124,7 +124,7 @@ def check_results(document: dict[str, Any]) -> dict[str, bool]:
 
 
 @pytest.mark.slow
-def test_a_limit_that_a_server_misses(built: Any, serve: Any, trtspec: Run) -> None:
+def test_bench_gates_fail_if_the_server_misses_a_limit(built: Any, serve: Any, trtspec: Run) -> None:
     artifact = built(min_speedup=99.0, min_acceptance=0.5)
     serve(artifact)
     assert trtspec("bench", "tiny", *FEW).code == 0
@@ -141,7 +141,7 @@ def test_a_limit_that_a_server_misses(built: Any, serve: Any, trtspec: Run) -> N
 
 
 @pytest.mark.slow
-def test_a_text_that_differs(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
+def test_differing_text_fails_the_lossless_gate(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     server.slip = "!"
     serve(built())
     assert trtspec("bench", "tiny", "--gates", *FEW).code == 110
@@ -150,7 +150,7 @@ def test_a_text_that_differs(built: Any, serve: Any, server: Server, trtspec: Ru
 
 
 @pytest.mark.slow
-def test_the_report_is_the_one_that_deploy_takes(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
+def test_bench_report_satisfies_the_gates_of_deploy(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     artifact = built(min_speedup=0.001)
     target = serve(artifact)
     assert ensure_gates(artifact) is False
@@ -166,7 +166,7 @@ def test_the_report_is_the_one_that_deploy_takes(built: Any, serve: Any, server:
 
 
 @pytest.mark.slow
-def test_a_gate_that_was_left_out_is_not_settled(built: Any, serve: Any, trtspec: Run) -> None:
+def test_skipped_gate_is_not_settled(built: Any, serve: Any, trtspec: Run) -> None:
     artifact = built(min_speedup=99.0)
     serve(artifact)
     done = trtspec("bench", "tiny", "--gates", "--skip-gate", "min_speedup", *FEW, "--json")
@@ -179,7 +179,7 @@ def test_a_gate_that_was_left_out_is_not_settled(built: Any, serve: Any, trtspec
 
 
 @pytest.mark.slow
-def test_deploy_measures_before_its_server_is_live(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
+def test_deploy_measures_gates_before_its_server_is_live(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     artifact = built(min_speedup=99.0)
     target = serve(artifact)
     refused = trtspec("deploy", artifact, "--detach")
@@ -202,7 +202,9 @@ def test_deploy_measures_before_its_server_is_live(built: Any, serve: Any, serve
 
 
 @pytest.mark.slow
-def test_an_engine_that_drafts_whatever_is_asked(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
+def test_engine_that_cannot_disable_drafting_needs_a_baseline(
+    built: Any, serve: Any, server: Server, trtspec: Run
+) -> None:
     server.obeys, server.counts = False, False
     artifact = built(min_acceptance=0.5)
     target = serve(artifact)
@@ -220,7 +222,7 @@ def test_an_engine_that_drafts_whatever_is_asked(built: Any, serve: Any, server:
 
 
 @pytest.mark.slow
-def test_a_limit_that_cannot_be_measured_is_not_met(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
+def test_unmeasurable_speedup_gate_is_not_met(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     server.obeys = False
     artifact = built(min_speedup=0.001)
     target = serve(artifact)
@@ -231,9 +233,7 @@ def test_a_limit_that_cannot_be_measured_is_not_met(built: Any, serve: Any, serv
 
 
 @pytest.mark.slow
-def test_gates_need_an_artifact_and_the_one_that_is_served(
-    built: Any, serve: Any, server: Server, trtspec: Run
-) -> None:
+def test_gates_require_the_served_artifact(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     artifact = built()
     serve(artifact).status = lambda name: {
         "endpoints": {"http": server.url},
@@ -251,7 +251,7 @@ def test_gates_need_an_artifact_and_the_one_that_is_served(
 
 
 @pytest.mark.integration
-def test_gates_in_this_process(recipe: Path, trtspec: Run) -> None:
+def test_embedded_artifact_gates_are_measured_in_process(recipe: Path, trtspec: Run) -> None:
     assert trtspec("build", recipe, "--set", "gates.min_acceptance=0.99").code == 0
     done = trtspec("bench", "build/tiny", "--gates", *FEW, "--json")
     assert (done.code, check_results(done.document)) == (112, {"lossless": True, "min_acceptance": False})
@@ -261,7 +261,7 @@ def test_gates_in_this_process(recipe: Path, trtspec: Run) -> None:
     assert ensure_gates(Path("build/tiny"), skip=["min_acceptance"]) is True
 
 
-def test_without_speculation_there_is_nothing_to_judge(
+def test_artifact_without_speculation_has_no_gates_to_measure(
     recipe: Path, serve: Any, server: Server, built: Any, trtspec: Run
 ) -> None:
     recipe.write_text(re.sub(r"(?m)^speculation:\n( .*\n)+", "", recipe.read_text()))

@@ -38,7 +38,7 @@ def flat_output(checked: Outcome) -> str:
     return checked.out + checked.err
 
 
-def test_an_architecture_without_a_family_leads_to_the_backends_that_need_none(trtspec: Run, recipe: Path) -> None:
+def test_unsupported_architecture_hint_names_backends_without_conversion(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(ALONE)
     ask_for(recipe, "LlavaForCausalLM")
     refused = trtspec("check", recipe)
@@ -51,38 +51,38 @@ def test_an_architecture_without_a_family_leads_to_the_backends_that_need_none(t
         assert "LlavaForCausalLM" not in flat_output(taken)
 
 
-def test_an_architecture_with_a_method_that_only_converted_models_have(trtspec: Run, recipe: Path) -> None:
+def test_unsupported_architecture_with_lookahead_has_no_backend(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(ALONE + "speculation: {method: lookahead}\n")
     ask_for(recipe, "LlavaForCausalLM")
     assert "no backend runs lookahead on an unconverted model" in flat_output(trtspec("check", recipe))
 
 
-def test_a_missing_schema_says_which_line(trtspec: Run, recipe: Path) -> None:
+def test_missing_schema_hint_gives_the_line_to_add(trtspec: Run, recipe: Path) -> None:
     edit(recipe, "schema: trtspec.recipe/1\n", "")
     (line,) = re.findall("hint: add the line (.*)", flat_output(trtspec("check", recipe)))
     recipe.write_text(f"{line}\n{recipe.read_text()}")
     assert trtspec("check", recipe).code == 0
 
 
-def test_a_dash_for_an_underscore(trtspec: Run, recipe: Path) -> None:
+def test_dash_instead_of_underscore_gets_a_suggestion(trtspec: Run, recipe: Path) -> None:
     edit(recipe, "method: draft_target", "method: Draft-Target")
     assert "hint: did you mean 'draft_target'?" in flat_output(trtspec("check", recipe))
 
 
 @pytest.mark.parametrize(("version", "planned"), [("1.2", "1.2.1"), ("1.0", "1.0.3.2510"), ("1.2.1", "1.2.1")])
-def test_a_version_on_the_command_line_is_a_text(version: str, planned: str, trtspec: Run, recipe: Path) -> None:
+def test_version_on_the_command_line_is_parsed_as_text(version: str, planned: str, trtspec: Run, recipe: Path) -> None:
     changes = ("--set", f"engine.version={version}", "--set", "engine.backend=llmapi")
     assert f"llmapi engine {planned}," in flat_output(trtspec("plan", recipe, *changes))
 
 
-def test_what_the_command_line_gives_is_still_checked(trtspec: Run, recipe: Path) -> None:
+def test_command_line_overrides_are_still_validated(trtspec: Run, recipe: Path) -> None:
     for wrong in ("name=null", "engine.max_batch_size=1.5", "engine.version=[1.2]"):
         assert trtspec("check", recipe, "--set", wrong).code == 1
     edit(recipe, "name: tiny\n", "name: tiny\nplugins: [1.2]\n")
     assert 'hint: quote it: "1.2"' in flat_output(trtspec("check", recipe))
 
 
-def test_extends_says_where_it_looked(trtspec: Run, recipe: Path) -> None:
+def test_missing_extends_file_error_includes_the_searched_path(trtspec: Run, recipe: Path) -> None:
     for name in ("base.yaml", "like.yaml"):
         (recipe.parent / name).write_text(ALONE)
     edit(recipe, "name: tiny\n", "name: tiny\nextends: nope.yaml\n")
@@ -106,7 +106,7 @@ def test_extends_says_where_it_looked(trtspec: Run, recipe: Path) -> None:
         ('engine: {gpu: "h200}\ngates: {}\n', "4:15", "the quote that opens here is not closed"),
     ],
 )
-def test_a_bracket_that_is_not_closed_is_shown_where_it_opens(
+def test_yaml_syntax_error_is_reported_at_its_position(
     text: str, place: str, said: str, trtspec: Run, recipe: Path
 ) -> None:
     recipe.write_text(ALONE + text)
@@ -116,12 +116,12 @@ def test_a_bracket_that_is_not_closed_is_shown_where_it_opens(
     assert "while" not in shown
 
 
-def test_a_missing_comma_may_be_what_is_wrong(trtspec: Run, recipe: Path) -> None:
+def test_missing_comma_is_suggested_for_an_unclosed_bracket(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(ALONE + "gates: {lossless: true,\n  min_acceptance: 0.5\n  min_speedup: 1}\n")
     assert "hint: close it with `}`, or add the `,` missing before line 6" in flat_output(trtspec("check", recipe))
 
 
-def test_a_plan_without_a_gpu_says_how_to_give_one(trtspec: Run, recipe: Path) -> None:
+def test_plan_without_a_gpu_hints_at_the_option_to_set(trtspec: Run, recipe: Path) -> None:
     plan = ("plan", recipe, "--set", "engine.backend=llmapi")
     said = flat_output(trtspec(*plan))
     assert "of 0 B" not in said
@@ -132,7 +132,7 @@ def test_a_plan_without_a_gpu_says_how_to_give_one(trtspec: Run, recipe: Path) -
     assert trtspec(*plan, "--json").document["memory"]["gpus"][0]["limit_bytes"] == 0
 
 
-def test_an_artifact_whose_package_is_missing_is_refused_before_a_server_starts(
+def test_artifact_with_missing_package_is_rejected_before_server_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = BackendRecord(name="llmapi", why="a test")
@@ -153,13 +153,13 @@ def test_an_artifact_whose_package_is_missing_is_refused_before_a_server_starts(
     ("variable", "base", "find"),
     [("TRTSPEC_CACHE", "XDG_CACHE_HOME", cache_dir), ("TRTSPEC_STATE", "XDG_STATE_HOME", state_dir)],
 )
-def test_a_variable_that_is_set_but_empty_is_not_set(variable, base, find, workplace: Path, monkeypatch) -> None:
+def test_empty_environment_variable_counts_as_unset(variable, base, find, workplace: Path, monkeypatch) -> None:
     monkeypatch.setenv(variable, "")
     monkeypatch.setenv(base, str(workplace / "xdg"))
     assert find() == workplace / "xdg" / "trtspec"
 
 
-def test_schemas_that_recipes_name_are_there_and_current() -> None:
+def test_schemas_referenced_by_recipes_exist_and_are_current() -> None:
     named = {
         path.parent / schema
         for path in recipes_dir().glob("*.yaml")

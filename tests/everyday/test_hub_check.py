@@ -53,7 +53,7 @@ engine: {{backend: embedded}}
 
 
 @pytest.mark.slow
-def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_hub_pair_is_checked_from_headers_and_again_without_requests(pair: Path, hub: Hub, trtspec: Run) -> None:
     assert trtspec("check", pair).out == "end ids: 0 (generation_config.json)\npair: valid\n"
     assert hub.sent < 150_000
     hub.asked.clear()
@@ -63,7 +63,7 @@ def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: 
 
 
 @pytest.mark.slow
-def test_a_draft_of_another_vocabulary_is_compared_by_its_whole_tokenizer(pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_draft_of_another_vocabulary_is_compared_by_its_whole_tokenizer(pair: Path, hub: Hub, trtspec: Run) -> None:
     draft = hub.root / "org" / "draft"
     shutil.rmtree(draft)
     make_llama(draft, vocab_size=1200, **DRAFT_SHAPE)
@@ -75,7 +75,7 @@ def test_a_draft_of_another_vocabulary_is_compared_by_its_whole_tokenizer(pair: 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_pair_of_190_shards_is_checked_in_no_2_seconds_of_a_processor(hub: Hub, tmp_path: Path) -> None:
+def test_pair_of_190_shards_is_checked_in_under_2_cpu_seconds(hub: Hub, tmp_path: Path) -> None:
     """The shipped 405B recipe in a process requests each file once and imports only the required client modules."""
     for name in ("llama-3.1-405b-instruct", "llama-3.2-3b-instruct"):
         shape = next(shape for shape in shapes() if shape.name == name)
@@ -108,7 +108,7 @@ def test_a_pair_of_190_shards_is_checked_in_no_2_seconds_of_a_processor(hub: Hub
 
 
 @pytest.mark.slow
-def test_its_plan_says_what_is_downloaded_and_that_keys_are_not_final(pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_plan_of_a_hub_pair_lists_downloads_and_provisional_keys(pair: Path, hub: Hub, trtspec: Run) -> None:
     shown = trtspec("plan", pair)
     assert "download of org/target: 19.6 MiB" in shown.out
     assert "disk for the hub cache: " in shown.out
@@ -123,7 +123,7 @@ def test_its_plan_says_what_is_downloaded_and_that_keys_are_not_final(pair: Path
 
 
 @pytest.mark.slow
-def test_a_pair_that_does_not_fit_is_told_by_its_ids(pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_incompatible_pair_is_reported_by_its_hub_ids(pair: Path, hub: Hub, trtspec: Run) -> None:
     config = hub.root / "org" / "draft" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 3}))
     checked = trtspec("check", pair)
@@ -134,7 +134,7 @@ def test_a_pair_that_does_not_fit_is_told_by_its_ids(pair: Path, hub: Hub, trtsp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_gated_model_error_explains_how_to_get_access(status: int, pair: Path, hub: Hub, trtspec: Run) -> None:
     hub.refusals["config.json"] = status, "GatedRepo"
     shown = " ".join(trtspec("check", pair).out.split())
     assert "access to the model is gated" in shown
@@ -142,7 +142,7 @@ def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspe
 
 
 @pytest.mark.slow
-def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_uncached_model_in_offline_mode_is_reported_without_requests(pair: Path, hub: Hub, trtspec: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:  # undone before the hub's fixture
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         shown = " ".join(trtspec("check", pair).out.split())
@@ -151,7 +151,7 @@ def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_build_downloads_after_its_check(pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_build_downloads_only_after_its_check_passes(pair: Path, hub: Hub, trtspec: Run) -> None:
     refused = trtspec("build", pair, "--set", "engine.max_seq_len=100000")
     assert refused.code == 1
     assert "max_seq_len 100000 is more than the target's" in " ".join(refused.err.split())
@@ -162,13 +162,13 @@ def test_a_build_downloads_after_its_check(pair: Path, hub: Hub, trtspec: Run) -
 
 
 @pytest.mark.slow
-def test_a_build_goes_on_where_the_hub_hands_out_whole_files_only(pair: Path, hub: Hub, trtspec: Run) -> None:
+def test_build_succeeds_if_the_hub_ignores_range_requests(pair: Path, hub: Hub, trtspec: Run) -> None:
     hub.ranges = False
     assert trtspec("build", pair).code == 0
 
 
 @pytest.mark.slow
-def test_a_model_is_inspected_by_its_id(hub: Hub, trtspec: Run) -> None:
+def test_model_is_inspected_by_its_hub_id(hub: Hub, trtspec: Run) -> None:
     told = trtspec("inspect", "org/target", "--json").document
     whole = trtspec("inspect", MODELS / "quickstart-target", "--json").document
     assert told["revision"] == COMMIT
@@ -180,7 +180,7 @@ def test_a_model_is_inspected_by_its_id(hub: Hub, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_no_family_is_inspected_by_its_headers(hub: Hub, trtspec: Run) -> None:
+def test_model_of_unknown_family_is_inspected_from_its_headers(hub: Hub, trtspec: Run) -> None:
     config = hub.root / "org" / "target" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["NewForCausalLM"]}))
     told = trtspec("inspect", "org/target", "--json").document

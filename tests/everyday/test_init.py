@@ -72,7 +72,7 @@ def shape(name: str, root: Path) -> Path:
 
 
 class TestTheQuickstart:
-    def test_a_pair(self, trtspec: Run, workplace: Path) -> None:
+    def test_pair_writes_the_expected_recipe(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--json")
         assert (made.code, made.err) == (0, "")
         assert set(made.document) == {"format_version", "ok", "path", "recipe", "choices", "problems"}
@@ -91,7 +91,7 @@ class TestTheQuickstart:
         assert "17.3 times smaller than the target" in whys(made)["speculation.draft.model"]
 
     @pytest.mark.slow
-    def test_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
+    def test_written_recipe_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--name", "mine")
         assert made.code == 0
         assert flat_output(made).endswith("mine.yaml: written and valid; next: trtspec build mine.yaml")
@@ -102,20 +102,20 @@ class TestTheQuickstart:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("method", HEADS)
-    def test_a_head_of_each_kind(self, method: str, trtspec: Run, workplace: Path) -> None:
+    def test_head_of_each_kind_sets_its_method(self, method: str, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / f"quickstart-{method}", "-o", "head.yaml", "--json")
         assert made.code == 0, made.out
         assert written_recipe(made)["speculation"]["method"] == method
         assert HEADS[method] in whys(made)["speculation.method"]
         assert trtspec("plan", "head.yaml").code == 0
 
-    def test_no_draft(self, trtspec: Run, workplace: Path) -> None:
+    def test_missing_draft_selects_ngram(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, "--json")
         assert made.code == 0
         assert written_recipe(made)["speculation"] == {"method": "ngram", "draft_len": 8}
         assert "works without a draft" in whys(made)["speculation.method"]
 
-    def test_what_is_said_otherwise(self, trtspec: Run, workplace: Path) -> None:
+    def test_options_override_the_defaults(self, trtspec: Run, workplace: Path) -> None:
         arguments = ("--method", "lookahead", "--backend", "embedded", "--gpu", "a100-80gb", "--name", "other")
         made = trtspec("init", TARGET, *arguments, "--json")
         recipe = written_recipe(made)
@@ -125,7 +125,7 @@ class TestTheQuickstart:
             assert whys(made)[path] == f"set by --{option}"
 
     @pytest.mark.slow
-    def test_imports_nothing_heavy(self, workplace: Path) -> None:
+    def test_init_imports_no_heavy_packages(self, workplace: Path) -> None:
         argv = [sys.executable, "-c", IMPORTS, "init", str(TARGET), str(MODELS / "quickstart-eagle3"), "--json"]
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
         imported = set(done.stdout.split())
@@ -134,7 +134,7 @@ class TestTheQuickstart:
 
 
 class TestTheFile:
-    def test_says_why_on_each_line(self, trtspec: Run, workplace: Path) -> None:
+    def test_each_value_has_a_comment_with_its_reason(self, trtspec: Run, workplace: Path) -> None:
         trtspec("init", TARGET, MODELS / "quickstart-draft")
         lines = (workplace / "quickstart-target.yaml").read_text().splitlines()
         assert lines[0] == "# yaml-language-server: $schema=trtspec-recipe.schema.json"
@@ -145,7 +145,7 @@ class TestTheFile:
         assert "  # no quantization: no GPU is known that supports FP8" in lines
         assert "  # no gpu: nvidia-smi shows none here; name one with --gpu, as h100" in lines
 
-    def test_has_its_schema_beside_it(self, trtspec: Run, workplace: Path) -> None:
+    def test_schema_file_is_written_beside_it_and_updated_if_outdated(self, trtspec: Run, workplace: Path) -> None:
         trtspec("init", TARGET, "--name", "one")
         schema = workplace / "trtspec-recipe.schema.json"
         assert json.loads(schema.read_text()) == editor_schema()
@@ -156,7 +156,7 @@ class TestTheFile:
         trtspec("init", TARGET, "--name", "three")
         assert json.loads(schema.read_text()) == editor_schema()
 
-    def test_is_never_replaced_unasked(self, trtspec: Run, workplace: Path) -> None:
+    def test_existing_file_is_not_replaced_without_force(self, trtspec: Run, workplace: Path) -> None:
         (workplace / "mine.yaml").write_text("precious")
         refused = trtspec("init", TARGET, "-o", "mine.yaml")
         assert (refused.code, flat_output(refused)) == (
@@ -167,7 +167,7 @@ class TestTheFile:
         assert trtspec("init", TARGET, "-o", "mine.yaml", "--force").code == 0
         assert trtspec("check", "mine.yaml").code == 0
 
-    def test_cannot_be_written(self, trtspec: Run, workplace: Path) -> None:
+    def test_unwritable_path_is_an_error(self, trtspec: Run, workplace: Path) -> None:
         refused = trtspec("init", TARGET, "-o", "nosuch/mine.yaml")
         assert (refused.code, flat_output(refused)) == (
             1,
@@ -180,7 +180,7 @@ class TestTheFile:
         )
         assert {path.name for path in workplace.iterdir()} == {"cache", "folder"}
 
-    def test_names_odd_directories(self, trtspec: Run, workplace: Path) -> None:
+    def test_name_is_derived_from_an_odd_directory_name(self, trtspec: Run, workplace: Path) -> None:
         odd = workplace / "# My Model: 1"
         shutil.copytree(TARGET, odd)
         made = trtspec("init", odd, "--json")
@@ -190,7 +190,9 @@ class TestTheFile:
 
 
 class TestTheMachine:
-    def test_its_gpu_is_found(self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpu_is_detected_with_nvidia_smi(
+        self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034", "NVIDIA L4, 8.9, 1, 23034")
         made = trtspec("init", TARGET, "--json")
         assert written_recipe(made)["engine"]["gpu"] == "l4"
@@ -203,7 +205,7 @@ class TestTheMachine:
             ("broken", "nvidia-smi printed unexpected output ['broken']; name one with --gpu"),
         ],
     )
-    def test_another_gpu(
+    def test_unrecognized_gpu_is_reported_as_the_reason(
         self, line: str, why: str, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         show_gpus(monkeypatch, line)
@@ -214,7 +216,7 @@ class TestTheMachine:
     @pytest.mark.parametrize(
         ("gpu", "tensor", "weights"), [("h100", 2, "fp8"), ("h200", 1, "fp8"), ("a100-80gb", 4, None)]
     )
-    def test_a_large_model_is_divided_and_quantized_as_the_gpu_asks(
+    def test_large_model_is_sharded_and_quantized_for_the_gpu(
         self, gpu: str, tensor: int, weights: str | None, trtspec: Run, workplace: Path
     ) -> None:
         pair = (shape("llama-3.3-70b-instruct", workplace), shape("llama-3.2-1b-instruct", workplace))
@@ -227,7 +229,7 @@ class TestTheMachine:
             assert "a100-80gb lacks FP8, which needs compute capability 8.9" in whys(made)["target.quantization"]
         assert trtspec("plan", made.document["path"]).code == 0
 
-    def test_a_text_is_shorter_where_the_gpus_here_hold_no_longer_one(
+    def test_max_seq_len_is_reduced_to_fit_the_gpu(
         self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034")
@@ -236,7 +238,7 @@ class TestTheMachine:
         assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 1}, 2048)
         assert "8192 would be too much" in whys(made)["engine.max_seq_len"]
 
-    def test_what_no_memory_holds_is_said_to_be_too_much(
+    def test_model_too_large_for_the_gpus_is_reported(
         self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034", "NVIDIA L4, 8.9, 1, 23034")
@@ -246,16 +248,14 @@ class TestTheMachine:
         assert whys(made)["target.parallel.tensor"] == "it does not fit even these"
         assert whys(made)["engine.max_batch_size"].endswith(" of 19.8 GiB used: too much")
 
-    def test_fp8_is_left_out_where_the_method_takes_none(self, trtspec: Run, workplace: Path) -> None:
+    def test_fp8_is_omitted_if_the_method_does_not_support_it(self, trtspec: Run, workplace: Path) -> None:
         pair = (shape("llama-2-7b-chat", workplace), shape("eagle-llama2-chat-7b", workplace))
         made = trtspec("init", *pair, "--backend", "tensorrt_llm", "--gpu", "h100", "--json")
         assert made.code == 0
         assert "quantization" not in written_recipe(made)["target"]
         assert "EAGLE engines require float16 or bfloat16" in whys(made)["target.quantization"]
 
-    def test_layers_for_further_tokens_are_used_where_the_backend_runs_them(
-        self, trtspec: Run, workplace: Path
-    ) -> None:
+    def test_mtp_layers_are_used_if_the_backend_supports_them(self, trtspec: Run, workplace: Path) -> None:
         root = workplace / "target"
         shutil.copytree(TARGET, root)
         config = json.loads((root / "config.json").read_text())
@@ -272,7 +272,7 @@ class TestTheMachine:
         assert refused.code == 1
         assert "architecture 'DeepseekV3ForCausalLM' is not supported; supported: " in flat_output(refused)
 
-    def test_heads_that_are_fewer_than_the_tree_is_deep(self, trtspec: Run, workplace: Path) -> None:
+    def test_medusa_choices_are_limited_to_the_number_of_heads(self, trtspec: Run, workplace: Path) -> None:
         import numpy as np
         from safetensors.numpy import save_file
 
@@ -308,7 +308,7 @@ class TestWhatIsRefused:
             ((TARGET, TARGET, "--method", "ngram"), "ngram does not use a draft", "remove DRAFT"),
         ],
     )
-    def test_nothing_is_written(
+    def test_invalid_arguments_are_rejected_and_nothing_is_written(
         self, arguments: tuple[object, ...], message: str, hint: str, trtspec: Run, workplace: Path
     ) -> None:
         (workplace / "empty").mkdir()
@@ -318,7 +318,7 @@ class TestWhatIsRefused:
         assert hint in flat_output(refused)
         assert [path.name for path in workplace.iterdir()] == ["empty"]
 
-    def test_an_unknown_architecture(self, trtspec: Run, workplace: Path) -> None:
+    def test_unknown_architecture_is_rejected(self, trtspec: Run, workplace: Path) -> None:
         for role in ("target", "draft"):
             shutil.copytree(MODELS / f"quickstart-{role}", workplace / role)
             config = json.loads((workplace / role / "config.json").read_text())
@@ -329,7 +329,9 @@ class TestWhatIsRefused:
             assert "architecture 'Odd' is not supported; supported: " in flat_output(refused)
             assert not list(workplace.glob("*.yaml"))
 
-    def test_a_draft_of_unknown_tokens_is_told_by_the_check(self, recipe: Path, workplace: Path, trtspec: Run) -> None:
+    def test_draft_with_unknown_token_bytes_is_reported_by_the_check(
+        self, recipe: Path, workplace: Path, trtspec: Run
+    ) -> None:
         draft = Path(shutil.copytree(MODELS / "quickstart-draft", workplace / "odd"))
         tokenizer = draft / "tokenizer.json"
         tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"decoder": None}))
@@ -342,7 +344,7 @@ class TestWhatIsRefused:
         shown = trtspec("init", recipe.parent / "target", draft, "-o", "odd.yaml", "--force")
         assert flat_output(shown).endswith("odd.yaml: written, but invalid; see the errors above")
 
-    def test_a_hub_id_without_a_hub(self, trtspec: Run, workplace: Path) -> None:
+    def test_hub_id_in_offline_mode_is_an_error(self, trtspec: Run, workplace: Path) -> None:
         refused = trtspec("init", "org/model")
         assert (refused.code, flat_output(refused)) == (
             1,

@@ -76,7 +76,7 @@ def sent(hub: Hub) -> int:
     return total
 
 
-def test_a_pair_is_checked_without_its_weights_and_built(command: Command, hub: Hub) -> None:
+def test_hub_pair_is_checked_without_its_weights_and_built(command: Command, hub: Hub) -> None:
     made = document(command("init", "org/target", "org/draft", "--json"))
     assert made["ok"] is True
     assert made["recipe"]["target"] == {"model": "org/target", "revision": COMMIT}
@@ -102,14 +102,14 @@ def test_a_pair_is_checked_without_its_weights_and_built(command: Command, hub: 
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
-def test_a_head(method: str, command: Command, hub: Hub) -> None:
+def test_hub_head_is_checked_without_its_weights(method: str, command: Command, hub: Hub) -> None:
     """The id tables of EAGLE-3 are downloaded, since the check compares them."""
     made = document(command("init", "org/target", f"org/{method}", "--json"))
     assert made["recipe"]["speculation"]["method"] == method
     assert sent(hub) < 3 * UNKNOWN_HEADER_BYTES
 
 
-def test_what_lies_in_shards_is_read_from_each(command: Command, hub: Hub) -> None:
+def test_header_of_each_shard_is_read(command: Command, hub: Hub) -> None:
     from safetensors.torch import load_file, save_file
 
     root = hub.root / "org" / "target"
@@ -134,7 +134,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert TOKEN not in shown
 
 
-def test_what_cannot_be_had(command: Command, hub: Hub) -> None:
+def test_unavailable_model_is_an_error_and_nothing_is_written(command: Command, hub: Hub) -> None:
     elsewhere = "write ./org/nosuch for a directory"
     no_model = (
         "error: org/nosuch: the model does not exist on the hub, or it is private hint: check the name, or set HF_TOKEN"
@@ -161,7 +161,7 @@ def test_what_cannot_be_had(command: Command, hub: Hub) -> None:
     assert sorted(path.name for path in (hub.root.parent / "place").iterdir()) == []
 
 
-def test_what_does_not_fit_is_told_of_the_hubs_models(command: Command, hub: Hub) -> None:
+def test_incompatible_pair_is_reported_by_its_hub_ids(command: Command, hub: Hub) -> None:
     for name in ("draft", "eagle3"):
         config = hub.root / "org" / name / "config.json"
         config.write_text(config.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 3'))
@@ -173,11 +173,11 @@ def test_what_does_not_fit_is_told_of_the_hubs_models(command: Command, hub: Hub
 
 
 @pytest.mark.parametrize("name", ["info", "model.safetensors"])
-def test_a_hub_that_says_no_more_is_not_waited_for(name: str, command: Command, hub: Hub) -> None:
+def test_unresponsive_hub_causes_a_timeout_error(name: str, command: Command, hub: Hub) -> None:
     hub.stops[name] = 20
     refused(command("init", "org/target"), "the download from 127.0.0.1 failed: ReadTimeout")
 
 
-def test_a_header_that_is_none(command: Command, hub: Hub) -> None:
+def test_invalid_safetensors_header_is_an_error(command: Command, hub: Hub) -> None:
     (hub.root / "org" / "draft" / "model.safetensors").write_bytes((20).to_bytes(8, "little") + b"not a header at all!")
     refused(command("init", "org/target", "org/draft"), "not a safetensors file: invalid header: not valid JSON")

@@ -49,7 +49,7 @@ def verified(artifact: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_bit_flip_of_a_manifest_is_accepted(artifact: Path) -> None:
+def test_manifest_with_a_flipped_bit_is_rejected(artifact: Path) -> None:
     path, dice = artifact / "manifest.json", random.Random(41)
     data = path.read_bytes()
     path.unlink()
@@ -60,7 +60,7 @@ def test_no_bit_flip_of_a_manifest_is_accepted(artifact: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_bit_flip_of_a_record_is_accepted(artifact: Path, workplace: Path) -> None:
+def test_record_with_a_flipped_bit_is_rejected(artifact: Path, workplace: Path) -> None:
     verified(artifact)
     save_document(artifact, "bench", {"speculative": {"rate": 1e-05}, "name": "tiny"})
     dice = random.Random(41)
@@ -76,7 +76,7 @@ def test_no_bit_flip_of_a_record_is_accepted(artifact: Path, workplace: Path) ->
 
 
 @pytest.mark.slow
-def test_records_are_for_this_user_alone(
+def test_records_are_private_and_ignored_if_other_users_can_write(
     artifact: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     verified(artifact)
@@ -118,7 +118,7 @@ def _sparse(path: Path, victim: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [_fifo, _zero, _link, _directory, _sparse])
-def test_reports_of_a_stranger_end_no_command(
+def test_special_file_as_report_does_not_crash_any_command(
     artifact: Path, trtspec: Run, make: Callable[[Path, Path], None], workplace: Path
 ) -> None:
     victim = workplace / "victim"
@@ -141,7 +141,7 @@ def test_reports_of_a_stranger_end_no_command(
 
 
 @pytest.mark.slow
-def test_verify_writes_through_no_link_to_a_directory(artifact: Path, trtspec: Run, workplace: Path) -> None:
+def test_verify_does_not_write_through_a_symlinked_directory(artifact: Path, trtspec: Run, workplace: Path) -> None:
     (workplace / "theirs").mkdir()
     (artifact / "reports").symlink_to(workplace / "theirs")
     ended = trtspec("verify", artifact, "--max-tokens", 4)
@@ -151,7 +151,7 @@ def test_verify_writes_through_no_link_to_a_directory(artifact: Path, trtspec: R
 
 
 @pytest.mark.slow
-def test_another_manifest_than_the_expected_one_is_refused(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_manifest_with_an_unexpected_digest_is_rejected(recipe: Path, artifact: Path, trtspec: Run) -> None:
     digest = f"sha256:{manifest_sha256(artifact)}"
     built = trtspec("build", recipe, "--json").document
     assert built["manifest"] == digest
@@ -175,7 +175,7 @@ def test_another_manifest_than_the_expected_one_is_refused(recipe: Path, artifac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["docker", "kubernetes"])
-def test_rendered_files_carry_the_digest_of_the_manifest(artifact: Path, trtspec: Run, target: str) -> None:
+def test_rendered_files_contain_the_manifest_digest(artifact: Path, trtspec: Run, target: str) -> None:
     image = f"registry.example/tiny@sha256:{'a' * 64}"
     more = ("--target-option", "artifact=pvc:models/tiny") if target == "kubernetes" else ()
     rendered = trtspec("deploy", artifact, "--target", target, "--image", image, "--render", "out", *more)
@@ -186,7 +186,9 @@ def test_rendered_files_carry_the_digest_of_the_manifest(artifact: Path, trtspec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["\ud800", "n" * 3000, "a\0b", "/etc/passwd", "../x"])
-def test_a_manifest_with_a_name_that_no_file_has_is_refused_in_words(artifact: Path, trtspec: Run, name: str) -> None:
+def test_manifest_with_an_invalid_file_name_is_rejected_without_traceback(
+    artifact: Path, trtspec: Run, name: str
+) -> None:
     document = read_manifest(artifact)
     document["files"][0]["path"] = name
     write_manifest(artifact, document)
@@ -196,7 +198,9 @@ def test_a_manifest_with_a_name_that_no_file_has_is_refused_in_words(artifact: P
 
 
 @pytest.mark.slow
-def test_an_artifact_of_an_earlier_trtspec_is_built_again(recipe: Path, artifact: Path, trtspec: Run) -> None:
+def test_artifact_of_an_earlier_version_is_rejected_and_can_be_rebuilt(
+    recipe: Path, artifact: Path, trtspec: Run
+) -> None:
     document = read_manifest(artifact) | {"schema": "trtspec.manifest/1"}
     (artifact / "manifest.json").unlink()
     (artifact / "manifest.json").write_text(json.dumps(document))
@@ -218,7 +222,7 @@ def _only_in_words(read: Callable[[], object], data: bytes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["manifest", "report", "profile", "bench", "load", "compare"])
-def test_mutated_documents_are_refused_in_words(artifact: Path, workplace: Path, kind: str) -> None:
+def test_mutated_documents_cause_only_error_messages(artifact: Path, workplace: Path, kind: str) -> None:
     dice, path = random.Random(f"41 {kind}"), workplace / "document.json"
     common = {"format_version": 1, "name": "tiny", "time": "2026-01-01T00:00:00+00:00", "target": {"sha256": "0" * 64}}
     arm = {"tokens_per_s": [1.0, 2.0], "median_tokens_per_s": 1.5, "acceptance_rate": 0.5, "mean_accepted_len": 2.0}
@@ -263,7 +267,7 @@ def test_mutated_documents_are_refused_in_words(artifact: Path, workplace: Path,
             _only_in_words(lambda: gather(artifact, [path]), changed)
 
 
-def test_mutated_state_is_refused_in_words(trtspec: Run, workplace: Path) -> None:
+def test_mutated_state_causes_only_error_messages(trtspec: Run, workplace: Path) -> None:
     journal, dice = DeploymentJournal("tiny"), random.Random(41)
     journal.root.mkdir(parents=True)
     record = DeploymentRecord("tiny", "live", "build/tiny", 1, None, 1, 2, 3, "trtspec_test_", True)
@@ -291,7 +295,7 @@ def test_mutated_state_is_refused_in_words(trtspec: Run, workplace: Path) -> Non
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_named(
+def test_file_system_without_locks_is_an_error_with_a_hint(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(*_: object) -> None:
@@ -305,7 +309,7 @@ def test_a_file_system_without_locks_is_named(
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_what_the_machine_runs_out_of_is_named(
+def test_exhausted_system_resource_is_named_in_the_error(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -322,7 +326,7 @@ def test_what_the_machine_runs_out_of_is_named(
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("can't start new thread"), ImportError("failed to map segment")]
 )
-def test_memory_that_runs_out_is_no_bug(
+def test_memory_exhaustion_is_not_reported_as_a_bug(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -337,7 +341,7 @@ def test_memory_that_runs_out_is_no_bug(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [100, 150, 250])
-def test_little_memory_ends_a_build_in_time_and_in_words(recipe: Path, megabytes: int) -> None:
+def test_build_with_little_memory_ends_in_time_without_traceback(recipe: Path, megabytes: int) -> None:
     command = f"ulimit -v {megabytes * 1000}; exec {sys.executable} -m trtspec build {recipe}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode in (0, 1, 100), ended.stderr
@@ -345,7 +349,7 @@ def test_little_memory_ends_a_build_in_time_and_in_words(recipe: Path, megabytes
 
 
 @pytest.mark.slow
-def test_short_writes_change_no_checkpoint(
+def test_short_writes_do_not_change_checkpoints(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, workplace: Path
 ) -> None:
     assert trtspec("build", recipe, "--out", "whole").code == 0
@@ -359,7 +363,7 @@ def test_short_writes_change_no_checkpoint(
 
 
 @pytest.mark.slow
-def test_an_artifact_with_a_forged_report_is_measured_before_it_is_deployed(
+def test_artifact_with_a_forged_report_is_measured_before_deployment(
     artifact: Path, trtspec: Run, workplace: Path
 ) -> None:
     """Forged artifact: its gates fail, but the report in the artifact claims that they hold."""

@@ -57,13 +57,15 @@ def path(server: subprocess.Popen[bytes], workplace: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("piece", [1, 2, 3, 64])
-def test_the_last_lines(content: str, lines: int, shown: str, piece: int, path: Path, monkeypatch) -> None:
+def test_last_lines_are_read_for_any_piece_size(
+    content: str, lines: int, shown: str, piece: int, path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(log, "PIECE_BYTES", piece)
     path.write_text(content)
     assert b"".join(log.read_log(path, lines)).decode() == shown
 
 
-def test_a_hundred_lines_unless_asked(path: Path, trtspec: Run) -> None:
+def test_logs_shows_one_hundred_lines_by_default(path: Path, trtspec: Run) -> None:
     path.write_text("".join(f"line {number}\n" for number in range(150)))
     shown = trtspec("logs", "tiny")
     assert (shown.code, shown.err) == (0, "")
@@ -77,7 +79,7 @@ def test_a_hundred_lines_unless_asked(path: Path, trtspec: Run) -> None:
     }
 
 
-def test_a_huge_log_takes_little_memory(path: Path) -> None:
+def test_huge_log_is_read_with_little_memory(path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"first\n")
         file.seek(256 << 20)  # a line of zeros in a sparse file
@@ -91,7 +93,7 @@ def test_a_huge_log_takes_little_memory(path: Path) -> None:
     assert peak < 2 << 20
 
 
-def test_a_pipe_gets_the_bytes_as_they_are(path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_pipe_receives_unmodified_bytes(path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     from trtspec.cli.app import main
 
     content = b"\x1b[31mred\x1b[0m\t\xff\x00 \xc3\xa9 \xe2\x82\n"
@@ -101,7 +103,7 @@ def test_a_pipe_gets_the_bytes_as_they_are(path: Path, capfdbinary: pytest.Captu
     assert capfdbinary.readouterr().out == content
 
 
-def test_a_terminal_gets_nothing_that_controls_it(path: Path) -> None:
+def test_terminal_receives_escaped_control_characters(path: Path) -> None:
     path.write_bytes(b"\x1b]0;title\x07red \xc3\xa9 \xff\n")
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "trtspec", "logs", "tiny"]
@@ -116,7 +118,7 @@ def followed(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_following_until_the_server_ends(path: Path, server: subprocess.Popen[bytes]) -> None:
+def test_follow_ends_when_the_server_ends(path: Path, server: subprocess.Popen[bytes]) -> None:
     path.write_text("old\nlast\n")
     with followed("--lines", "1") as reader:
         assert reader.stdout.readline() == "last\n"
@@ -131,7 +133,7 @@ def test_following_until_the_server_ends(path: Path, server: subprocess.Popen[by
         assert reader.returncode == 0
 
 
-def test_following_ends_at_an_interrupt(path: Path) -> None:
+def test_follow_ends_at_an_interrupt(path: Path) -> None:
     path.write_text("last\n")
     with followed() as reader:
         assert reader.stdout.readline() == "last\n"
@@ -140,7 +142,7 @@ def test_following_ends_at_an_interrupt(path: Path) -> None:
         assert reader.returncode == 130
 
 
-def test_a_reader_that_leaves_is_no_bug(path: Path) -> None:
+def test_closed_pipe_ends_logs_silently(path: Path) -> None:
     path.write_text("x" * (1 << 20))
     command = [sys.executable, "-m", "trtspec", "logs", "tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
@@ -149,7 +151,7 @@ def test_a_reader_that_leaves_is_no_bug(path: Path) -> None:
         assert reader.wait(WAIT_S) == 1
 
 
-def test_what_is_refused(path: Path, trtspec: Run) -> None:
+def test_missing_log_invalid_options_and_unknown_name_are_errors(path: Path, trtspec: Run) -> None:
     assert "the deployment's log is not on this machine" in trtspec("logs", "tiny").err
     refused = trtspec("logs", "tiny", "-f", "--json")
     assert refused.code == 1

@@ -39,7 +39,7 @@ def found(artifact: Path, source: Path | None = None) -> Path:
 
 
 @pytest.mark.slow
-def test_the_same_inputs_give_the_same_manifest_anywhere(build: Build, workplace: Path) -> None:
+def test_same_inputs_give_the_same_manifest_in_any_directory(build: Build, workplace: Path) -> None:
     one = build(workplace / "one", "recipe.yaml")
     other = build(workplace / "deep" / "other", "{place}/recipe.yaml")
     assert (one / "manifest.json").read_bytes() == (other / "manifest.json").read_bytes()
@@ -49,13 +49,13 @@ def test_the_same_inputs_give_the_same_manifest_anywhere(build: Build, workplace
 
 
 @pytest.mark.slow
-def test_the_source_is_found_after_the_artifact_moved(recipe: Path, artifact: Path) -> None:
+def test_source_is_found_after_the_artifact_moved(recipe: Path, artifact: Path) -> None:
     assert found(artifact) == recipe.parent / "target"
     assert found(artifact.rename(recipe.parent / "moved")) == recipe.parent / "target"
 
 
 @pytest.mark.slow
-def test_an_artifact_of_another_machine_asks_for_its_source(
+def test_artifact_of_another_machine_requires_the_source_option(
     recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", str(recipe.parent / "other"))
@@ -69,7 +69,7 @@ def test_an_artifact_of_another_machine_asks_for_its_source(
 
 
 @pytest.mark.slow
-def test_a_manifest_that_says_the_place_is_still_read(
+def test_manifest_with_an_absolute_source_path_is_still_supported(
     recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = read_manifest(artifact)
@@ -79,7 +79,7 @@ def test_a_manifest_that_says_the_place_is_still_read(
     assert found(artifact) == recipe.parent / "target"
 
 
-def test_of_equal_sources_one_that_is_there_is_used(artifact: Path, recipe: Path, workplace: Path) -> None:
+def test_existing_source_is_preferred_among_equal_sources(artifact: Path, recipe: Path, workplace: Path) -> None:
     record_source_locations(load_manifest(artifact), {"target": str(workplace / "gone")})
     assert find_source_location(load_manifest(artifact), "target") == str(recipe.parent / "target")
     shutil.rmtree(recipe.parent / "target")
@@ -87,7 +87,7 @@ def test_of_equal_sources_one_that_is_there_is_used(artifact: Path, recipe: Path
 
 
 @pytest.mark.slow
-def test_a_record_that_is_damaged_or_cannot_be_written_is_as_none(artifact: Path, workplace: Path) -> None:
+def test_damaged_or_unwritable_source_record_is_ignored(artifact: Path, workplace: Path) -> None:
     (record,) = (workplace / "cache" / "origins").iterdir()
     record.write_text("{")
     assert find_source_location(load_manifest(artifact), "target") is None

@@ -11,7 +11,7 @@ from tests.conftest import Run
 from trtspec.core.paths import recipes_dir
 
 
-def test_a_shipped_recipe_is_migrated_to_the_current_directory(workplace: Path, trtspec: Run) -> None:
+def test_shipped_recipe_is_migrated_to_the_current_directory(workplace: Path, trtspec: Run) -> None:
     before = sorted(recipes_dir().iterdir())
     for given in ("quickstart-ngram", recipes_dir() / "quickstart-ngram.yaml"):
         done = trtspec("migrate", given, "--to", "1.3", "--force", "--json")
@@ -21,7 +21,7 @@ def test_a_shipped_recipe_is_migrated_to_the_current_directory(workplace: Path, 
     assert sorted(recipes_dir().iterdir()) == before
 
 
-def test_a_recipe_of_the_users_is_migrated_beside_it(
+def test_user_recipe_is_migrated_to_its_own_directory(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines(recipe)
@@ -36,7 +36,9 @@ def engines(recipe: Path) -> None:
     recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: tensorrt_llm\n  gpu: h100\n"))
 
 
-def test_the_installation_is_not_written_to(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_does_not_write_into_the_installation(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engines(recipe)
     installed = recipe.parent / "site-packages" / "trtspec"
     installed.mkdir(parents=True)

@@ -32,7 +32,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
     os.close(before)
 
 
-def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
+def test_shipped_recipe_is_found_by_name(workplace: Path, trtspec: Run) -> None:
     checked = trtspec("check", "quickstart-ngram")
     assert (checked.code, checked.out) == (0, "end ids: 0 (generation_config.json)\nquickstart-ngram: valid\n")
     document = trtspec("check", "quickstart-ngram", "--json").document
@@ -40,21 +40,21 @@ def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
     assert trtspec("plan", "quickstart-ngram", "--json").document["name"] == "quickstart-ngram"
 
 
-def test_a_file_of_that_name_wins(recipe: Path, trtspec: Run) -> None:
+def test_file_has_precedence_over_a_shipped_recipe(recipe: Path, trtspec: Run) -> None:
     recipe.rename(recipe.with_name("quickstart"))
     assert trtspec("check", "quickstart").out == "end ids: 0 (generation_config.json)\ntiny: valid\n"
     (recipe.parent / "quickstart-ngram").mkdir()  # directories are not recipes
     assert trtspec("check", "quickstart-ngram").code == 0
 
 
-def test_only_a_bare_name_is_looked_up(workplace: Path, trtspec: Run) -> None:
+def test_path_is_not_looked_up_as_a_shipped_recipe(workplace: Path, trtspec: Run) -> None:
     for given in ("sub/quickstart", recipes_dir() / "quickstart"):
         checked = trtspec("check", given)
         assert checked.code == 1
         assert f"{given} does not exist" in checked.out
 
 
-def test_a_shipped_recipe_is_extended_by_its_name(workplace: Path, trtspec: Run) -> None:
+def test_shipped_recipe_is_extended_by_name(workplace: Path, trtspec: Run) -> None:
     mine = workplace / "mine.yaml"
     mine.write_text("extends: quickstart-ngram\nname: mine\n")
     assert trtspec("check", mine).out == "end ids: 0 (generation_config.json)\nmine: valid\n"
@@ -68,7 +68,7 @@ def test_a_shipped_recipe_is_extended_by_its_name(workplace: Path, trtspec: Run)
     assert trtspec("check", below).code == 1
 
 
-def test_an_unknown_name_has_a_near_one(workplace: Path, trtspec: Run) -> None:
+def test_unknown_recipe_name_gets_a_suggestion(workplace: Path, trtspec: Run) -> None:
     checked = trtspec("check", "quickstart-ngrm", "--json")
     assert checked.code == 1
     (problem,) = checked.document["problems"]
@@ -79,7 +79,7 @@ def test_an_unknown_name_has_a_near_one(workplace: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
+def test_recipe_is_read_from_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
     text = recipe.read_text()
     recipe.unlink()
     feed(text)
@@ -97,7 +97,7 @@ def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
     assert "<stdin>\n  the file is empty" in trtspec("check", "-").out
 
 
-def test_several_recipes_at_once(recipe: Path, trtspec: Run) -> None:
+def test_several_recipes_are_checked_in_one_command(recipe: Path, trtspec: Run) -> None:
     wrong = recipe.with_name("wrong.yaml")
     wrong.write_text(recipe.read_text().replace("./draft", "./nowhere"))
     checked = trtspec("check", recipe, wrong, "quickstart-ngram", "nosuch.yaml", recipe)

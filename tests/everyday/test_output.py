@@ -63,7 +63,7 @@ def run_in_fork(name: str, redirection: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_full_or_closed_output_ends_a_command_with_a_line(name: str, artifact: Path) -> None:
+def test_full_or_closed_stdout_ends_a_command_with_a_message(name: str, artifact: Path) -> None:
     for redirection, line in ((">/dev/full", FULL), (">&-", CLOSED)):
         ended = run(COMMANDS[name], redirection) if name in WHOLE else run_in_fork(name, redirection)
         assert ended.returncode == 1, ended.stderr
@@ -74,7 +74,7 @@ def test_a_full_or_closed_output_ends_a_command_with_a_line(name: str, artifact:
 
 
 @pytest.mark.parametrize("name", ["help", "more than a buffer holds", "plan", "generate", "an error"])
-def test_a_reader_that_left_is_told_nothing(name: str, artifact: Path) -> None:
+def test_closed_pipe_gets_no_error_message(name: str, artifact: Path) -> None:
     argv = [sys.executable, "-m", "trtspec", *COMMANDS[name].split()]
     begin = forked.Computing if name in COMPUTE else subprocess.Popen
     with begin(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -87,7 +87,7 @@ def test_a_reader_that_left_is_told_nothing(name: str, artifact: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_what_writes_nothing_to_it_needs_no_output(recipe: Path) -> None:
+def test_unused_output_stream_may_be_full_or_closed(recipe: Path) -> None:
     for redirection in ("2>/dev/full", "2>&-", "<&- 2>&-"):
         assert run("check recipe.yaml", redirection).returncode == 0
     for redirection in (">/dev/full", ">&-"):
@@ -96,11 +96,11 @@ def test_what_writes_nothing_to_it_needs_no_output(recipe: Path) -> None:
         assert "output" not in ended.stderr
 
 
-def test_a_full_standard_error_ends_a_command(recipe: Path) -> None:
+def test_full_stderr_ends_a_command(recipe: Path) -> None:
     ended = run("build recipe.yaml", "2>/dev/full")
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
 
 
-def test_files_do_not_get_the_number_of_a_closed_output(recipe: Path) -> None:
+def test_descriptor_of_a_closed_output_is_not_reused_for_files(recipe: Path) -> None:
     assert run("build recipe.yaml", ">&- 2>&-").returncode == 1  # nobody reads the last line
     assert run("cache --verify", "").returncode == 0

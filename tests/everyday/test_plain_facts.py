@@ -37,7 +37,7 @@ def test_problems_are_counted_by_severity(severities: list[str], said: str) -> N
 
 
 @pytest.mark.parametrize("command", ["check", "build"])
-def test_check_and_build_count_a_warning_as_no_error(command: str, recipe: Path, trtspec: Run) -> None:
+def test_check_and_build_count_warnings_separately_from_errors(command: str, recipe: Path, trtspec: Run) -> None:
     make_llama(recipe.parent / "large-draft", hidden_size=256, intermediate_size=512)  # larger than the target
     ended = trtspec(command, recipe, *TOO_LONG, "--set", "speculation.draft.model=./large-draft")
     shown = (ended.out + ended.err).splitlines()
@@ -68,7 +68,7 @@ def test_null_on_the_command_line_unsets_a_section(assignment: str, recipe: Path
     assert unset.document["recipe"] == trtspec("plan", plain, "--json").document["recipe"]
 
 
-def test_null_in_the_file_is_still_no_section(recipe: Path, trtspec: Run) -> None:
+def test_null_section_in_a_recipe_file_is_an_error(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + "serving:\n")
     ended = trtspec("check", recipe)
     assert ended.code == 1
@@ -87,9 +87,7 @@ def unknown(recipe: Path) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_init_gives_the_positions_as_the_reason_where_they_bound_a_text(
-    backend: str, unknown: Path, trtspec: Run
-) -> None:
+def test_init_gives_maximum_positions_as_the_reason_for_max_seq_len(backend: str, unknown: Path, trtspec: Run) -> None:
     made = trtspec("init", unknown, "--backend", backend, "--gpu", "h100", "-o", "u.yaml", "--json").document
     why = {each["path"]: (each["value"], each["why"]) for each in made["choices"]}
     assert why["engine.max_seq_len"] == (256, "the target's maximum positions")
@@ -99,7 +97,7 @@ def test_init_gives_the_positions_as_the_reason_where_they_bound_a_text(
 
 
 @pytest.mark.parametrize("backend", [name for name, each in backends().items() if len(each.versions()) > 1])
-def test_init_calls_only_the_newest_version_the_newest(backend: str, unknown: Path, trtspec: Run) -> None:
+def test_init_labels_only_the_newest_version_as_newest(backend: str, unknown: Path, trtspec: Run) -> None:
     made = trtspec(
         "init", unknown.with_name("target"), "--backend", backend, "--gpu", "h100", "-o", "k.yaml", "--json"
     ).document
@@ -115,7 +113,7 @@ def test_versions_are_ordered_by_number() -> None:
     assert sorted(versions, key=_numbers) == ["0.9.1", "0.33.0", "1.2.1", "1.4.0rc1", "1.4.0", "1.10.0"]
 
 
-def test_migrate_to_a_backend_without_a_way_names_what_works(recipe: Path, trtspec: Run) -> None:
+def test_migrate_to_an_unsupported_backend_suggests_alternatives(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("migrate", recipe, "--backend", "vllm")
     assert ended.code == 1
     assert "recipes cannot be migrated to vllm" in ended.err
@@ -125,7 +123,7 @@ def test_migrate_to_a_backend_without_a_way_names_what_works(recipe: Path, trtsp
     assert tried.code == 0
 
 
-def test_compare_tells_models_of_one_name_apart_by_their_places(recipe: Path, trtspec: Run) -> None:
+def test_compare_distinguishes_models_of_the_same_name_by_path(recipe: Path, trtspec: Run) -> None:
     shutil.copytree(recipe.parent / "draft", recipe.parent / "drafts" / "adapted")
     shutil.copytree(recipe.parent / "draft", recipe.parent / "others" / "adapted")
     for name in ("drafts", "others"):
@@ -158,7 +156,7 @@ def test_values_in_messages_are_written_as_json(value: object, text: str) -> Non
     ("key", "value"),
     [("architectures", None), ("architectures", ["A", "B"]), ("hidden_size", {"a": None}), ("vocab_size", [True])],
 )
-def test_no_message_about_a_config_has_a_python_value(key: str, value: object, recipe: Path, trtspec: Run) -> None:
+def test_config_error_messages_contain_no_python_literals(key: str, value: object, recipe: Path, trtspec: Run) -> None:
     path = recipe.parent / "target" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     ended = trtspec("check", recipe)

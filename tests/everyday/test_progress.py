@@ -45,7 +45,7 @@ def progress_lines(
     return err.splitlines()
 
 
-def test_a_line_says_the_share_and_the_time_left(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_line_has_percentage_and_time_left(capfd: pytest.CaptureFixture[str]) -> None:
     assert PERIOD_S <= 30
     assert progress_lines(capfd, [("convert-target", 25, 100)]) == ["  convert-target: 25 %, 1 min 30 s left"]
     assert progress_lines(capfd, [("a", 75, 100), ("b", 1, 1000)]) == [
@@ -54,12 +54,12 @@ def test_a_line_says_the_share_and_the_time_left(capfd: pytest.CaptureFixture[st
     ]
 
 
-def test_it_is_said_again_each_half_minute(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_reported_every_30_seconds(capfd: pytest.CaptureFixture[str]) -> None:
     lines = progress_lines(capfd, [("build-target", 0, None)], waits=3)
     assert lines == [f"  build-target: {spent} elapsed" for spent in ("30 s", "1 min 00 s", "1 min 30 s")]
 
 
-def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_of_unstarted_or_finished_work_has_no_estimate(capfd: pytest.CaptureFixture[str]) -> None:
     assert progress_lines(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
     assert progress_lines(capfd, [("a", 100, 100)]) == ["  still running after 30 s"]
     assert progress_lines(capfd, [("a", 1, 100)], waits=0) == []
@@ -68,7 +68,7 @@ def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("expected", "done", "said"), [(90.0, 0, "0 %, 1 min 00 s"), (20.0, 0, "0 %, 0 s"), (90.0, 50, "50 %, 30 s")]
 )
-def test_before_the_first_bytes_earlier_builds_tell_the_time(
+def test_time_left_before_the_first_bytes_uses_earlier_builds(
     capfd: pytest.CaptureFixture[str], expected: float, done: int, said: str
 ) -> None:
     clock = Clock(1)
@@ -81,7 +81,7 @@ def test_before_the_first_bytes_earlier_builds_tell_the_time(
     assert capfd.readouterr().err == f"  convert-target: {said} left\n"
 
 
-def test_what_is_counted_is_what_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_reports_only_unfinished_counts(capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock(1)
     progress = Progress(disable=True, get_time=clock)
     count = Counter(progress)
@@ -92,7 +92,7 @@ def test_what_is_counted_is_what_is_told(capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.slow
-def test_commands_tell_it_without_a_terminal(
+def test_progress_is_reported_without_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.01)
@@ -105,7 +105,7 @@ def test_commands_tell_it_without_a_terminal(
 
 
 @pytest.mark.slow
-def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_with_a_prompt_file_reports_progress(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.01)
     monkeypatch.setattr("trtspec.bench.artifact.generate_many", lambda *_, **__: sleep(0.2) or [])
     done = trtspec("generate", "build/tiny", "--prompts", "some.jsonl")
@@ -113,12 +113,12 @@ def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch)
     assert "  still running after 0 s\n" in done.err
 
 
-def test_a_line_of_a_build_is_not_folded(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_line_of_a_build_is_not_wrapped(capfd: pytest.CaptureFixture[str]) -> None:
     what = f"fetch /{'long path/' * 20}"
     with build_bars() as bars:
         bars.preparing(what, 0, 10)
     assert capfd.readouterr().err == f"  {what}\n"
 
 
-def test_short_work_is_not_told_of(trtspec: Run, workplace: object) -> None:
+def test_short_command_reports_no_progress(trtspec: Run, workplace: object) -> None:
     assert trtspec("cache", "--verify").err == ""

@@ -50,7 +50,7 @@ def deployed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded("wrong", "failed", runs=False)
 
 
-def test_states_are_those_of_the_processes(deployed: None, trtspec: Run) -> None:
+def test_ps_states_reflect_the_processes(deployed: None, trtspec: Run) -> None:
     done = trtspec("ps", "--json")
     assert (done.code, done.err) == (0, "")
     found = done.document["deployments"]
@@ -80,7 +80,7 @@ def test_states_are_those_of_the_processes(deployed: None, trtspec: Run) -> None
 
 
 @pytest.mark.parametrize("command", ["ps", "status"])
-def test_the_table_is_a_row_each(command: str, deployed: None, trtspec: Run) -> None:
+def test_ps_and_status_print_one_row_per_deployment(command: str, deployed: None, trtspec: Run) -> None:
     shown = trtspec(command)
     rows = [line.split(maxsplit=4) for line in shown.out.splitlines()]
     assert (shown.code, shown.err) == (0, "")
@@ -98,16 +98,16 @@ def test_the_table_is_a_row_each(command: str, deployed: None, trtspec: Run) -> 
     assert rows[1][4].split()[::3] == ["-", "-"], "a stopped deployment has no endpoints"
 
 
-def test_nothing_was_deployed(workplace: Path, trtspec: Run) -> None:
+def test_ps_without_deployments_lists_none(workplace: Path, trtspec: Run) -> None:
     assert trtspec("ps").out == "no deployments\n"
     assert trtspec("status", "--json").document == {"format_version": 1, "deployments": []}
     assert not (workplace / "state").exists()
 
 
-def test_a_broken_record_hides_no_other(deployed: None, workplace: Path, trtspec: Run) -> None:
+def test_broken_record_does_not_hide_other_deployments(deployed: None, workplace: Path, trtspec: Run) -> None:
     (workplace / "state" / "deployments" / "killed" / "state.json").write_text("{")
     journal = DeploymentJournal("ended")
-    journal.write(replace(journal.known(), target="elsewhere"))
+    journal.write(replace(journal.read_existing(), target="elsewhere"))
     done = trtspec("ps", "--json")
     found = {each["name"]: each for each in done.document["deployments"]}
     assert (done.code, len(found), found["running"]["state"]) == (0, 5, "live")
@@ -118,7 +118,7 @@ def test_a_broken_record_hides_no_other(deployed: None, workplace: Path, trtspec
     assert "running" in shown.out
 
 
-def test_a_record_of_an_earlier_version_is_shown(deployed: None, workplace: Path, trtspec: Run) -> None:
+def test_record_of_an_earlier_version_is_shown(deployed: None, workplace: Path, trtspec: Run) -> None:
     path = workplace / "state" / "deployments" / "running" / "state.json"
     lines = [line for line in path.read_text().splitlines() if not any(f'"{k}"' in line for k in ("backend", "since"))]
     path.write_text("\n".join(lines))
@@ -127,10 +127,10 @@ def test_a_record_of_an_earlier_version_is_shown(deployed: None, workplace: Path
     assert "running  live      -         ngram" in trtspec("ps").out
 
 
-def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: None, trtspec: Run) -> None:
+def test_restarting_server_is_not_live_and_reports_its_reason(deployed: None, trtspec: Run) -> None:
     journal = DeploymentJournal("running")
     reason = "the process of tensorrt_llm died"
-    journal.write(replace(journal.known(), state="restarting", restarts=2, reason=reason))
+    journal.write(replace(journal.read_existing(), state="restarting", restarts=2, reason=reason))
     [listed] = [each for each in trtspec("ps", "--json").document["deployments"] if each["name"] == "running"]
     assert (listed["state"], listed["restarts"], listed["reason"]) == ("restarting", 2, reason)
     shown = trtspec("status", "running")
@@ -140,9 +140,9 @@ def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: No
     )
 
 
-def test_what_goes_wrong_beside_a_server_is_said_by_its_status(deployed: None, trtspec: Run) -> None:
+def test_status_includes_the_last_sidecar_event(deployed: None, trtspec: Run) -> None:
     journal = DeploymentJournal("running")
     beside = "openai exited with status 3; restarting in 4 s"
-    journal.write(replace(journal.known(), state="restarting", beside=beside))
+    journal.write(replace(journal.read_existing(), state="restarting", beside=beside))
     assert trtspec("status", "running", "--json").document["beside"] == beside
     assert trtspec("status", "running").out == f"running is restarting\n  last sidecar event: {beside}\n"

@@ -21,7 +21,7 @@ from trtspec.store.artifact import check_artifact_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["target", "target/config.json", "target/tokenizer.json", "target/model.safetensors"])
-def test_a_source_that_may_not_be_read_is_a_problem_of_its_line(name: str, recipe: Path) -> None:
+def test_unreadable_source_is_reported_at_its_recipe_line(name: str, recipe: Path) -> None:
     path = recipe.parent / name
     mode = path.stat().st_mode
     path.chmod(0)
@@ -37,7 +37,7 @@ def test_a_source_that_may_not_be_read_is_a_problem_of_its_line(name: str, recip
 
 
 @pytest.mark.slow
-def test_a_directory_that_may_be_listed_only(recipe: Path) -> None:
+def test_directory_with_list_permission_only_is_an_error(recipe: Path) -> None:
     (recipe.parent / "target").chmod(0o444)
     ended = as_anybody("inspect", recipe.parent / "target")
     (recipe.parent / "target").chmod(0o755)
@@ -56,7 +56,7 @@ def live(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_where_the_deployments_should_be(
+def test_file_in_place_of_the_state_directory_is_an_error(
     artifact: Path, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workplace / "file").touch()
@@ -68,7 +68,9 @@ def test_a_file_where_the_deployments_should_be(
         assert "Traceback" not in ended.err
 
 
-def test_a_full_disk_below_the_deployments(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_in_the_state_directory_is_an_error(
+    trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live(workplace)
 
     def full(*_: object) -> None:
@@ -85,7 +87,7 @@ def test_a_full_disk_below_the_deployments(trtspec: Run, workplace: Path, monkey
     )
 
 
-def test_any_command_says_what_the_machine_refuses(
+def test_os_error_in_a_command_is_reported_with_a_hint(
     trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused() -> None:
@@ -97,19 +99,19 @@ def test_any_command_says_what_the_machine_refuses(
     assert ended.err == f"error: read-only file system at /some/file\nhint: {REFUSED_HINT}\n"
 
 
-def test_what_the_machine_has_no_part_in_is_a_bug() -> None:
+def test_os_error_without_a_machine_cause_is_not_described() -> None:
     assert describe_os_error(OSError(errno.EBADF, "")) is None
     assert describe_os_error(OSError("no number")) is None
 
 
-def test_the_root_is_no_place_for_an_artifact(recipe: Path, trtspec: Run) -> None:
+def test_root_directory_is_rejected_as_artifact_path(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("build", recipe, "--out", "/")
     assert ended.code == 1
     assert "an artifact needs its own directory" in ended.err
     assert "Traceback" not in ended.err
 
 
-def test_a_place_below_a_file(workplace: Path) -> None:
+def test_artifact_path_below_a_file_is_rejected(workplace: Path) -> None:
     (workplace / "file").touch()
     with pytest.raises(TrtspecError, match="is a file, not a directory"):
         check_artifact_path(workplace / "file" / "deep" / "artifact")

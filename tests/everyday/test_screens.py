@@ -283,13 +283,13 @@ def compare_golden(name: str, text: str, *, update: bool) -> None:
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_is_the_golden_one(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
+def test_screen_matches_the_golden_file(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
     text = described(SCREENS[name].command, capture(workspace, name), workspace.root)
     compare_golden(name, text, update=pytestconfig.getoption("update_screens"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_help_is_the_golden_one(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
+def test_help_screen_matches_the_golden_file(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
     shown = workspace.terminals.run(workspace.commands, 80, [name, "--help"])
     text = described(f"{name} --help", {"terminal, 80 columns": shown}, workspace.root)
     assert not any(line.rstrip().endswith("...") for line in text.splitlines() if not line.startswith("Usage"))
@@ -297,7 +297,7 @@ def test_a_help_is_the_golden_one(name: str, workspace: Workspace, pytestconfig:
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_no_line_ends_within_a_word_or_in_spaces(name: str, workspace: Workspace) -> None:
+def test_line_does_not_end_within_a_word_or_in_spaces(name: str, workspace: Workspace) -> None:
     """Only a word that is longer than a row continues on the next one."""
     seen = capture(workspace, name)
     whole = set((seen["pipe"].out + seen["pipe"].err).split())
@@ -313,7 +313,7 @@ def test_no_line_ends_within_a_word_or_in_spaces(name: str, workspace: Workspace
 @pytest.mark.parametrize(
     "name", ["check-with-errors", "plan-of-engines", "plan-refused", "inspect", "compare", "init", "migrate-incomplete"]
 )
-def test_a_terminal_and_a_pipe_say_the_same(name: str, workspace: Workspace) -> None:
+def test_terminal_and_pipe_show_the_same_text(name: str, workspace: Workspace) -> None:
     seen = capture(workspace, name)
     shown = ESCAPE.sub("", seen["terminal, 80 columns"].out)
     assert words(shown) == words(seen["pipe"].out + seen["pipe"].err)
@@ -325,7 +325,7 @@ def words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["check-with-errors", "cache", "doctor", "plan-with-a-warning", "compare"])
-def test_without_colours_the_text_is_the_same(name: str, workspace: Workspace) -> None:
+def test_no_color_output_has_the_same_text(name: str, workspace: Workspace) -> None:
     argv = shlex.split(SCREENS[name].command)
     plain = workspace.terminals.run(workspace.commands, 80, argv, NO_COLOR="1").out
     assert not list(coloured(plain))
@@ -334,7 +334,7 @@ def test_without_colours_the_text_is_the_same(name: str, workspace: Workspace) -
 
 
 @pytest.mark.parametrize("name", ["build-again", "check-with-errors", "recipes", "help", "unknown-command"])
-def test_continuous_integration_sees_what_a_pipe_has(name: str, workspace: Workspace) -> None:
+def test_ci_output_matches_the_pipe_output(name: str, workspace: Workspace) -> None:
     seen = piped(
         workspace.commands, workspace.scratch, shlex.split(SCREENS[name].command), CI="true", GITHUB_ACTIONS="true"
     )
@@ -346,6 +346,6 @@ def test_continuous_integration_sees_what_a_pipe_has(name: str, workspace: Works
     assert "\x1b" not in seen.out + seen.err
 
 
-def test_a_document_is_alone(workspace: Workspace) -> None:
+def test_json_document_is_alone_on_stdout(workspace: Workspace) -> None:
     for command in ("schema", "check recipe.yaml --json", "plan recipe.yaml --json", "verify nosuch --json"):
         assert json.loads(piped(workspace.commands, workspace.scratch, shlex.split(command)).out)

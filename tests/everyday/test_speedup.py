@@ -25,13 +25,13 @@ PROMPTS = [f"prompt {number}" for number in range(8)]
 @pytest.mark.parametrize(
     ("limit", "reached"), [(1.5, True), (1.6, True), (1.61, None), (2.0, None), (2.4, None), (2.41, False)]
 )
-def test_a_limit_is_held_against_the_interval(limit: float, reached: bool | None) -> None:
+def test_speedup_limit_is_compared_with_the_interval(limit: float, reached: bool | None) -> None:
     assert Speedup(2.0, 1.6, 2.4, 1.9, samples=6).reaches(limit) is reached
     assert Speedup(2.0, 1.6, 2.4, 1.9, samples=5).reaches(limit) is None, "too few for a significant result"
 
 
 @pytest.mark.slow
-def test_the_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
+def test_speedup_interval_covers_the_true_median_at_its_confidence_level() -> None:
     samples = np.random.default_rng(1).lognormal(np.log(2.0), 0.3, (300, 24))
     found = [estimate_speedup(list(ratios), 1.0) for ratios in samples]
     assert 0.90 <= np.mean([each.low <= 2.0 <= each.high for each in found]) <= 0.99
@@ -39,7 +39,7 @@ def test_the_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
     assert found[0] == estimate_speedup(list(samples[0]), 1.0), "the interval is deterministic"
 
 
-def test_more_ratios_are_surer() -> None:
+def test_speedup_interval_narrows_with_more_samples() -> None:
     few, many = (estimate_speedup([1.0, 1.2, 1.4, 1.6, 1.8, 2.0] * times, 1.0) for times in (1, 10))
     assert (few.median, many.median) == (1.5, 1.5)
     assert many.high - many.low < (few.high - few.low) / 2
@@ -75,7 +75,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
         ([1.0, 1.5, 2.0, 2.1], 1.8, 5, "undecided"),
     ],
 )
-def test_runs_are_measured_until_a_limit_is_decided(
+def test_runs_are_repeated_until_a_limit_is_decided(
     ratios: list[float], limit: float, runs: int, state: str, recipe: Any, trtspec: Run, measure: Any
 ) -> None:
     assert trtspec("build", recipe, "--set", f"gates.min_speedup={limit}").code == 0
@@ -92,7 +92,7 @@ def test_runs_are_measured_until_a_limit_is_decided(
 
 
 @pytest.mark.integration
-def test_verify_and_bench_say_how_fast_and_how_sure(recipe: Any, trtspec: Run) -> None:
+def test_verify_and_bench_report_the_speedup_with_its_interval(recipe: Any, trtspec: Run) -> None:
     assert trtspec("build", recipe, "--set", "gates.min_speedup=0.001").code == 0
     done = trtspec("verify", "build/tiny", "--max-tokens", 4, "--json")
     benched = trtspec("bench", "build/tiny", "--max-tokens", 4, "--runs", 2, "--json")
@@ -129,7 +129,7 @@ def test_speedup_state_is_undecided_where_the_interval_includes_the_limit(limit:
         ({"TRTSPEC_UNDECIDED": "fail"}, "fail"),
     ],
 )
-def test_undecided_policy_follows_the_option_then_ci(environment: dict[str, str], policy: str) -> None:
+def test_undecided_policy_follows_its_variable_then_ci(environment: dict[str, str], policy: str) -> None:
     assert undecided_policy(environment) == policy
 
 
@@ -143,7 +143,7 @@ def undecided_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("command", [("verify",), ("bench", "--gates"), ("deploy", "--detach")])
-def test_undecided_gate_passes_with_a_warning_and_fails_where_asked(
+def test_undecided_gate_passes_or_fails_according_to_the_option(
     command: tuple[str, ...], recipe: Any, trtspec: Run, undecided_speed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
@@ -169,7 +169,7 @@ def test_undecided_gate_passes_with_a_warning_and_fails_where_asked(
 
 
 @pytest.mark.integration
-def test_deploy_judges_a_stored_undecided_gate_by_its_own_policy(
+def test_deploy_applies_the_current_policy_to_a_stored_undecided_gate(
     recipe: Any, trtspec: Run, undecided_speed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
@@ -183,7 +183,7 @@ def test_deploy_judges_a_stored_undecided_gate_by_its_own_policy(
     assert ensure_gates(root, skip=["min_speedup"])
 
 
-def test_undecided_takes_fail_or_pass(trtspec: Run) -> None:
+def test_undecided_option_accepts_only_fail_or_pass(trtspec: Run) -> None:
     failed = trtspec("verify", "build/tiny", "--undecided", "maybe")
     assert (failed.code, failed.err) == (
         1,

@@ -40,7 +40,7 @@ def test_results_are_on_stdout_and_notes_on_stderr(recipe: Path, trtspec: Run) -
         assert shown.err == ""
 
 
-def test_a_failure_leaves_stdout_empty(recipe: Path, trtspec: Run) -> None:
+def test_failed_command_leaves_stdout_empty(recipe: Path, trtspec: Run) -> None:
     failed = trtspec("plan", recipe, "--set", "speculation.draft_len=99")
     assert (failed.code, failed.out) == (1, "")
     assert "draft_len must be at most 64" in failed.err
@@ -48,7 +48,7 @@ def test_a_failure_leaves_stdout_empty(recipe: Path, trtspec: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("check",), ("plan",), ("build",), ("recipes",), ("cache",), ("doctor",)])
-def test_with_json_the_result_is_not_shown_besides(arguments: tuple[str, ...], recipe: Path, trtspec: Run) -> None:
+def test_json_output_replaces_the_text_output(arguments: tuple[str, ...], recipe: Path, trtspec: Run) -> None:
     if arguments[0] in ("check", "plan", "build"):
         arguments = (*arguments, str(recipe))
     shown = set(trtspec(*arguments).out.splitlines())
@@ -58,7 +58,7 @@ def test_with_json_the_result_is_not_shown_besides(arguments: tuple[str, ...], r
     assert not shown & set(asked.err.splitlines())
 
 
-def test_a_row_is_one_line_in_a_pipe(
+def test_table_row_in_a_pipe_is_one_line(
     capfd: pytest.CaptureFixture[str], trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for columns, force in (("40", ""), ("300", ""), ("80", "1")):  # neither changes the layout in a pipe
@@ -71,7 +71,7 @@ def test_a_row_is_one_line_in_a_pipe(
         assert lines == ["title", *expected]
 
 
-def test_a_table_without_names_of_columns_has_no_empty_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_table_without_column_names_has_no_empty_line(capfd: pytest.CaptureFixture[str]) -> None:
     show_table("", ("", ""), [("kind", "source"), ("size", "3")])
     assert capfd.readouterr().out == "kind  source\nsize  3\n"
 
@@ -104,7 +104,7 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_a_table_fits_the_terminal(recipe: Path) -> None:
+def test_table_fits_the_terminal(recipe: Path) -> None:
     for columns, environment in ((80, {}), (120, {}), (80, {"COLUMNS": "60"})):
         width = int(environment.get("COLUMNS", columns))
         table = terminal_output(columns, "inspect", recipe.parent / "target", **environment)
@@ -112,7 +112,7 @@ def test_a_table_fits_the_terminal(recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_colour_of_a_result_can_be_refused(recipe: Path) -> None:
+def test_no_color_disables_colours(recipe: Path) -> None:
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         wrong = terminal_output(80, "cache", "--verify", **environment)
         assert "all files match their recorded digests" in wrong
@@ -120,7 +120,7 @@ def test_colour_of_a_result_can_be_refused(recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
+def test_closed_pipe_ends_a_command_silently(workplace: Path) -> None:
     command = [sys.executable, "-m", "trtspec", "recipes"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_models_text_does_not_control_a_terminal(
+def test_control_characters_of_generated_text_are_escaped_on_a_terminal(
     is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "a\x1b[2Jb\x9b3\tc\n\xa0\u200d"

@@ -26,7 +26,7 @@ def noted(err: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_build_says_what_it_decides_and_takes_from_the_store(recipe: Path, trtspec: Run) -> None:
+def test_verbose_build_logs_decisions_and_store_hits(recipe: Path, trtspec: Run) -> None:
     first = trtspec("-v", "build", recipe, "--json")
     keys = {step["name"]: step["key"] for step in first.document["steps"]}
     lines = noted(first.err)
@@ -41,7 +41,7 @@ def test_a_build_says_what_it_decides_and_takes_from_the_store(recipe: Path, trt
     assert again[-1] == "planning: build/tiny: unchanged"
 
 
-def test_without_it_nothing_is_said(recipe: Path, trtspec: Run) -> None:
+def test_plan_without_verbose_logs_nothing(recipe: Path, trtspec: Run) -> None:
     assert noted(trtspec("-v", "plan", recipe).err)
     assert trtspec("plan", recipe).err == ""
     assert logging.getLogger("trtspec").handlers == []
@@ -49,7 +49,7 @@ def test_without_it_nothing_is_said(recipe: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_s_command_line_is_shown(
+def test_verbose_deploy_logs_the_server_command_line(
     artifact: Path, trtspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = tmp_path / "tritonserver"
@@ -67,7 +67,7 @@ def test_the_server_s_command_line_is_shown(
     assert any(line.startswith("deployment: tiny is failed, process ") for line in lines)
 
 
-def test_requests_to_the_hub_name_no_token(
+def test_hub_requests_are_logged_without_the_token(
     workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -80,7 +80,7 @@ def test_requests_to_the_hub_name_no_token(
     )
 
 
-def test_tokens_and_what_moves_the_cursor_are_blotted_out(capfd: pytest.CaptureFixture[str]) -> None:
+def test_tokens_and_control_characters_are_masked_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     with verbose():
         _output("printf", TOKEN, "\x1b[2J", "two\nlines")
     _output("printf", "quiet")
@@ -98,7 +98,7 @@ def test_tokens_and_what_moves_the_cursor_are_blotted_out(capfd: pytest.CaptureF
         (("logs", "a", "--lines", "x"), "Invalid value for '-n' / '--lines'", "trtspec logs --help"),
     ],
 )
-def test_wrong_usage_is_a_document_too(arguments: tuple[str, ...], message: str, hint: str, trtspec: Run) -> None:
+def test_usage_error_with_json_is_a_document(arguments: tuple[str, ...], message: str, hint: str, trtspec: Run) -> None:
     wrong = trtspec(*arguments, "--json")
     said = wrong.document["error"]
     assert (wrong.code, wrong.document["ok"], said["exit_code"], said["where"]) == (1, False, 1, None)

@@ -38,13 +38,13 @@ def answer(tokens: int, reason: str) -> EngineResult:
     return EngineResult((5,) * tokens, reason, Stats())
 
 
-def test_quantized_parity_of_nothing_fails() -> None:
+def test_quantized_parity_without_tokens_fails() -> None:
     check = quantized(0.0, (answer(0, "cancelled"), 0))
     assert (check.ok, check.value) == (False, 0.0)
     assert check.detail == "not compared: the FP8 target generated no token for any of 1 prompts"
 
 
-def test_a_chosen_end_is_a_place() -> None:
+def test_end_token_counts_as_a_compared_position() -> None:
     """Sixty-four texts end immediately where the source continues: none agrees, and the count is not negative."""
     check = quantized(0.9, *[(answer(0, "end_id"), 1)] * 64)
     assert (check.ok, check.value) == (False, 0.0)
@@ -55,7 +55,7 @@ def test_a_chosen_end_is_a_place() -> None:
     assert not quantized(0.76, (answer(3, "end_id"), 1), (answer(4, "length"), 1)).ok
 
 
-def test_exact_parity_of_nothing_fails_and_what_is_no_number_is_no_tie() -> None:
+def test_exact_parity_fails_for_an_empty_response_and_a_nan_lead() -> None:
     check = parity._exact_parity([parity._Compared("a", 3, []), parity._Compared("b", 0, [])])
     assert (check.ok, check.value, check.limit) == (False, 1, 2)
     assert check.detail.endswith("; 1 empty responses: prompt b")
@@ -69,7 +69,7 @@ FP8 = (
 
 
 @pytest.mark.integration
-def test_the_limit_of_quantized_parity_is_the_recipes(recipe: Path, trtspec: Run) -> None:
+def test_quantized_parity_limit_comes_from_the_recipe(recipe: Path, trtspec: Run) -> None:
     built = trtspec("build", recipe, *FP8, "--set", "gates.quantized_parity=1.0", "--set", "gates.lossless=false")
     assert built.code == 0, built.err
     done = trtspec("verify", "build/tiny", *TOKENS, "--json")
@@ -84,7 +84,7 @@ def test_the_limit_of_quantized_parity_is_the_recipes(recipe: Path, trtspec: Run
 
 
 @pytest.mark.parametrize("value", ["1.5", "-0.1"])
-def test_a_limit_that_is_no_share(value: str, recipe: Path, trtspec: Run) -> None:
+def test_quantized_parity_limit_outside_zero_to_one_is_rejected(value: str, recipe: Path, trtspec: Run) -> None:
     refused = trtspec("check", recipe, "--set", f"gates.quantized_parity={value}")
     assert refused.code == 1
     assert "gates.quantized_parity" in refused.out
@@ -99,7 +99,7 @@ def copied(recipe: Path, trtspec: Run) -> Path:
 
 
 @pytest.mark.slow
-def test_what_needs_no_engine_is_verified_without_it(copied: Path, trtspec: Run) -> None:
+def test_verify_without_an_engine_checks_files_and_defers_gates(copied: Path, trtspec: Run) -> None:
     done = trtspec("verify", copied, "--json")
     assert done.code == 0
     checks = {check["name"]: check["ok"] for check in done.document["checks"]}
@@ -118,7 +118,7 @@ def test_what_needs_no_engine_is_verified_without_it(copied: Path, trtspec: Run)
 
 
 @pytest.mark.slow
-def test_a_source_that_changed_since_or_is_gone(copied: Path, trtspec: Run) -> None:
+def test_changed_source_fails_and_missing_source_is_skipped(copied: Path, trtspec: Run) -> None:
     config = copied.parents[1] / "target" / "config.json"
     config.write_text(config.read_text() + "\n")
     done = trtspec("verify", copied)
@@ -133,14 +133,14 @@ def test_a_source_that_changed_since_or_is_gone(copied: Path, trtspec: Run) -> N
 
 
 @pytest.mark.slow
-def test_a_report_elsewhere(copied: Path, trtspec: Run, workplace: Path) -> None:
+def test_report_option_writes_the_report_elsewhere(copied: Path, trtspec: Run, workplace: Path) -> None:
     done = trtspec("verify", copied, "--report", workplace / "here" / "report.json", "--json")
     assert json.loads((workplace / "here" / "report.json").read_text()) == done.document
     assert not (copied / "reports").exists()
 
 
 @pytest.mark.slow
-def test_an_artifact_that_takes_no_report_gets_its_verdict(copied: Path, trtspec: Run) -> None:
+def test_unwritable_report_does_not_change_the_verdict(copied: Path, trtspec: Run) -> None:
     (copied / "reports").write_text("in the way, as on a read-only disk")
     done = trtspec("verify", copied, "--json")
     assert (done.code, done.document["ok"]) == (0, True)
@@ -151,7 +151,7 @@ def test_an_artifact_that_takes_no_report_gets_its_verdict(copied: Path, trtspec
 
 
 @pytest.mark.slow
-def test_a_gate_that_is_none(copied: Path, trtspec: Run) -> None:
+def test_unknown_gate_is_rejected_with_a_suggestion(copied: Path, trtspec: Run) -> None:
     refused = trtspec("verify", copied, "--skip-gate", "min_speedpu")
     assert refused.code == 1
     assert "unknown gate 'min_speedpu'" in refused.err
@@ -159,7 +159,7 @@ def test_a_gate_that_is_none(copied: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_bit_that_was_forgotten_is_found_by_reading_all(artifact: Path, trtspec: Run) -> None:
+def test_damage_missed_by_the_digest_cache_is_found_by_rehash(artifact: Path, trtspec: Run) -> None:
     damaged = artifact / "checkpoints" / "target" / "rank0.safetensors"
     recorded = file_sha256(damaged)
     damaged.chmod(0o644)

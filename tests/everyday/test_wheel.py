@@ -95,7 +95,7 @@ def variables(environment: Path, work: Path) -> dict[str, str]:
     }
 
 
-def test_the_wheel_holds_what_a_clone_does(wheel: Path) -> None:
+def test_wheel_contains_the_same_files_as_a_clone(wheel: Path) -> None:
     """The wheel has every file below trtspec/ and the directories of paths.py, but no ignored files."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "core" / "paths.py").read_text())}
@@ -115,7 +115,7 @@ def files_below(folder: Path, root: Path) -> list[Path]:
     return [path for path in found if "__pycache__" not in path.parts and IGNORED not in path.parents]
 
 
-def test_what_the_code_reads_beside_itself_is_there(installed: Path, tmp_path: Path) -> None:
+def test_data_paths_used_by_the_code_exist_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     """All `MODELS`, `DATA` and `VERSIONS` paths of modules and all paths of paths.py exist in the wheel."""
     script = """
 import importlib
@@ -149,7 +149,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if without_clone(page)])
-def test_a_pages_blocks_run_from_the_wheel(page: str, installed: Path, work: Path, tmp_path: Path) -> None:
+def test_page_blocks_run_from_the_wheel(page: str, installed: Path, work: Path, tmp_path: Path) -> None:
     """Run all blocks that do not require a clone."""
     for block in without_clone(page):
         run_block(block, tmp_path, variables(installed, work))
@@ -169,7 +169,9 @@ def test_a_pages_blocks_run_from_the_wheel(page: str, installed: Path, work: Pat
         ("init org/name", "hub"),
     ],
 )
-def test_what_each_extra_is_for(command: str, extra: str, bare: Path, tmp_path: Path) -> None:
+def test_command_without_its_extra_fails_with_an_install_hint(
+    command: str, extra: str, bare: Path, tmp_path: Path
+) -> None:
     """Each extra installs the packages listed in docs/install.md."""
     models = site_packages(bare) / "trtspec" / "_data" / "recipes" / "models"
     run = subprocess.run(

@@ -156,7 +156,7 @@ backends = st.sampled_from(["auto", "auto", "embedded", "tensorrt_llm", "vllm", 
 
 @given(st.sampled_from(sorted(METHODS)), backends, edits(), noises)
 @settings(max_examples=100, **COMMON)
-def test_a_wrong_recipe(
+def test_mutated_recipe_is_handled_without_traceback(
     recipe: Path, method: str, backend: str, changes: list[tuple[str, Any]], noise: tuple[float, str] | None
 ) -> None:
     document = yaml.safe_load(recipe.read_text())
@@ -252,7 +252,7 @@ def damaged(path: Path, damage: str, share: float) -> Iterator[None]:
 
 @given(st.sampled_from(SOURCES), st.sampled_from(sorted(DAMAGES)), st.floats(0, 1))
 @settings(max_examples=40, **COMMON)
-def test_a_damaged_source(recipe: Path, name: str, damage: str, share: float) -> None:
+def test_damaged_source_is_handled_without_traceback(recipe: Path, name: str, damage: str, share: float) -> None:
     with damaged(recipe.parent / name, damage, share):
         hold(ask("plan", recipe, "--json"))
         hold(ask("inspect", recipe.parent / name.partition("/")[0], "--json"))
@@ -260,7 +260,9 @@ def test_a_damaged_source(recipe: Path, name: str, damage: str, share: float) ->
 
 @given(st.data(), st.sampled_from(sorted(DAMAGES)), st.floats(0, 1))
 @settings(max_examples=30, **COMMON)
-def test_a_damaged_artifact(artifact: Path, data: st.DataObject, damage: str, share: float) -> None:
+def test_damaged_artifact_is_handled_without_traceback(
+    artifact: Path, data: st.DataObject, damage: str, share: float
+) -> None:
     names = sorted(str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file())
     name = data.draw(st.sampled_from(names))
     shutil.copy2(artifact / name, copied := artifact / f"{name}.copy")
@@ -300,7 +302,9 @@ COMMANDS = (
     st.sampled_from(COMMANDS),
 )
 @settings(max_examples=40, **COMMON)
-def test_an_odd_environment(recipe: Path, variables: dict[str, str], command: tuple[str, ...]) -> None:
+def test_odd_environment_variables_are_handled_without_traceback(
+    recipe: Path, variables: dict[str, str], command: tuple[str, ...]
+) -> None:
     (recipe.parent / "file").touch()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
@@ -310,7 +314,7 @@ def test_an_odd_environment(recipe: Path, variables: dict[str, str], command: tu
 
 @pytest.mark.parametrize("size", [0, 100, 20_000])
 @pytest.mark.parametrize("command", ["check recipe.yaml", "build recipe.yaml", "migrate recipe.yaml --to 1.2.1"])
-def test_no_room_for_a_file(recipe: Path, command: str, size: int) -> None:
+def test_file_size_limit_is_handled_without_traceback(recipe: Path, command: str, size: int) -> None:
     ended = limited(size, *command.split(), "--json")
     document = hold(Answer(ended.returncode, ended.stdout, ended.stderr))
     if ended.returncode:
@@ -320,7 +324,7 @@ def test_no_room_for_a_file(recipe: Path, command: str, size: int) -> None:
 
 @pytest.mark.parametrize("place", ["", "target", "cache", "state", "build"])
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o555])
-def test_a_place_without_permission(recipe: Path, place: str, mode: int) -> None:
+def test_directory_without_permission_is_handled_without_traceback(recipe: Path, place: str, mode: int) -> None:
     (recipe.parent / place).mkdir(exist_ok=True)
     path = recipe.parent / place
     path.chmod(mode)
@@ -343,7 +347,9 @@ def own_mounts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", ["size=64k", "ro"])
 @pytest.mark.parametrize("place", ["cache", "state", "build"])
-def test_a_full_and_a_read_only_file_system(recipe: Path, own_mounts: None, place: str, options: str) -> None:
+def test_full_or_read_only_file_system_is_handled_without_traceback(
+    recipe: Path, own_mounts: None, place: str, options: str
+) -> None:
     (recipe.parent / place).mkdir()
     for command in ("build recipe.yaml", "check recipe.yaml", "cache", "ps"):
         ended = mounted(recipe.parent / place, options, *command.split(), "--json")

@@ -78,7 +78,7 @@ def plus_one(expected: Tensors) -> Tensors:
     }
 
 
-def test_gemma2_has_norms_of_one_and_more_everywhere(tmp_path: Path) -> None:
+def test_gemma2_norm_weights_are_increased_by_one(tmp_path: Path) -> None:
     theirs, ours, config = converted(tmp_path, "gemma2")
     assert_equal(ours, plus_one(layer_of(theirs) | dense_mlp(theirs) | inner_norms(theirs)))
     facts = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "hidden_act")
@@ -86,7 +86,7 @@ def test_gemma2_has_norms_of_one_and_more_everywhere(tmp_path: Path) -> None:
     assert (config["inter_layernorms"], config["emb_scale_by_sqrt_dim"], config["sliding_window"]) == (True, True, 32)
 
 
-def test_weights_that_one_is_added_to_are_rounded_once(tmp_path: Path) -> None:
+def test_norm_weights_increased_by_one_are_rounded_once(tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "gemma2")
     name = "model.norm.weight"
     weight = torch.linspace(-0.3, 0.3, 32).bfloat16()
@@ -96,7 +96,7 @@ def test_weights_that_one_is_added_to_are_rounded_once(tmp_path: Path) -> None:
     assert not torch.equal(ours, (weight + 1).half())
 
 
-def test_gemma3_norms_queries_and_keys_too(tmp_path: Path) -> None:
+def test_gemma3_has_query_and_key_norms(tmp_path: Path) -> None:
     theirs, ours, config = converted(tmp_path, "gemma3")
     norms = {
         f"transformer.layers.0.attention.{n}_layernorm.weight": theirs[f"model.layers.0.self_attn.{n}_norm.weight"]
@@ -109,7 +109,7 @@ def test_gemma3_norms_queries_and_keys_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [5, 6, 13])
-def test_configs_of_gemma_3_before_transformers_5(layers: int, tmp_path: Path) -> None:
+def test_gemma3_config_of_older_transformers_equals_the_new_one(layers: int, tmp_path: Path) -> None:
     """Rotary positions and layers have separate keys, as in the published configs."""
     root = make_model(tmp_path / "hf", "gemma3", num_hidden_layers=layers)
     new = load_checkpoint(convert(root, tmp_path / "new")).config
@@ -122,7 +122,7 @@ def test_configs_of_gemma_3_before_transformers_5(layers: int, tmp_path: Path) -
     assert scaled == replace(new, rope_scaling=RopeScaling("linear", 8.0))
 
 
-def test_phi3s_projections_are_rows_of_fewer_tensors(tmp_path: Path) -> None:
+def test_phi3_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
     theirs, ours, config = converted(tmp_path, "phi3")
     own = "model.layers.0"
     gate, up = theirs[f"{own}.mlp.gate_up_proj.weight"].chunk(2)
@@ -136,7 +136,7 @@ def test_phi3s_projections_are_rows_of_fewer_tensors(tmp_path: Path) -> None:
     assert (config["architecture"], config["hidden_act"], config["rotary_pct"]) == ("Phi3ForCausalLM", "swiglu", 1.0)
 
 
-def test_phi3s_parts_are_all_rows_of_what_is_stored(tmp_path: Path) -> None:
+def test_phi3_rules_use_every_stored_row_once(tmp_path: Path) -> None:
     source = load_source(make_model(tmp_path / "hf", "phi3"))
     rules = PHI3.rules(PHI3.read(source.reader, "auto"))
     taken: dict[str, list[int]] = {}
@@ -148,7 +148,7 @@ def test_phi3s_parts_are_all_rows_of_what_is_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
-def test_longrope_in_the_words_of_phi3s_config_class(kind: str, tmp_path: Path) -> None:
+def test_phi3_rope_scaling_is_converted_to_longrope(kind: str, tmp_path: Path) -> None:
     root = make_model(tmp_path / "hf", "phi3")
     rope = {"type": kind, "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 3.0, 5.0]}
     edit(root, rope_parameters=None, rope_theta=1e4, rope_scaling=rope, original_max_position_embeddings=64)
@@ -163,14 +163,14 @@ def test_longrope_in_the_words_of_phi3s_config_class(kind: str, tmp_path: Path) 
     assert read.attention_factor == (1 + math.log(256 / 64) / math.log(64)) ** 0.5
 
 
-def test_mistral_is_llama_with_a_window(tmp_path: Path) -> None:
+def test_mistral_is_llama_with_a_sliding_window(tmp_path: Path) -> None:
     theirs, ours, config = converted(tmp_path, "mistral", sliding_window=32)
     assert_equal(ours, layer_of(theirs) | dense_mlp(theirs))
     assert (config["architecture"], config["sliding_window"]) == ("MistralForCausalLM", 32)
     assert load_checkpoint(tmp_path / "c").config.exact_positions == 32
 
 
-def test_mixtral_stacks_its_experts(tmp_path: Path) -> None:
+def test_mixtral_experts_are_stacked(tmp_path: Path) -> None:
     """The linear branch is above the activated one, and the router is float32."""
     theirs, ours, config = converted(tmp_path, "mixtral", num_local_experts=3)
     moe, mlp = "model.layers.0.block_sparse_moe", "transformer.layers.0.mlp"
@@ -198,7 +198,7 @@ def test_qwen2_has_biases_on_queries_keys_and_values(tmp_path: Path) -> None:
     assert (read.attn_bias, read.dense_bias) == (True, False)
 
 
-def test_qwen3_norms_queries_and_keys(tmp_path: Path) -> None:
+def test_qwen3_has_query_and_key_norms(tmp_path: Path) -> None:
     theirs, ours, config = converted(tmp_path, "qwen3", head_dim=16)
     norms = {
         f"transformer.layers.0.attention.{n}_layernorm.weight": theirs[f"model.layers.0.self_attn.{n}_norm.weight"]

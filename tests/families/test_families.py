@@ -55,7 +55,7 @@ def said_of(source: Source) -> list[str]:
     return [problem.strip() for problem in problems]
 
 
-def test_every_family_is_tested_and_serves_names_of_its_own() -> None:
+def test_every_family_is_tested_and_has_distinct_architectures() -> None:
     assert FAMILIES.keys() == FAMILY_SHAPES.keys()
     served = [name for family in FAMILIES.values() for name in family.architectures]
     assert len(served) == len(set(served))
@@ -70,27 +70,27 @@ class TestCoverage:
         assert {tensor.name for parts in matched.sources.values() for tensor in parts} == source.tensors.keys()
         assert matched.skipped == {}
 
-    def test_every_missing_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+    def test_every_missing_tensor_is_reported(self, family: str, sources: Callable[[str], Source]) -> None:
         source = sources(family)
         for name in source.tensors:
             rest = {other: tensor for other, tensor in source.tensors.items() if other != name}
             assert said_of(replace(source, tensors=rest)) == [f"{name}: missing"]
 
-    def test_every_misshapen_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+    def test_every_misshapen_tensor_is_reported(self, family: str, sources: Callable[[str], Source]) -> None:
         source = sources(family)
         for name, tensor in source.tensors.items():
             wrong = replace(tensor, shape=(tensor.shape[0] + 1, *tensor.shape[1:]))
             shapes = f"{list(wrong.shape)} in model.safetensors, but {list(tensor.shape)} according to config.json"
             assert said_of(replace(source, tensors=source.tensors | {name: wrong})) == [f"{name}: {shapes}"]
 
-    def test_a_surplus_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+    def test_surplus_tensor_is_reported(self, family: str, sources: Callable[[str], Source]) -> None:
         source = sources(family)
         norm = source.tensors["model.norm.weight"]
         for name in ("model.layers.2.input_layernorm.weight", "model.layers.0.self_attn.sinks", "score.weight"):
             surplus = source.tensors | {name: replace(norm, name=name)}
             assert said_of(replace(source, tensors=surplus)) == [f"{name}: no rule uses it"]
 
-    def test_a_dtype_that_cannot_be_converted_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+    def test_unsupported_dtype_is_reported(self, family: str, sources: Callable[[str], Source]) -> None:
         source = sources(family)
         name = "model.layers.1.self_attn.o_proj.weight"
         wrong = source.tensors | {name: replace(source.tensors[name], dtype="I8")}
@@ -114,14 +114,16 @@ class TestCoverage:
         stored = load_file(convert(source, tmp_path / "stored") / "rank0.safetensors")
         assert all(torch.equal(without[name], stored[name]) for name in without.keys() | stored.keys())
 
-    def test_what_is_written_is_read_back(self, family: str, sources: Callable[[str], Source], tmp_path: Path) -> None:
+    def test_converted_checkpoint_is_read_back_with_the_same_config(
+        self, family: str, sources: Callable[[str], Source], tmp_path: Path
+    ) -> None:
         source = sources(family)
         checkpoint = load_checkpoint(convert(source.root, tmp_path / "c"))
         assert checkpoint.config == FAMILIES[family].read(source.reader, "auto")
         assert checkpoint.config.num_parameters == sum(prod(tensor.shape) for tensor in checkpoint.tensors)
 
 
-def test_many_problems_are_counted_and_the_first_shown(sources: Callable[[str], Source]) -> None:
+def test_many_problems_are_counted_and_the_first_ones_listed(sources: Callable[[str], Source]) -> None:
     with pytest.raises(CheckpointError) as caught:
         cover(replace(sources("llama"), tensors={}))
     assert "21 tensors do not add up:\n  lm_head.weight: missing\n" in str(caught.value)
@@ -198,9 +200,7 @@ WRONG = {
     [(family, *case) for family, cases in WRONG.items() for case in cases],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_a_config_that_a_family_cannot_read_is_refused(
-    family: str, values: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unsupported_config_is_rejected(family: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
     root = make_model(tmp_path / "hf", family)
     edit(root, **values)
     refused(root, message)
@@ -208,7 +208,7 @@ def test_a_config_that_a_family_cannot_read_is_refused(
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(("used", "expected"), [(False, 0), (True, 16)])
-def test_a_window_of_qwen_counts_where_it_is_used(family: str, used: bool, expected: int, tmp_path: Path) -> None:
+def test_qwen_sliding_window_applies_only_if_enabled(family: str, used: bool, expected: int, tmp_path: Path) -> None:
     root = make_model(tmp_path / "hf", family)
     edit(root, use_sliding_window=used, sliding_window=16)
     out = convert(root, tmp_path / "c")

@@ -22,7 +22,7 @@ def source(tmp_path: Path) -> Path:
     return make_llama(tmp_path / "hf", attention_bias=True, mlp_bias=True)
 
 
-def test_every_tensor_is_where_tensorrt_llm_looks_for_it(source: Path, tmp_path: Path) -> None:
+def test_converted_tensors_have_the_names_of_tensorrt_llm(source: Path, tmp_path: Path) -> None:
     theirs, ours = (
         load_file(source / "model.safetensors"),
         load_file(convert(source, tmp_path / "c") / "rank0.safetensors"),
@@ -48,7 +48,7 @@ def test_every_tensor_is_where_tensorrt_llm_looks_for_it(source: Path, tmp_path:
         assert torch.equal(ours[name], tensor), name
 
 
-def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
+def test_converted_config_has_the_fields_of_tensorrt_llm(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True)
     written = json.loads((convert(source, tmp_path / "c") / "config.json").read_text())
     assert written == {
@@ -72,7 +72,7 @@ def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shape", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, {"rope_parameters": LLAMA3_ROPE}]
 )
-def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_converted_checkpoint_is_read_back(shape: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = load_checkpoint(convert(make_llama(tmp_path / "hf", **shape), tmp_path / "c"))
     tied = "tie_word_embeddings" in shape
     # a tied head is stored as a copy, which is not a separate parameter
@@ -81,7 +81,7 @@ def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> 
     assert checkpoint.config.tied_embeddings == tied
 
 
-def test_rope_is_read_in_the_words_of_older_versions_too(tmp_path: Path) -> None:
+def test_rope_keys_of_older_transformers_are_read(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", rope_parameters=LLAMA3_ROPE)
     new = load_checkpoint(convert(source, tmp_path / "new")).config
     edit(
@@ -96,14 +96,14 @@ def test_rope_is_read_in_the_words_of_older_versions_too(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("stored", "wanted"), [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "float16")]
 )
-def test_weights_are_cast_to_the_dtype_wanted(stored: str, wanted: str, tmp_path: Path) -> None:
+def test_weights_are_cast_to_the_requested_dtype(stored: str, wanted: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", dtype=stored)
     ours = load_file(convert(source, tmp_path / "c", wanted) / "rank0.safetensors")
     theirs = load_file(source / "model.safetensors")
     assert torch.equal(ours["lm_head.weight"], theirs["lm_head.weight"].to(getattr(torch, wanted)))
 
 
-def test_a_value_too_large_for_fp16_is_named(tmp_path: Path) -> None:
+def test_value_too_large_for_fp16_is_an_error(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     rewrite(source, lambda tensors: tensors["model.norm.weight"].fill_(70000.0))
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight: 32 values are too large for F16 in model\."):
@@ -129,19 +129,19 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("case", CONFIGS.values(), ids=CONFIGS.keys())
-def test_a_config_that_does_not_fit_is_refused(case: tuple[dict[str, Any], str], source: Path) -> None:
+def test_invalid_config_is_rejected(case: tuple[dict[str, Any], str], source: Path) -> None:
     values, message = case
     edit(source, **values)
     refused(source, message)
 
 
-def test_an_extra_tensor_is_refused_and_a_known_one_skipped(source: Path) -> None:
+def test_extra_tensor_is_rejected_and_rotary_frequencies_are_skipped(source: Path) -> None:
     rewrite(source, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
     convert(source, source.parent / "c")
     rewrite(source, lambda tensors: tensors.update({"model.extra": torch.ones(4)}))
     refused(source, "1 tensor does not add up:\n  model.extra: no rule uses it")
 
 
-def test_an_integer_weight_is_refused(source: Path) -> None:
+def test_integer_weight_is_rejected(source: Path) -> None:
     rewrite(source, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int32)}))
     refused(source, "model.norm.weight: dtype I32 in model.safetensors; supported: BF16, F16, F32")

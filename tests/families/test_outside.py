@@ -90,13 +90,15 @@ def run(environment: dict[str, str], *argv: object) -> str:
     return done.stdout
 
 
-def test_inspect_names_it(toy: Path, installed: dict[str, str]) -> None:
+def test_inspect_reports_the_external_family(toy: Path, installed: dict[str, str]) -> None:
     document = json.loads(run(installed, "-m", "trtspec", "inspect", toy, "--json"))
     assert (document["family"], document["architecture"]) == ("toy", "LlamaForCausalLM")
     assert document["skipped"] == {"h.0.mask": "engines make causal masks themselves"}
 
 
-def test_it_converts_to_what_llama_does(llama: Path, toy: Path, installed: dict[str, str], tmp_path: Path) -> None:
+def test_external_family_converts_to_the_same_checkpoint_as_llama(
+    llama: Path, toy: Path, installed: dict[str, str], tmp_path: Path
+) -> None:
     expected = convert(llama, tmp_path / "llama", mapping=ParallelMapping(2, 2))
     (tmp_path / "toy").mkdir()
     run(installed, "-c", CONVERT, toy, tmp_path / "toy")
@@ -110,7 +112,7 @@ def test_it_converts_to_what_llama_does(llama: Path, toy: Path, installed: dict[
             assert all(torch.equal(tensor, theirs[name]) for name, tensor in tensors.items())
 
 
-def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
+def test_architecture_without_its_package_is_unsupported(toy: Path) -> None:
     argv = [sys.executable, "-m", "trtspec", "inspect", str(toy), "--json"]
     done = forked.run(argv, 300)
     assert (json.loads(done.stdout)["family"], done.returncode) == ("none", 0)
@@ -128,6 +130,6 @@ print(load_model(Path(sys.argv[1]), "auto").family_version)
 """
 
 
-def test_its_version_is_part_of_what_is_built(toy: Path, llama: Path, installed: dict[str, str]) -> None:
+def test_source_model_has_the_version_of_an_external_family(toy: Path, llama: Path, installed: dict[str, str]) -> None:
     assert run(installed, "-c", VERSION, toy).strip() == "toy 1.0"
     assert run(installed, "-c", VERSION, llama).strip() == ""

@@ -38,7 +38,7 @@ def rotary(**config: Any) -> Any:
         ({"rope_parameters": {**YARN, "factor": None}}, 10000.0, "yarn", 64),
     ],
 )
-def test_places_are_read_in_the_order_of_transformers(
+def test_rotary_keys_are_read_in_the_order_of_transformers(
     config: dict[str, Any], base: float, kind: str | None, original: int
 ) -> None:
     found = rotary(**config)
@@ -65,7 +65,7 @@ def test_places_are_read_in_the_order_of_transformers(
         ),
     ],
 )
-def test_different_values_are_refused_with_both_places(config: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_conflicting_values_are_rejected_with_both_locations(config: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(CheckpointError) as caught:
         rotary(**config)
     assert all(word in caught.value.message for word in words), caught.value.message
@@ -73,13 +73,13 @@ def test_different_values_are_refused_with_both_places(config: dict[str, Any], w
     assert "transformers uses the value" in caught.value.hint
 
 
-def test_kind_that_is_no_text_is_refused() -> None:
+def test_rope_type_that_is_not_a_string_is_rejected() -> None:
     for kind in (["yarn"], 3, {}):
         with pytest.raises(CheckpointError):
             rotary(rope_scaling={"rope_type": kind, "type": [kind], "factor": 2.0})
 
 
-def test_unknown_kind_may_run_elsewhere() -> None:
+def test_unknown_rope_type_is_unsupported() -> None:
     with pytest.raises(UnsupportedModel, match="rope type 'magic' is not supported"):
         rotary(rope_scaling={"rope_type": "magic"})
 
@@ -90,7 +90,7 @@ SIZES = {
 }  # fmt: skip
 
 
-def test_defaults_are_those_of_each_config_class() -> None:
+def test_family_defaults_equal_those_of_the_config_class() -> None:
     from transformers import AutoConfig
 
     from trtspec.core.registry import discover
@@ -116,13 +116,13 @@ def read(family: Any, architecture: str, **config: Any) -> Any:
     return family.read(ConfigReader(values, "config.json"), "auto")
 
 
-def test_mixtral_has_a_base_of_its_own() -> None:
+def test_mixtral_has_its_own_default_rope_base() -> None:
     assert read(MIXTRAL, "MixtralForCausalLM").rotary_base == 1e6
     section = {"rope_parameters": {"rope_type": "default"}, "rope_theta": 500.0}
     assert read(MIXTRAL, "MixtralForCausalLM", **section).rotary_base == 500.0
 
 
-def test_phi3_takes_its_original_length_at_the_top_alone() -> None:
+def test_phi3_original_length_is_read_only_at_the_top_level() -> None:
     factors = [1.0] * 4
     scaling = {"type": "su", "short_factor": factors, "long_factor": factors}
     config = read(PHI3, "Phi3ForCausalLM", rope_scaling=scaling, original_max_position_embeddings=64)
@@ -131,7 +131,7 @@ def test_phi3_takes_its_original_length_at_the_top_alone() -> None:
         read(PHI3, "Phi3ForCausalLM", rope_scaling={**scaling, "original_max_position_embeddings": 64})
 
 
-def test_gemma3_completes_its_nested_sections() -> None:
+def test_gemma3_nested_sections_are_completed_from_top_level_keys() -> None:
     nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
     linear = {"rope_type": "linear", "factor": 8.0}
     keys = {"rope_theta": 500.0, "rope_local_base_freq": 50.0}
@@ -159,19 +159,19 @@ def test_gemma3_completes_its_nested_sections() -> None:
         ),
     ],
 )  # fmt: skip
-def test_scaling_is_made_for_more_positions(scaling: dict[str, Any], most: int) -> None:
+def test_rope_scaling_determines_the_stretched_positions(scaling: dict[str, Any], most: int) -> None:
     config = read(MIXTRAL, "MixtralForCausalLM", rope_scaling=scaling)
     assert config.stretched_positions == most
     assert config.positions(frozenset(), keeps_windows=True) == POSITIONS
     assert config.positions({scaling["rope_type"]}, keeps_windows=True) == most
 
 
-def test_part_of_a_head_is_refused_where_whole_heads_are_rotated() -> None:
+def test_partial_rotary_factor_is_rejected_for_full_rotation() -> None:
     with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5"):
         read(MIXTRAL, "MixtralForCausalLM", partial_rotary_factor=0.5)
 
 
-def test_old_name_of_positions_counts_unless_a_scaling_depends_on_it(tmp_path: Path) -> None:
+def test_max_sequence_length_is_read_unless_rope_scaling_depends_on_it(tmp_path: Path) -> None:
     values = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
     values |= {"architectures": ["MixtralForCausalLM"], "max_sequence_length": 64}
     assert MIXTRAL.read(ConfigReader(values, "config.json"), "auto").max_positions == 64

@@ -75,7 +75,7 @@ def end_ids_of(source: Path) -> tuple[int, ...]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_variant_gives_the_text_of_transformers_or_is_refused(variant: Variant, tmp_path: Path) -> None:
+def test_variant_gives_the_text_of_transformers_or_is_rejected(variant: Variant, tmp_path: Path) -> None:
     source = variant.write(tmp_path / "hf")
     if variant.refuses:
         with pytest.raises(CheckpointError) as caught:
@@ -87,7 +87,7 @@ def test_variant_gives_the_text_of_transformers_or_is_refused(variant: Variant, 
         assert difference(source, prompts, text_of(target, prompts, end_ids, longest), end_ids) == ""
 
 
-def test_variants_are_different_and_cover_every_form() -> None:
+def test_variants_are_distinct_and_cover_every_form() -> None:
     many = list(variants(400, with_ends=True))
     assert len(set(many)) > 390
     from tests.families.variants import DIMENSIONS

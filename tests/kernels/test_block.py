@@ -38,7 +38,7 @@ def mean_length(found: list[Box]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zeros", [False, True])
-def test_a_block_never_accepts_less_than_its_tokens_one_by_one(zeros: bool) -> None:
+def test_block_rule_accepts_at_least_as_many_tokens_as_the_chain_rule(zeros: bool) -> None:
     gains = []
     for seed in range(6):
         as_block, by_token = (boxes_of(replace(LONG, rule=rule), seed, zeros) for rule in (verify_block, verify_chain))
@@ -47,7 +47,7 @@ def test_a_block_never_accepts_less_than_its_tokens_one_by_one(zeros: bool) -> N
     assert max(gains) > 0.001
 
 
-def test_a_block_of_one_token_is_accepted_as_a_token_is() -> None:
+def test_block_of_one_token_is_accepted_like_a_chain() -> None:
     short = Scenario(verify_block, (-1, 0), sampled, depth=1, limit=1)
     lengths = [mean_length(boxes_of(replace(short, rule=rule), 3, False)) for rule in (verify_block, verify_chain)]
     assert abs(lengths[0] - lengths[1]) < 1e-12
@@ -58,7 +58,7 @@ def test_a_block_of_one_token_is_accepted_as_a_token_is() -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, zeros: bool) -> None:
+def test_torch_equals_the_reference_on_both_sides_of_every_threshold(name: str, zeros: bool) -> None:
     corners = Corners.of(boxes_of(BLOCKS[name], 0, zeros))
     assert by_torch(chain.verify_block, corners) == corners.results
 
@@ -82,7 +82,7 @@ class Batch(test_chain.Batch):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("drawn", [True, False])
-def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool) -> None:
+def test_torch_results_equal_the_reference_in_a_batch_and_alone(dtype: torch.dtype, drawn: bool) -> None:
     lengths = set()
     for seed in range(20):
         batch = Batch(seed, dtype, drawn)
@@ -95,7 +95,7 @@ def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool
     assert lengths == {0, 1, 2, 3, 4}
 
 
-def test_drafts_of_no_tokens() -> None:
+def test_empty_draft_samples_the_target() -> None:
     logits, nothing = torch.tensor([[[0.5, 0.25, 0.25]]]), torch.zeros(1, 0, dtype=torch.int64)
     assert DraftVerifier.block(logits, nothing, [0], Identity(), None, torch.tensor([[0.6]])) == [VerifyResult([], 1)]
 
@@ -148,7 +148,7 @@ def stopped_boxes(scenario: Scenario, seed: int, stop: Stop) -> Iterator[Box]:
 
 @pytest.mark.parametrize("rule", [verify_block, verify_chain])
 @pytest.mark.parametrize("stop", [by_confidence, by_confidence_of_what_was_drawn])
-def test_a_draft_that_ends_by_what_it_may_know_keeps_the_distribution(rule: Rule, stop: Stop) -> None:
+def test_draft_ended_by_confidence_before_its_next_token_is_lossless(rule: Rule, stop: Stop) -> None:
     scenario, lengths = replace(LONG, rule=rule), set()
     for seed in range(2):
         found, target = list(stopped_boxes(scenario, seed, stop)), scenario.target(seed, False)
@@ -159,7 +159,7 @@ def test_a_draft_that_ends_by_what_it_may_know_keeps_the_distribution(rule: Rule
 
 @pytest.mark.parametrize("rule", [verify_block, verify_chain])
 @pytest.mark.parametrize("stop", [by_the_token_that_is_drawn, by_the_last_token, by_the_best_token_alone])
-def test_a_draft_that_ends_by_what_it_drew_is_caught(rule: Rule, stop: Stop) -> None:
+def test_draft_ended_by_the_token_just_drawn_is_detected(rule: Rule, stop: Stop) -> None:
     scenario = replace(LONG, rule=rule)
     target = scenario.target(0, False)
     assert not is_lossless(text_distribution(list(stopped_boxes(scenario, 0, stop)), target), target)
@@ -209,7 +209,7 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_rule_is_caught(name: str) -> None:
+def test_wrong_reference_rule_is_detected(name: str) -> None:
     wrong = changed(reference, *WRONG[name])
 
     def rule(case: Case, uniforms: Array) -> VerifyResult:
@@ -222,7 +222,7 @@ def test_a_wrong_rule_is_caught(name: str) -> None:
     assert not is_lossless(text_distribution(found, target), target)
 
 
-def test_a_token_without_probability_is_not_accepted_at_uniform_0() -> None:
+def test_token_of_probability_zero_is_not_accepted_at_uniform_zero() -> None:
     wrong = changed(reference, "uniforms[position] < chance", "uniforms[position] <= chance")
     target, draft = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.5, 0.5]])
     arguments = (target, draft, np.array([1]), np.zeros(2))
@@ -245,7 +245,7 @@ WRONG_IN_TORCH = {
 
 
 @pytest.mark.parametrize("name", WRONG_IN_TORCH)
-def test_a_wrong_rule_in_torch_is_caught(name: str) -> None:
+def test_wrong_torch_rule_is_detected(name: str) -> None:
     wrong = changed(chain, *WRONG_IN_TORCH[name])
     corners = Corners.of(boxes_of(LONG, 0, False))
     if name == "no limit for what is drafted":

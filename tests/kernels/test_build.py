@@ -74,7 +74,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return runs
 
 
-def test_a_library_is_compiled_once(sources: Path, compiled: list[str]) -> None:
+def test_library_is_compiled_once(sources: Path, compiled: list[str]) -> None:
     path = build_library(plan_library())
     assert len(compiled) == 5  # four sources and the library
     assert ctypes.CDLL(str(path)).two() == 42
@@ -83,13 +83,15 @@ def test_a_library_is_compiled_once(sources: Path, compiled: list[str]) -> None:
 
 
 @pytest.mark.parametrize("change", ["common/number.h", "one/cpu.cpp", "common/abi.cpp", "two/kernel.cu"])
-def test_a_changed_source_is_another_library(sources: Path, change: str) -> None:
+def test_changed_source_changes_the_library_key(sources: Path, change: str) -> None:
     before = plan_library().key
     (sources / change).write_text((sources / change).read_text() + "\n")
     assert plan_library().key != before
 
 
-def test_what_a_library_is_known_by(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_key_depends_on_all_inputs_but_not_on_the_compiler_path(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = plan_library()
     key = spec.key
     moved = replace(spec, toolchain=replace(spec.toolchain, cxx="/elsewhere/g++"))
@@ -105,7 +107,7 @@ def test_what_a_library_is_known_by(sources: Path, monkeypatch: pytest.MonkeyPat
     assert spec.key != key
 
 
-def test_a_library_is_on_the_disk_before_it_is_in_place(sources: Path, synced: list[str]) -> None:  # noqa: F811
+def test_library_is_synced_to_disk_before_it_is_published(sources: Path, synced: list[str]) -> None:  # noqa: F811
     path = build_library(plan_library())
     moved = synced.index("rename")
     assert [Path(each).name for each in synced[:moved]] == [LIBRARY, "library.json", "made"]
@@ -113,7 +115,7 @@ def test_a_library_is_on_the_disk_before_it_is_in_place(sources: Path, synced: l
 
 
 @pytest.mark.parametrize("left", [b"", bytes(1000)])
-def test_what_a_loss_of_power_left_of_a_library_is_built_again(sources: Path, compiled: list[str], left: bytes) -> None:
+def test_library_damaged_by_power_loss_is_rebuilt(sources: Path, compiled: list[str], left: bytes) -> None:
     path = build_library(plan_library())
     path.unlink()
     path.write_bytes(left)
@@ -123,7 +125,7 @@ def test_what_a_loss_of_power_left_of_a_library_is_built_again(sources: Path, co
     assert [each.name for each in path.parents[1].iterdir() if each.is_dir()] == [path.parent.name]
 
 
-def test_two_at_once_compile_once(sources: Path, compiled: list[str]) -> None:
+def test_concurrent_builds_compile_once(sources: Path, compiled: list[str]) -> None:
     spec = plan_library()
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(build_library, [spec] * 4))) == 1
@@ -131,7 +133,7 @@ def test_two_at_once_compile_once(sources: Path, compiled: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiler_that_takes_too_long_is_ended_and_leaves_nothing(
+def test_compiler_timeout_is_an_error_and_leaves_no_library(
     sources: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = workplace / "g++"
@@ -145,7 +147,7 @@ def test_a_compiler_that_takes_too_long_is_ended_and_leaves_nothing(
     assert [path.suffix for path in build._libraries().iterdir()] == [".lock"]
 
 
-def test_another_process_is_not_waited_for_without_end(sources: Path) -> None:
+def test_waiting_for_another_process_times_out(sources: Path) -> None:
     spec = plan_library()
     build._libraries().mkdir(parents=True)
     with (
@@ -155,7 +157,7 @@ def test_another_process_is_not_waited_for_without_end(sources: Path) -> None:
         build_library(spec, timeout_s=0.1)
 
 
-def test_an_error_is_told_with_its_line_and_leaves_nothing(sources: Path) -> None:
+def test_compiler_error_is_reported_with_its_line_and_leaves_no_library(sources: Path) -> None:
     source = sources / "one" / "cpu.cpp"
     source.write_text("int fine;\nint wrong = missing;\nint more = lost;\n")
     with pytest.raises(StepError) as raised:
@@ -168,13 +170,13 @@ def test_an_error_is_told_with_its_line_and_leaves_nothing(sources: Path) -> Non
     assert [path.suffix for path in build._libraries().iterdir()] == [".lock"]
 
 
-def test_a_warning_stops_nobody(sources: Path) -> None:
+def test_compiler_warning_does_not_fail_the_build(sources: Path) -> None:
     """Other compilers have other warnings; our own tests compile with -Werror."""
     (sources / "one" / "cpu.cpp").write_text("static int unused;\n")
     assert build_library(plan_library()).exists()
 
 
-def test_what_nvcc_says(tmp_path: Path) -> None:
+def test_nvcc_errors_are_parsed(tmp_path: Path) -> None:
     source = tmp_path / "kernel.cu"
     source.write_text("a\nb\nwrong\n")
     for output in (
@@ -188,7 +190,9 @@ def test_what_nvcc_says(tmp_path: Path) -> None:
     assert fatal.message == "nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_1'"
 
 
-def test_finding_what_was_built(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_libraries_returns_libraries_with_the_plugins_for_this_machine(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find_libraries() == []
     one = build_library(plan_library(("one",)))
     assert find_libraries(("one",)) == [one]
@@ -200,7 +204,7 @@ def test_finding_what_was_built(sources: Path, monkeypatch: pytest.MonkeyPatch) 
     assert find_libraries() == []
 
 
-def test_what_serves_most_gpus_is_found_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_for_the_most_gpus_is_found_first(monkeypatch: pytest.MonkeyPatch) -> None:
     sources, machine = build._digest_sources(), platform.machine()
     made = [
         BuiltLibrary(Path(str(count)), build.discover_plugins(), ["sm_90a"] * count, sources, machine, [])
@@ -210,50 +214,50 @@ def test_what_serves_most_gpus_is_found_first(monkeypatch: pytest.MonkeyPatch) -
     assert find_libraries() == [Path("2"), Path("1"), Path("0")]
 
 
-def test_a_library_of_other_sources_is_not_found(sources: Path) -> None:
+def test_library_of_other_sources_is_not_found(sources: Path) -> None:
     build_library(plan_library())
     (sources / "common" / "number.h").write_text("inline int number() { return 43; }\n")
     assert find_libraries() == []
 
 
-def test_a_library_of_other_flags_is_not_found(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_of_other_flags_is_not_found(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_library(plan_library())
     monkeypatch.setattr(build, "FLAGS", ("-Ofast",))
     assert find_libraries() == []
 
 
-def test_a_damaged_description_is_none(sources: Path) -> None:
+def test_library_with_damaged_description_is_not_listed(sources: Path) -> None:
     path = build_library(plan_library())
     path.with_name("library.json").write_text("{}")
     assert list_libraries() == []
 
 
-def test_unknown_plugins(sources: Path) -> None:
+def test_unknown_plugin_is_rejected_with_a_suggestion(sources: Path) -> None:
     with pytest.raises(TrtspecError, match="unknown plugin 'tow'; available: one, two") as raised:
         plan_library(("tow",))
     assert raised.value.hint == "did you mean 'two'?"
 
 
-def test_a_plugin_is_named_as_its_folder(sources: Path) -> None:
+def test_plugin_with_a_name_other_than_its_folder_is_rejected(sources: Path) -> None:
     (sources / "one" / "plugin.yaml").write_text(MANIFEST.format(name="other"))
     with pytest.raises(TrtspecError, match="the name 'other' differs from its folder's"):
         discover_plugins()
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(TrtspecError, match=r"no C\+\+ compiler on the PATH \(g\+\+ or clang\+\+\)"):
         probe_toolchain()
 
 
-def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
+def test_missing_nvcc_is_an_error_only_for_gpu_architectures(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
     monkeypatch.setattr(build, "NVCC", ())
     assert plan_library().toolchain.nvcc_version == ""
     with pytest.raises(TrtspecError, match="nvcc, which compiles for GPUs, was not found"):
         plan_library(architectures=("sm_90a",))
 
 
-def test_unknown_architectures(tmp_path: Path) -> None:
+def test_unsupported_architecture_is_rejected(tmp_path: Path) -> None:
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\necho sm_80\necho sm_90\n")
     nvcc.chmod(0o755)
@@ -263,7 +267,7 @@ def test_unknown_architectures(tmp_path: Path) -> None:
         compilers.check_architectures(("sm_91",))
 
 
-def test_code_for_gpus() -> None:
+def test_gpu_architectures_give_their_nvcc_flags() -> None:
     assert [gpu_architecture(sm) for sm in (80, 89, 90, 100, 120)] == ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"]
     assert code_flags(("sm_80", "sm_90a")) == (
         "-gencode=arch=compute_80,code=sm_80",
@@ -273,7 +277,7 @@ def test_code_for_gpus() -> None:
     assert code_flags(("sm_90a",)) == ("-gencode=arch=compute_90a,code=sm_90a",)
 
 
-def test_a_gpus_source_is_compiled_without_contraction() -> None:
+def test_gpu_and_cpu_sources_are_compiled_without_contraction() -> None:
     compilers = Toolchain("x86_64", "g++ 12", "13.0", "/usr/bin/g++", "/usr/bin/nvcc")
     command = compilers.compile_command("a/kernel.cu", "a.o", ("plugins",), ("sm_80",))
     assert command[0] == "/usr/bin/nvcc"
@@ -289,12 +293,12 @@ def test_a_gpus_source_is_compiled_without_contraction() -> None:
     assert not any(flag.startswith("-march") for flag in grace)
 
 
-def test_the_plugins_that_there_are() -> None:
+def test_all_shipped_plugins_are_discovered() -> None:
     known = ["compact_kv", "quantize", "sha256", "verify_block", "verify_chain", "verify_tree"]
     assert list(discover_plugins()) == known
 
 
-def test_cmake_compiles_the_same() -> None:
+def test_cmake_has_the_same_sources_and_flags() -> None:
     """CMakeLists.txt has the same sources, and the same flags that affect results."""
     text = (plugins_dir() / "CMakeLists.txt").read_text()
     named = set(re.findall(r"\b[\w/]+/(?:abi\.cpp|no_cuda\.cpp|cpu\.cpp|avx512\.cpp|kernel\.cu)", text))

@@ -19,7 +19,7 @@ Rule = Callable[[np.ndarray, np.ndarray | None, list[int], list[float]], VerifyR
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, zeros: bool) -> None:
+def test_torch_equals_the_reference_on_both_sides_of_every_threshold(name: str, zeros: bool) -> None:
     corners = Corners.of(boxes_of(CHAINS[name], 0, zeros))
     draft_probs = None if corners.draft_probs is None else corners.draft_probs[:, :-1]
     tokens, lens = corners.stack("tokens")[:, 1:], [2] * len(corners.cases)
@@ -67,7 +67,7 @@ class Batch:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("sampled", [True, False])
-def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, sampled: bool) -> None:
+def test_torch_results_equal_the_reference(dtype: torch.dtype, sampled: bool) -> None:
     lengths = set()
     for seed in range(20):
         batch = Batch(seed, dtype, sampled)
@@ -78,20 +78,20 @@ def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, sampled: bo
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-def test_a_row_says_the_same_alone(sampled: bool) -> None:
+def test_row_result_is_the_same_in_a_batch_and_alone(sampled: bool) -> None:
     batch = Batch(0, torch.float32, sampled)
     alone = [batch.results(slice(row, row + 1))[0] for row in range(len(batch.lens))]
     assert batch.results() == alone
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(sampled: bool) -> None:
+def test_greedy_rows_of_a_mixed_batch_equal_a_greedy_batch(sampled: bool) -> None:
     batch = Batch(1, torch.float32, sampled)
     greedy = verify_chain(batch.logits, batch.tokens, batch.lens)
     assert batch.results()[::3] == greedy[::3]
 
 
-def test_greedy_accepts_the_targets_own_choices() -> None:
+def test_greedy_rule_accepts_the_targets_choices() -> None:
     logits = torch.full((2, 4, 5), -1.0)
     for position, token in enumerate((3, 1, 4, 0)):
         logits[:, position, token] = 1.0
@@ -113,25 +113,25 @@ def by_torch(p: np.ndarray, q: np.ndarray | None, tokens: list[int], uniforms: l
 
 @pytest.mark.parametrize("rule", [by_reference, by_torch])
 class TestEdges:
-    def test_equal_distributions_accept_everything(self, rule: Rule) -> None:
+    def test_equal_distributions_accept_every_token(self, rule: Rule) -> None:
         p = np.array([[0.5, 0.5], [0.5, 0.5]])
         assert rule(p, p[:1], [1], [1 - 2**-32, 0.9]).path == [1]
 
-    def test_a_token_of_probability_zero_is_not_accepted_at_uniform_zero(self, rule: Rule) -> None:
+    def test_token_of_probability_zero_is_not_accepted_at_uniform_zero(self, rule: Rule) -> None:
         p, q = np.array([[0.0, 1.0], [0.5, 0.5]]), np.array([[1.0, 0.0]])
         assert rule(p, q, [0], [0.0, 0.0]) == VerifyResult([], 1)
         assert rule(p, None, [0], [0.0, 0.0]) == VerifyResult([], 1)
 
-    def test_without_residual_mass_the_target_is_sampled(self, rule: Rule) -> None:
+    def test_missing_residual_mass_samples_the_target(self, rule: Rule) -> None:
         # a draft that is nowhere below the target, as can happen by rounding
         p, q = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]), np.array([[1.0, 1.0, 0.0]])
         assert rule(p, q, [1], [0.5, 0.9]) == VerifyResult([], 1)
 
     @pytest.mark.parametrize("q", [np.zeros((0, 2)), None])
-    def test_an_empty_draft_samples_the_target(self, rule: Rule, q: np.ndarray | None) -> None:
+    def test_empty_draft_samples_the_target(self, rule: Rule, q: np.ndarray | None) -> None:
         assert rule(np.array([[0.25, 0.75]]), q, [], [0.3]) == VerifyResult([], 1)
 
-    def test_a_chosen_token_that_was_rejected_does_not_come_next(self, rule: Rule) -> None:
+    def test_rejected_deterministic_token_is_not_the_next_token(self, rule: Rule) -> None:
         p = np.array([[0.25, 0.5, 0.25], [1.0, 0.0, 0.0]])
         assert rule(p, None, [1], [0.5, 0.49]) == VerifyResult([], 0)
         assert rule(p, None, [1], [0.5, 0.51]) == VerifyResult([], 2)

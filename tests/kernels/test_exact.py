@@ -47,23 +47,23 @@ def remembered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHAIN_CHECKS)
-def test_chains(name: str) -> None:
+def test_chain_reference_passes_the_checks(name: str) -> None:
     CHAIN_CHECKS[name](bit_exact.verify_chain)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCK_CHECKS)
-def test_blocks(name: str) -> None:
+def test_block_reference_passes_the_checks(name: str) -> None:
     BLOCK_CHECKS[name](bit_exact.verify_block)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TREE_CHECKS)
-def test_trees(name: str) -> None:
+def test_tree_reference_passes_the_checks(name: str) -> None:
     TREE_CHECKS[name](bit_exact.verify_tree)
 
 
-def test_a_tree_of_one_branch_is_a_chain() -> None:
+def test_tree_with_one_branch_equals_a_chain() -> None:
     random_checks.check_a_tree_of_one_branch_is_a_chain(bit_exact.verify_tree, bit_exact.verify_chain)
 
 
@@ -137,7 +137,7 @@ WRONG_PARTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "part", "wrong", "checks", "name"), WRONG_PARTS)
-def test_a_wrong_part_is_caught(
+def test_wrong_part_is_detected(
     where: object, part: str, wrong: Callable, checks: dict, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if isinstance(where, str):
@@ -148,7 +148,7 @@ def test_a_wrong_part_is_caught(
         checks[name](bit_exact.verify_chain if checks is CHAIN_CHECKS else bit_exact.verify_tree)
 
 
-def test_uniforms_that_hang_on_the_place_in_the_batch_are_caught() -> None:
+def test_uniforms_that_depend_on_the_batch_position_are_detected() -> None:
     with pytest.raises(AssertionError):
         CHAIN_CHECKS["every batch, deterministic"](by_place_in_the_batch)
 
@@ -156,19 +156,19 @@ def test_uniforms_that_hang_on_the_place_in_the_batch_are_caught() -> None:
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_coefficients_are_those_of_the_header() -> None:
+def test_exp2_coefficients_equal_those_of_the_header() -> None:
     found = re.findall(r"#define TRTSPEC_EXP2_C(\d) (0x[0-9a-f.p-]+)f\n", HEADER.read_text())
     assert found == [(str(place), digits) for place, digits in enumerate(EXP2_COEFFICIENTS, 1)]
 
 
-def test_weights_are_powers_of_two_to_the_last_places_of_a_float() -> None:
+def test_exp2_weights_are_accurate_to_float32_and_monotonic() -> None:
     t = -np.random.default_rng(0).random(200_000).astype(np.float32) * 12
     expected = np.exp2(t.astype(np.float64)) * ONE
     assert np.abs(exp2_weights(t) / expected - 1.0).max() < 1.8e-7
     assert (np.diff(exp2_weights(np.sort(t)).astype(np.int64)) >= 0).all()
 
 
-def test_whole_exponents_are_exact_down_to_the_last_weight() -> None:
+def test_exp2_weights_of_integer_exponents_are_exact() -> None:
     t = np.arange(0, -50, -1, dtype=np.float32)
     assert exp2_weights(t).tolist() == [ONE >> place for place in range(45)] + [0] * 5
     # so close to an integer that the fraction rounds to 1
@@ -177,7 +177,7 @@ def test_whole_exponents_are_exact_down_to_the_last_weight() -> None:
 
 
 @pytest.mark.slow
-def test_a_fused_multiply_add_rounds_once() -> None:
+def test_fused_multiply_add_rounds_once() -> None:
     rng = np.random.default_rng(1)
     a, b = ((rng.random(4000) * 2.0 ** rng.integers(-20, 2, 4000)).astype(np.float32) for _ in range(2))
     # the last ones differ by one float64 ulp from the middle of two float32, where double rounding fails
@@ -196,7 +196,7 @@ def nearest_float32(value: Fraction) -> float:
     return float(min(near, key=lambda x: (abs(Fraction(float(x)) - value), int(x.view(np.uint32)) & 1)))
 
 
-def test_the_sum_of_a_whole_vocabulary_of_equals_fits() -> None:
+def test_weight_sum_of_the_largest_vocabulary_fits_in_63_bits() -> None:
     row = read_row(np.zeros(2**19 - 1, dtype=np.float32), RowSampling())
     assert row.total == (2**19 - 1) * ONE < 2**63
     assert fixed_point.draw(row.weights, 2**32 - 1) == 2**19 - 2
@@ -205,7 +205,7 @@ def test_the_sum_of_a_whole_vocabulary_of_equals_fits() -> None:
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
-def test_accepted_nodes_move_up_behind_the_text() -> None:
+def test_cache_entries_of_accepted_nodes_move_behind_the_text() -> None:
     path = np.array([[2, 5, 6, -1], [1, 2, 3, -1], [-1, -1, -1, -1], [1, 3, -1, -1]], dtype=np.int32)
     moves = kv_moves(path, np.array([10, 0, 7, 1], dtype=np.int32))
     assert moves.tolist() == [[0, 12, 11], [0, 15, 12], [0, 16, 13], [3, 4, 3]]
@@ -216,7 +216,7 @@ def test_accepted_nodes_move_up_behind_the_text() -> None:
     assert np.array_equal(moved[1:3], cache[1:3])
 
 
-def test_moves_may_be_carried_out_one_after_the_other() -> None:
+def test_moves_can_be_applied_sequentially_in_place() -> None:
     rng = np.random.default_rng(4)
     for _ in range(50):
         nodes = np.sort(rng.choice(np.arange(1, 12), rng.integers(0, 8), replace=False))
@@ -229,7 +229,7 @@ def test_moves_may_be_carried_out_one_after_the_other() -> None:
         assert np.array_equal(in_place, compact_kv(cache, moves))
 
 
-def test_no_moves_leave_the_cache_as_it_is() -> None:
+def test_empty_moves_leave_the_cache_unchanged() -> None:
     moves = kv_moves(np.full((2, 3), -1, dtype=np.int32), np.zeros(2, dtype=np.int32))
     assert moves.shape == (0, 3)
     assert np.array_equal(compact_kv(np.ones((2, 4)), moves), np.ones((2, 4)))

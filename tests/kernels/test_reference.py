@@ -27,7 +27,7 @@ def distribution_by(rule: Rule, scenario: Scenario, zeros: bool = False) -> tupl
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_the_distribution_of_the_text_is_the_targets(name: str, zeros: bool) -> None:
+def test_text_distribution_equals_the_targets(name: str, zeros: bool) -> None:
     scenario = SCENARIOS[name]
     for seed in range(2):
         target = scenario.target(seed, zeros)
@@ -36,7 +36,7 @@ def test_the_distribution_of_the_text_is_the_targets(name: str, zeros: bool) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_drafts_are_accepted(name: str) -> None:
+def test_every_reachable_node_can_be_accepted(name: str) -> None:
     paths = {tuple(box.result.path) for box in boxes_of(SCENARIOS[name], 0, False)}
     scenario = SCENARIOS[name]
     reachable = {node for node, parent in enumerate(scenario.parents) if parent >= 0}
@@ -86,7 +86,7 @@ WRONG = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
-def test_a_wrong_rule_is_caught(wrong: Rule, name: str) -> None:
+def test_wrong_rule_is_detected(wrong: Rule, name: str) -> None:
     assert not is_lossless(*distribution_by(wrong, SCENARIOS[name]))
 
 
@@ -114,7 +114,7 @@ WRONG_PARTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "wrong", "name"), WRONG_PARTS)
-def test_a_wrong_part_is_caught(part: str, wrong: Callable, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_part_is_detected(part: str, wrong: Callable, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, part, wrong)
     scenario = SCENARIOS[name]
     # a token of probability zero can be accepted only if the target has zeros
@@ -122,7 +122,7 @@ def test_a_wrong_part_is_caught(part: str, wrong: Callable, name: str, monkeypat
 
 
 @pytest.mark.slow
-def test_drawn_siblings_may_be_verified_as_chosen_ones_at_a_loss_of_acceptance_only() -> None:
+def test_sampled_siblings_verified_as_deterministic_are_lossless_with_less_acceptance() -> None:
     """The target's token is drawn independently of the siblings, so their origin does not matter."""
     scenario = TREES["sampled"]
 
@@ -137,7 +137,7 @@ def test_drawn_siblings_may_be_verified_as_chosen_ones_at_a_loss_of_acceptance_o
     assert mean_accepted(as_if_deterministic, (0, 1, 2, 3, 4)) < mean_accepted(verify_tree, scenario.columns) - 0.01
 
 
-def test_a_chain_is_a_tree() -> None:
+def test_tree_rule_equals_the_chain_rule_for_a_chain() -> None:
     """Not only the distributions, but also the results for the same uniforms are equal."""
     rng = np.random.default_rng(5)
     for case in CHAINS["sampled"].cases(0, True):
@@ -145,7 +145,7 @@ def test_a_chain_is_a_tree() -> None:
             assert verify_tree(case, np.roll(uniforms, 1)) == verify_chain(case, uniforms)
 
 
-def test_typical_acceptance_does_not_keep_the_distribution() -> None:
+def test_typical_acceptance_changes_the_distribution() -> None:
     def typical(case: Case, uniforms: Array) -> VerifyResult:
         return reference.verify_typical(
             case.target_probs, case.tokens, case.parents, case.limit, uniforms[0], threshold=0.09, alpha=0.3

@@ -20,7 +20,7 @@ def params_of(temperature: float, top_k: int, top_p: float) -> SamplingParams:
 
 @pytest.mark.parametrize("vocab", [40, 500])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [*HOW, (1.0, 200, 0.9), (2.0, 64, 1.0), (3.0, 0, 0.95)])
-def test_probabilities_are_those_of_transformers(temperature: float, top_k: int, top_p: float, vocab: int) -> None:
+def test_probabilities_equal_transformers(temperature: float, top_k: int, top_p: float, vocab: int) -> None:
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     torch.manual_seed(0)
@@ -39,7 +39,7 @@ def test_probabilities_are_those_of_transformers(temperature: float, top_k: int,
     np.testing.assert_allclose(ours, probs, atol=1e-6)
 
 
-def test_without_greedy_rows_the_one_hot_is_left_out_and_nothing_changes() -> None:
+def test_probabilities_without_greedy_rows_are_the_same_with_mixed_off() -> None:
     torch.manual_seed(0)
     logits, how = torch.randn(3, 2, 40), (torch.tensor([0.7, 1.0, 1.3]), torch.tensor([0, 5, 0]), torch.ones(3))
     assert torch.equal(
@@ -48,7 +48,7 @@ def test_without_greedy_rows_the_one_hot_is_left_out_and_nothing_changes() -> No
     )
 
 
-def test_rows_that_are_not_cut_are_not_sorted_and_the_others_are_what_they_are_alone() -> None:
+def test_truncating_only_the_rows_that_need_it_equals_each_row_alone() -> None:
     torch.manual_seed(0)
     logits = torch.randn(len(HOW), 2, 40) * 3
     how = [torch.tensor(values) for values in zip(*HOW, strict=True)]
@@ -72,7 +72,7 @@ class TestTheFewMostProbable:
 
     @pytest.mark.parametrize("top_k", [0, 1, sampling.FEW - 1, sampling.FEW, sampling.FEW + 1, 500, 5000])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_as_sorted(self, kind: str, top_k: int) -> None:
+    def test_truncation_equals_truncation_by_full_sorting(self, kind: str, top_k: int) -> None:
         probs, top_p = self.probs(kind), torch.tensor([-1.0, 0.0, 0.2, 0.5, 0.9, 0.999, 1.0, torch.nan])
         cuts = SamplingParams(torch.ones(8), torch.full((8,), top_k), top_p, truncates=True)._cuts((8, 1, 1))
         found, expected = sampling._truncate(probs, *cuts), sampling._truncate_sorted(probs, *cuts)
@@ -81,7 +81,7 @@ class TestTheFewMostProbable:
         left = (probs > 0).sum(-1)[6:].clamp_max(top_k or 900)
         assert torch.equal((found > 0).sum(-1)[6:], left), "some of a top_p of 1 are left out"
 
-    def test_in_any_company(self) -> None:
+    def test_row_truncation_is_the_same_in_a_batch_and_alone(self) -> None:
         probs = torch.cat([self.probs(kind) for kind in self.KINDS])
         top_k, top_p = torch.tensor([0, 7, 80, 0]).repeat(8), torch.tensor([0.3, 0.9, 0.99, 1.0]).repeat(8)
         how = SamplingParams(torch.ones(32), top_k, top_p, truncates=True)
@@ -90,24 +90,24 @@ class TestTheFewMostProbable:
             some = SamplingParams(torch.ones(1), top_k[row : row + 1], top_p[row : row + 1], truncates=True)
             assert torch.equal(sampling._truncate(probs[row : row + 1], *some._cuts((1, 1, 1)))[0], together[row])
 
-    def test_lower_ids_come_first_among_equals(self) -> None:
+    def test_lower_ids_come_first_among_equal_probabilities(self) -> None:
         kept = params_of(1.0, 0, 0.25).probs(torch.zeros(1, 1000))[0]
         assert torch.equal(kept.nonzero().flatten(), torch.arange(250))
         kept = params_of(1.0, 70, 0.5).probs(torch.zeros(1, 1000))[0]
         assert torch.equal(kept.nonzero().flatten(), torch.arange(35))
 
 
-def test_the_last_token_stands_for_no_weight_at_all() -> None:
+def test_pick_without_any_weight_returns_the_last_token() -> None:
     assert pick(torch.zeros(2, 5), torch.tensor([0.0, 0.9])).tolist() == [4, 4]
 
 
-def test_the_last_positive_token_is_taken_at_the_end_of_the_mass() -> None:
+def test_pick_at_the_end_of_the_mass_returns_the_last_positive_token() -> None:
     weights = np.array([0.1, 0.2, 0.0])
     assert reference.pick(weights, 1.0) == 1
     assert int(pick(torch.from_numpy(weights)[None], torch.tensor([1.0]))) == 1
 
 
-def test_tokens_are_those_of_the_reference() -> None:
+def test_picked_tokens_equal_the_reference() -> None:
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.ones(20) * 0.2, 200) * rng.integers(0, 2, (200, 20))
     weights[:, 7] += 1e-3

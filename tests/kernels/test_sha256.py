@@ -54,7 +54,7 @@ def random_bytes(count: int) -> bytearray:
 
 @given(lengths=st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=6), min_size=1, max_size=7))
 @settings(max_examples=300, deadline=None)
-def test_any_pieces_of_any_number_of_streams(code: CompiledSha256, lengths: list[list[int]]) -> None:
+def test_interleaved_pieces_of_many_streams_equal_hashlib(code: CompiledSha256, lengths: list[list[int]]) -> None:
     digests, oracles = [code.begin() for _ in lengths], [hashlib.sha256() for _ in lengths]
     for turn in range(max(map(len, lengths))):
         grown = [(number, random_bytes(of[turn])) for number, of in enumerate(lengths) if turn < len(of)]
@@ -64,7 +64,7 @@ def test_any_pieces_of_any_number_of_streams(code: CompiledSha256, lengths: list
         assert [each.hexdigest() for each in digests] == [each.hexdigest() for each in oracles]
 
 
-def test_every_length_around_blocks(code: CompiledSha256) -> None:
+def test_every_length_around_block_boundaries_equals_hashlib(code: CompiledSha256) -> None:
     """Padding fits after up to 55 bytes of the last block; lengths have 64 bits."""
     data = random_bytes(200)
     for count in range(200):
@@ -73,7 +73,9 @@ def test_every_length_around_blocks(code: CompiledSha256) -> None:
         assert digest.hexdigest() == hashlib.sha256(data[:count]).hexdigest()
 
 
-def test_files_are_hashed_side_by_side(used: CompiledSha256, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_hashed_in_parallel_have_the_right_digests(
+    used: CompiledSha256, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hashing, "PIECE_BYTES", 1 << 12)
     paths = [tmp_path / str(number) for number in range(8)]
     for number, path in enumerate(paths):
@@ -84,14 +86,14 @@ def test_files_are_hashed_side_by_side(used: CompiledSha256, tmp_path: Path, mon
     assert sum(read) == 3 * sum(path.stat().st_size for path in paths)
 
 
-def test_a_file_that_cannot_be_read_ends_it(used: CompiledSha256, tmp_path: Path) -> None:
+def test_missing_file_is_an_error(used: CompiledSha256, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(bytes(5000))
     with pytest.raises(FileNotFoundError):
         files_sha256([tmp_path / "one", tmp_path / "none"])
 
 
 @pytest.mark.parametrize("files", [1, 2, 5])
-def test_ranks_are_hashed_while_they_grow(
+def test_ranks_are_hashed_while_they_are_written(
     used: CompiledSha256, tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trtspec.checkpoints.streaming_digest.STRETCH_BYTES", 1001)
@@ -112,7 +114,9 @@ def test_ranks_are_hashed_while_they_grow(
         os.close(descriptor)
 
 
-def test_the_self_test_sees_a_wrong_digest(code: CompiledSha256, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_test_detects_a_wrong_digest_and_falls_back_to_hashlib(
+    code: CompiledSha256, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [check.ok for check in run_sha256_self_test(code._library)] == [True] * 3
     monkeypatch.setattr(host_kernels, "INITIAL", (1, *host_kernels.INITIAL[1:]))
     assert [check.ok for check in run_sha256_self_test(code._library)] == [False] * 3
@@ -120,7 +124,9 @@ def test_the_self_test_sees_a_wrong_digest(code: CompiledSha256, monkeypatch: py
     assert isinstance(choose_hashing(WORTH_BYTES), HashlibBackend)
 
 
-def test_what_hashes(code: CompiledSha256, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_is_selected_by_size_and_processor_support(
+    code: CompiledSha256, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_kernels, "host_library", lambda nbytes: code._library if nbytes >= WORTH_BYTES else None)
     assert isinstance(choose_hashing(WORTH_BYTES), CompiledSha256)
     assert isinstance(choose_hashing(WORTH_BYTES - 1), HashlibBackend)

@@ -21,7 +21,7 @@ LIBRARY = Path(__file__).parents[2] / "build" / "plugins" / "libtrtspec_tensorrt
 CHAIN = ChainLayer(vocab=4, columns=8, draft_len=2, draft=DraftKind.LOGITS, draft_columns=3, draft_column=(2, -1, 0, 1))
 
 
-def test_a_chain_has_a_row_more_than_it_has_tokens() -> None:
+def test_chain_layer_has_one_more_row_than_tokens() -> None:
     assert CHAIN.inputs() == [
         PlanTensor("target", "float16", (3, 8)),
         PlanTensor("tokens", "int32", (2,)),
@@ -41,7 +41,7 @@ def test_a_chain_has_a_row_more_than_it_has_tokens() -> None:
     assert CHAIN.fields() == {"vocab": 4, "draft_kind": 1, "draft_vocab": 3, "sampled": 1}
 
 
-def test_a_greedy_tree_asks_for_nothing_that_sampling_needs() -> None:
+def test_greedy_tree_layer_has_no_sampling_inputs() -> None:
     tree = TreeLayer(vocab=7, columns=8, nodes=5, logits="bfloat16", sampled=False)
     assert tree.inputs() == [
         PlanTensor("target", "bfloat16", (5, 8)),
@@ -133,7 +133,7 @@ def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Recorder
     return install
 
 
-def test_a_plan_s_layer_gets_its_tensors_in_the_plugin_s_order(tensorrt: Callable[..., Recorder]) -> None:
+def test_plan_layer_gets_its_tensors_in_the_plugins_order(tensorrt: Callable[..., Recorder]) -> None:
     recorder = tensorrt()
     assert build_plan(CHAIN, Path("lib.so"), max_batch_size=16) == b"a plan"
     assert recorder.libraries == ["lib.so"]
@@ -147,19 +147,19 @@ def test_a_plan_s_layer_gets_its_tensors_in_the_plugin_s_order(tensorrt: Callabl
     assert recorder.outputs == ["accepted", "output", "next", "status"]
 
 
-def test_the_library_of_another_major_version_is_told(tensorrt: Callable[..., Recorder]) -> None:
+def test_library_of_another_major_version_is_an_error_with_a_hint(tensorrt: Callable[..., Recorder]) -> None:
     tensorrt(loads=False)
     with pytest.raises(TrtspecError, match=r"lib\.so: TensorRT 11\.1 cannot load the library\nhint: build it for this"):
         build_plan(CHAIN, Path("lib.so"), max_batch_size=1)
 
 
-def test_what_the_plugin_refuses_is_told(tensorrt: Callable[..., Recorder]) -> None:
+def test_plugin_rejection_is_an_error_with_its_reason(tensorrt: Callable[..., Recorder]) -> None:
     tensorrt(refusal="field vocab is 0")
     with pytest.raises(TrtspecError, match="TrtspecVerifyChain: TensorRT cannot build the plan: field vocab is 0"):
         build_plan(CHAIN, Path("lib.so"), max_batch_size=1)
 
 
-def test_without_tensorrt_there_are_no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorrt_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(TrtspecError, match="TensorRT's Python package is not installed"):
         build_plan(CHAIN, Path("lib.so"), max_batch_size=1)
@@ -200,7 +200,7 @@ def execute(context: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 @pytest.mark.gpu
-def test_a_plan_s_results_are_the_oracle_s() -> None:
+def test_plan_results_equal_the_oracle() -> None:
     """The plan is built, serialized, loaded and run with batches other than the largest."""
     if importlib.util.find_spec("tensorrt") is None:
         pytest.skip("tensorrt is not installed")

@@ -20,12 +20,12 @@ MODES = [(True, None), (False, None), (False, TypicalAcceptance())]
 
 
 class TestTree:
-    def test_choices_become_nodes_by_length_and_then_in_order(self) -> None:
+    def test_nodes_are_ordered_by_choice_length_and_then_by_value(self) -> None:
         choices = [(0, 1), (1,), (0, 0, 2), (0,), (2,), (0, 0), (1, 0)]
         assert in_node_order(choices) == [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 2)]
         assert Tree.from_choices(choices).parents.tolist() == [[-1, 0, 0, 0, 1, 1, 2, 4]]
 
-    def test_no_choices_leave_the_root(self) -> None:
+    def test_empty_choices_give_only_the_root(self) -> None:
         assert Tree.from_choices([]).parents.tolist() == [[-1]]
 
     @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ class TestTree:
             ([(0,), ()], "a choice is empty"),
         ],
     )
-    def test_wrong_choices_are_refused(self, choices: list[tuple[int, ...]], message: str) -> None:
+    def test_invalid_choices_are_rejected_with_the_reason(self, choices: list[tuple[int, ...]], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Tree.from_choices(choices)
 
-    def test_shape_of_two_rows_with_unused_nodes(self) -> None:
+    def test_two_rows_with_unused_nodes_have_separate_shapes(self) -> None:
         tree = Tree(np.array([[-1, 0, 1, -1, 1], [-1, -1, 0, 0, 3]]))
         assert tree.depths.tolist() == [[0, 1, 2, 0, 2], [0, 0, 1, 1, 2]]
         assert tree.children == [[[1], [2, 4], [], [], []], [[2, 3], [], [], [4], []]]
@@ -49,12 +49,12 @@ class TestTree:
         rounds = [(nodes.tolist(), children.tolist()) for nodes, children in tree.rounds]
         assert rounds == [([0, 1, 3], [[1, 2, 0], [2, 0, 4]]), ([0, 1], [[0, 4], [3, 0]])]
 
-    def test_what_an_ancestor_far_above_is_to_a_chain(self) -> None:
+    def test_chain_nodes_see_all_ancestors(self) -> None:
         tree = Tree(np.arange(-1, 20)[None])
         assert np.array_equal(tree.sees[0], np.tri(21, dtype=np.bool_))
         assert tree.depths.tolist() == [list(range(21))]
 
-    def test_rows_are_cut_off_at_their_limits(self) -> None:
+    def test_rows_are_truncated_at_their_limits(self) -> None:
         tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0)])
         assert tree.within([3, 5]) is tree
         assert tree.within([2, 0, 3]).parents.tolist() == [[-1, 0, 0, 1, -1], [-1] * 5, [-1, 0, 0, 1, 3]]
@@ -64,7 +64,7 @@ class TestTree:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, zeros: bool) -> None:
+def test_torch_equals_the_reference_on_both_sides_of_every_threshold(name: str, zeros: bool) -> None:
     scenario = TREES[name]
     corners = Corners.of(boxes_of(scenario, 0, zeros))
     results = verify_tree(
@@ -79,7 +79,7 @@ def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, 
     assert results == corners.results
 
 
-def test_a_chain_is_a_tree() -> None:
+def test_tree_rule_equals_the_chain_rule_for_a_chain() -> None:
     """Not only the distributions, but also the results for the same uniforms are equal."""
     corners = Corners.of(boxes_of(CHAINS["sampled"], 0, True))
     logits, tokens, limits = corners.stack("target_probs"), corners.stack("tokens"), [2] * len(corners.cases)
@@ -154,7 +154,7 @@ class Batch:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("sampled", "typical"), MODES)
-def test_torch_gives_the_tokens_of_the_reference(
+def test_torch_results_equal_the_reference(
     dtype: torch.dtype, sampled: bool, typical: TypicalAcceptance | None
 ) -> None:
     lengths = set()
@@ -167,16 +167,14 @@ def test_torch_gives_the_tokens_of_the_reference(
 
 
 @pytest.mark.parametrize(("sampled", "typical"), MODES)
-def test_a_row_says_the_same_alone(sampled: bool, typical: TypicalAcceptance | None) -> None:
+def test_row_result_is_the_same_in_a_batch_and_alone(sampled: bool, typical: TypicalAcceptance | None) -> None:
     batch = Batch(0, torch.float32, sampled)
     alone = [batch.results(slice(row, row + 1), typical)[0] for row in range(len(batch.limits))]
     assert batch.results(typical=typical) == alone
 
 
 @pytest.mark.parametrize(("sampled", "typical"), MODES)
-def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(
-    sampled: bool, typical: TypicalAcceptance | None
-) -> None:
+def test_greedy_rows_of_a_mixed_batch_equal_a_greedy_batch(sampled: bool, typical: TypicalAcceptance | None) -> None:
     accepted = 0
     for seed in range(10):
         batch = Batch(seed, torch.float32, sampled)
@@ -186,7 +184,7 @@ def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(
     assert accepted > 10
 
 
-def test_greedy_goes_down_to_the_first_child_with_the_targets_choice() -> None:
+def test_greedy_rule_follows_the_first_child_with_the_targets_choice() -> None:
     tree = Tree.from_choices([(0,), (1,), (2,), (1, 0), (1, 1)])
     tokens = torch.tensor([[9, 3, 4, 4, 0, 2]])
     logits = torch.full((1, 6, 5), -1.0)
@@ -197,7 +195,7 @@ def test_greedy_goes_down_to_the_first_child_with_the_targets_choice() -> None:
     assert verify_tree(logits, tokens, tree, [0]) == [VerifyResult([], 4)]
 
 
-def test_a_token_of_probability_zero_is_not_accepted_at_uniform_zero() -> None:
+def test_token_of_probability_zero_is_not_accepted_at_uniform_zero() -> None:
     target = torch.tensor([[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]])
     draft = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
     tokens, tree = torch.tensor([[0, 0, 1]]), Tree.from_choices([(0,), (1,)])
@@ -231,19 +229,19 @@ class TestTypical:
     TREE = Tree.from_choices([(0,), (1,), (0, 0), (1, 0)])
     TOKENS = (0, 0, 1, 2, 1)  # of probability 0.7 and 0.2 after the root, 0.1 and 0.4 after those
 
-    def test_the_longest_path_of_likely_tokens_wins(self, rule: Rule) -> None:
+    def test_longest_path_of_likely_tokens_is_accepted(self, rule: Rule) -> None:
         # 0.2 passes 0.3 * 0.4485 and 0.4 passes 0.3 * 0.3893; 0.1 does not; 0.75 of (0.7, 0.2, 0.1) is token 1
         assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.5, 0.3)) == VerifyResult([2, 4], 1)
 
-    def test_a_higher_alpha_asks_more(self, rule: Rule) -> None:
+    def test_higher_alpha_accepts_fewer_tokens(self, rule: Rule) -> None:
         # 0.2 does not pass 0.5 * 0.4485; 0.75 of (0.5, 0.4, 0.1) is token 1
         assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.5, 0.5)) == VerifyResult([1], 1)
 
-    def test_the_threshold_caps_what_is_asked(self, rule: Rule) -> None:
+    def test_threshold_caps_the_required_probability(self, rule: Rule) -> None:
         # 0.1 passes 0.09 but not 0.1; the first of two equally long paths wins
         assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.09, 0.3)) == VerifyResult([1, 3], 1)
         assert rule(self.ROWS, self.TREE, self.TOKENS, 2, TypicalAcceptance(0.1, 0.3)) == VerifyResult([2, 4], 1)
 
-    def test_the_limit_holds(self, rule: Rule) -> None:
+    def test_depth_limit_is_respected(self, rule: Rule) -> None:
         assert rule(self.ROWS, self.TREE, self.TOKENS, 1, TypicalAcceptance()) == VerifyResult([1], 1)
         assert rule(self.ROWS, self.TREE, self.TOKENS, 0, TypicalAcceptance()) == VerifyResult([], 1)

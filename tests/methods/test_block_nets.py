@@ -50,7 +50,7 @@ def said(head: SourceHead) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("kind", "config", "markov", "drafts"), CASES, ids=NAMES)
-def test_every_dialect_says_the_same(
+def test_block_net_of_every_dialect_is_read_identically(
     kind: str, config: dict[str, Any], markov: str | None, drafts: int, target: Path, tmp_path: Path
 ) -> None:
     root = save_net(tmp_path / "net", config, net_tensors(markov))
@@ -70,7 +70,7 @@ def test_every_dialect_says_the_same(
     assert suggestion.draft_len == drafts
 
 
-def test_a_net_of_the_other_kind_names_its_method(target: Path, tmp_path: Path) -> None:
+def test_block_net_of_another_kind_is_rejected_with_its_method(target: Path, tmp_path: Path) -> None:
     config, markov, _ = DSPARK["DeepSpec"]
     root = save_net(tmp_path / "net", config, net_tensors(markov))
     with pytest.raises(CheckpointError, match="a dspark net, expected a dflash net") as refused:
@@ -92,7 +92,7 @@ def test_a_net_of_the_other_kind_names_its_method(target: Path, tmp_path: Path) 
         ({"draft_vocab_size": 40}, "vocabulary", "d2t and lm_head.weight are missing"),
     ],
 )
-def test_what_does_not_go_with_the_target(
+def test_block_net_mismatch_with_the_target_is_reported(
     changes: dict[str, Any], code: str, message: str, target: Path, tmp_path: Path
 ) -> None:
     root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), **changes)
@@ -101,7 +101,7 @@ def test_what_does_not_go_with_the_target(
     assert message in found[code]
 
 
-def test_the_block_limits_the_draft(target: Path, tmp_path: Path) -> None:
+def test_block_size_limits_the_draft_length(target: Path, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors())
     assert said(read(root, target, draft_len=7)) == {}
     assert said(read(root, target, draft_len=8)) == {
@@ -111,14 +111,14 @@ def test_the_block_limits_the_draft(target: Path, tmp_path: Path) -> None:
     assert said(read(at_anchor, target, "dspark", draft_len=8)) == {}
 
 
-def test_sizes_of_another_target(target: Path, tmp_path: Path) -> None:
+def test_hidden_size_and_vocabulary_mismatches_are_reported(target: Path, tmp_path: Path) -> None:
     config = {**DFLASH["z-lab"][0], "target_hidden_size": 2 * HIDDEN, "vocab_size": VOCAB + 8}
     tensors = net_tensors() | {"fc.weight": torch.zeros(HIDDEN, 4 * HIDDEN)}
     found = said(read(save_net(tmp_path / "net", config, tensors), target))
     assert set(found) == {"hidden-size", "vocabulary"}
 
 
-def test_speculators_layers_count_from_one(target: Path, tmp_path: Path) -> None:
+def test_speculators_layer_ids_are_one_based(target: Path, tmp_path: Path) -> None:
     config = speculators("dflash", BLOCK - 1, aux_hidden_state_layer_ids=[0, 1])
     found = said(read(save_net(tmp_path / "net", config, net_tensors()), target))
     assert (
@@ -126,13 +126,13 @@ def test_speculators_layers_count_from_one(target: Path, tmp_path: Path) -> None
     )
 
 
-def test_an_anchor_that_is_not_written_is_named(target: Path, tmp_path: Path) -> None:
+def test_missing_sample_from_anchor_is_reported(target: Path, tmp_path: Path) -> None:
     config, markov, _ = DSPARK["speculators"]
     root = save_net(tmp_path / "net", config, net_tensors(markov), sample_from_anchor=None)
     assert "speculators trains with true, vLLM defaults to false" in said(read(root, target, "dspark"))["anchor"]
 
 
-def test_a_length_that_contradicts_the_block_is_named(target: Path, tmp_path: Path) -> None:
+def test_draft_length_that_contradicts_the_block_size_is_reported(target: Path, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", speculators("dflash", BLOCK), net_tensors())
     assert "has 8 tokens per step, its block of 8 drafts 7" in said(read(root, target))["block-size"]
 
@@ -143,7 +143,7 @@ def drafted_ids(values: torch.Tensor) -> dict[str, torch.Tensor]:
     return net_tensors() | small
 
 
-def test_ids_in_the_place_of_offsets_are_named(target: Path, tmp_path: Path) -> None:
+def test_absolute_ids_in_d2t_are_reported(target: Path, tmp_path: Path) -> None:
     config = {**DFLASH["z-lab"][0], "draft_vocab_size": 40}
     right = save_net(tmp_path / "right", config, drafted_ids(torch.full((40,), 4)))
     assert said(read(right, target)) == {}
@@ -151,7 +151,7 @@ def test_ids_in_the_place_of_offsets_are_named(target: Path, tmp_path: Path) -> 
     assert said(read(ids, target))["d2t"].startswith("d2t has absolute ids of the target")
 
 
-def test_a_missing_tensor_and_one_of_another_shape(target: Path, tmp_path: Path) -> None:
+def test_missing_and_misshapen_tensors_are_both_reported(target: Path, tmp_path: Path) -> None:
     tensors = net_tensors() | {"fc.weight": torch.zeros(HIDDEN, 3 * HIDDEN)}
     del tensors["hidden_norm.weight"]
     with pytest.raises(CheckpointError, match=r"(?s)fc\.weight: .*hidden_norm\.weight"):
@@ -167,13 +167,15 @@ def test_a_missing_tensor_and_one_of_another_shape(target: Path, tmp_path: Path)
         ({"dflash_config": {**INNER, "target_layer_ids": ["a"]}}, "expected numbers of layers"),
     ],
 )
-def test_what_is_no_net(changes: dict[str, Any], message: str, target: Path, tmp_path: Path) -> None:
+def test_invalid_block_net_config_is_rejected(
+    changes: dict[str, Any], message: str, target: Path, tmp_path: Path
+) -> None:
     root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), **changes)
     with pytest.raises(CheckpointError, match=message):
         read(root, target)
 
 
-def test_init_proposes_the_length_of_the_block(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+def test_init_proposes_the_draft_length_of_the_block(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), block_size=4)
     document = trtspec("init", recipe.parent / "target", root, "--json").document
     chosen = {each["path"]: each["value"] for each in document["choices"]}

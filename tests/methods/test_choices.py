@@ -43,19 +43,19 @@ def described(trees: dict[str, tuple[Choice, ...]]) -> dict[str, tuple[list[int]
     return {name: ([count[depth] for depth in sorted(count)], trees[name][-1]) for name, count in counts.items()}
 
 
-def test_the_published_trees() -> None:
+def test_published_trees_match_the_reference() -> None:
     assert described(MEDUSA_CHOICES) == MEDUSA
     assert described(EAGLE_CHOICES) == EAGLE
 
 
 @pytest.mark.parametrize("trees", [MEDUSA_CHOICES, EAGLE_CHOICES], ids=["medusa", "eagle"])
-def test_a_name_is_its_list(trees: dict[str, tuple[Choice, ...]]) -> None:
+def test_tree_name_equals_its_list_of_choices(trees: dict[str, tuple[Choice, ...]]) -> None:
     for name, choices in trees.items():
         assert find_choices(name, trees) == find_choices([list(choice) for choice in choices], {}) == choices
         assert Tree.from_choices(choices).parents.shape == (1, len(choices) + 1)
 
 
-def test_a_tree_need_not_be_in_order() -> None:
+def test_tree_choices_may_be_unordered() -> None:
     assert find_choices([[0, 0], [0], [2]], {}) == ((0, 0), (0,), (2,))
 
 
@@ -78,13 +78,13 @@ def test_a_tree_need_not_be_in_order() -> None:
         ([[0], [0, 1, 2]], "[0, 1, 2] needs [0, 1], which is missing"),
     ],
 )
-def test_what_makes_no_tree(written: Any, message: str) -> None:
+def test_invalid_tree_is_rejected(written: Any, message: str) -> None:
     with pytest.raises(PydanticCustomError) as caught:
         find_choices(written, EAGLE_CHOICES)
     assert str(caught.value) == message
 
 
-def test_ranks_beyond_the_vocabulary() -> None:
+def test_rank_beyond_the_vocabulary_is_reported() -> None:
     assert most_ranks([(0,), (7,), (0, 2)]) == 8
     assert check_ranks([(0,), (7,)], model_config(vocab_size=8)) == []
     (diagnostic,) = check_ranks([(0,), (7,)], model_config(vocab_size=7))

@@ -58,7 +58,9 @@ STORED: dict[str, tuple[tuple[str, ...], int | None]] = {
 class TestConversion:
     @pytest.mark.parametrize("tensor", [1, 2])
     @pytest.mark.parametrize("own", [True, False], ids=["own embedding and bias", "without"])
-    def test_ranks_put_together_are_the_source(self, own: bool, tensor: int, source: Path, tmp_path: Path) -> None:
+    def test_converted_ranks_concatenate_to_the_source(
+        self, own: bool, tensor: int, source: Path, tmp_path: Path
+    ) -> None:
         tensors = random_head(bias=own)
         if own:
             tensors["embed_tokens.weight"] = torch.randn(ODD, HIDDEN).bfloat16()
@@ -81,7 +83,7 @@ class TestConversion:
             assert torch.equal(heads[:ODD], target["lm_head.weight"])
         assert all(name.startswith(("eagle_nets.0.", "eagle_nets.1.", "eagle_nets.2.")) for name in ranks[0])
 
-    def test_heads_are_divided_and_the_one_key_head_is_on_both_ranks(self, source: Path, tmp_path: Path) -> None:
+    def test_query_heads_are_split_and_the_single_key_head_is_replicated(self, source: Path, tmp_path: Path) -> None:
         tensors = random_head()
         head_root = save_head(tmp_path / "head", tensors, vocab=ODD)
         ranks = heads_of(convert_with(source, head_root, tmp_path / "out", TREE, mapping=ParallelMapping(2)))
@@ -89,7 +91,7 @@ class TestConversion:
         for rank, own in zip(ranks, query.chunk(2), strict=True):
             assert torch.equal(rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value]))
 
-    def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
+    def test_config_json_describes_the_eagle_net(self, source: Path, tmp_path: Path) -> None:
         head_root = save_head(tmp_path / "head", random_head(), vocab=ODD, max_position_embeddings=64)
         out = convert_with(source, head_root, tmp_path / "out", TREE, mapping=ParallelMapping(2))
         config = json.loads((out / "config.json").read_text())
@@ -107,13 +109,13 @@ class TestConversion:
         }  # fmt: skip
         assert {key: head[key] for key in expected} == expected
 
-    def test_a_growing_tree_has_a_head_for_each_level(self, source: Path, tmp_path: Path) -> None:
+    def test_dynamic_tree_has_one_head_per_level(self, source: Path, tmp_path: Path) -> None:
         head_root = save_head(tmp_path / "head", random_head(), vocab=ODD)
         out = convert_with(source, head_root, tmp_path / "out", {"dynamic": True, "top_k": 4, "depth": 2, "nodes": 99})
         config = json.loads((out / "config.json").read_text())
         assert (config["num_eagle_layers"], config["max_non_leaves_per_layer"], config["max_draft_len"]) == (2, 4, 20)
 
-    def test_heads_of_a_quantized_target_stay_as_they_are(self, source: Path, tmp_path: Path) -> None:
+    def test_heads_of_a_quantized_target_are_not_quantized(self, source: Path, tmp_path: Path) -> None:
         head_root = save_head(tmp_path / "head", random_head(), vocab=ODD)
         out = convert_with(source, head_root, tmp_path / "out", TREE, scheme=Scheme("fp8_rowwise"))
         (head,) = heads_of(out)
@@ -121,14 +123,14 @@ class TestConversion:
         quantization = json.loads((out / "config.json").read_text())["quantization"]
         assert quantization["exclude_modules"] == ["lm_head", "*eagle_nets*"]
 
-    def test_a_target_that_ties_its_head_lends_it(self, tmp_path: Path) -> None:
+    def test_tied_target_embedding_is_used_as_lm_head(self, tmp_path: Path) -> None:
         tied = make_llama(tmp_path / "hf", tie_word_embeddings=True)
         head_root = save_head(tmp_path / "head", random_head())
         (head,) = heads_of(convert_with(tied, head_root, tmp_path / "out", TREE))
         embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
         assert torch.equal(head["eagle_nets.2.lm_head.weight"], embedding)
 
-    def test_biases_of_attention_are_found_by_their_names(self, source: Path, tmp_path: Path) -> None:
+    def test_attention_biases_are_converted(self, source: Path, tmp_path: Path) -> None:
         """Heads for Qwen2 have such biases."""
         biases = {f"{BLOCK}.self_attn.{name}_proj.bias": torch.randn(size).bfloat16()
                   for name, size in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2))}  # fmt: skip
@@ -190,7 +192,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("tensors", "config", "message"), BAD.values(), ids=BAD.keys())
-def test_what_is_no_eagle_head(
+def test_invalid_eagle_head_is_rejected(
     tensors: Callable[[], Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
 ) -> None:
     head_root = save_head(tmp_path / "head", tensors(), **{"vocab": ODD} | config)
@@ -200,18 +202,18 @@ def test_what_is_no_eagle_head(
 
 
 @pytest.mark.parametrize("architectures", [None, [], ["EagleLlamaForCausalLM"], "Llama", [3]])
-def test_what_a_head_calls_itself_does_not_matter(architectures: Any, source: Path, tmp_path: Path) -> None:
+def test_architectures_field_of_a_head_is_ignored(architectures: Any, source: Path, tmp_path: Path) -> None:
     head_root = save_head(tmp_path / "head", random_head(), vocab=ODD, architectures=architectures)
     assert not read(head_root, source).head.diagnostics
 
 
-def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path: Path) -> None:
+def test_unused_input_norm_is_skipped(source: Path, tmp_path: Path) -> None:
     name = f"{BLOCK}.input_layernorm.weight"
     head_root = save_head(tmp_path / "head", random_head() | {name: torch.ones(HIDDEN)}, vocab=ODD)
     assert read(head_root, source).matched.skipped == {name: "the layer has no input norm"}
 
 
-def test_a_head_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
+def test_head_for_another_model_is_rejected_with_all_mismatches(source: Path, tmp_path: Path) -> None:
     head_root = save_head(tmp_path / "head", random_head(HIDDEN // 2), hidden=HIDDEN // 2)
     assert [(diagnostic.code, diagnostic.message) for diagnostic in read(head_root, source).head.diagnostics] == [
         ("hidden-size", "the head is for hidden states of 16, the target's have 32"),
@@ -221,29 +223,29 @@ def test_a_head_of_another_model_is_refused_with_all_reasons_at_once(source: Pat
         convert_with(source, head_root, tmp_path / "out", TREE)
 
 
-def test_its_parameters_are_counted_once(source: Path, tmp_path: Path) -> None:
+def test_head_parameters_are_counted_once(source: Path, tmp_path: Path) -> None:
     tensors = random_head(bias=True)
     head_root = read(save_head(tmp_path / "head", tensors, vocab=ODD), source)
     assert head_root.head.num_parameters == sum(tensor.numel() for tensor in tensors.values())
 
 
 class TestOptions:
-    def test_the_default_is_the_tree_of_the_reference(self) -> None:
+    def test_default_tree_is_the_reference_tree(self) -> None:
         """The reference calls it mc_sim_7b_63; it has 25 nodes (SafeAILab/EAGLE, eagle/model/choices.py)."""
         options = METHOD.parse({})
         assert METHOD.draft_shape(options, 0) == DraftShape(5, 25)
         assert METHOD.parse({"choices": "mc_sim_7b_63"}) == options
 
-    def test_a_growing_tree_is_by_default_that_of_the_reference(self) -> None:
+    def test_default_dynamic_tree_is_the_reference_tree(self) -> None:
         """SafeAILab/EAGLE, eagle/model/ea_model.py: total_token 60 with the root, depth 7 below the first level."""
         assert METHOD.draft_shape(METHOD.parse({"dynamic": True}), 0) == DraftShape(8, 59)
 
-    def test_a_growing_tree_has_no_more_nodes_than_are_ranked(self) -> None:
+    def test_dynamic_tree_nodes_are_limited_by_the_ranked_candidates(self) -> None:
         options = METHOD.parse({"dynamic": True, "top_k": 2, "depth": 3, "nodes": 200})
         assert METHOD.draft_shape(options, 0) == DraftShape(3, 2 + 4 + 4)
 
     @pytest.mark.parametrize("written", [{}, {"choices": [[0]]}, {"dynamic": True}, {"dynamic": True, "nodes": 7}])
-    def test_what_is_recorded_of_options_says_the_same_again(self, written: dict[str, Any]) -> None:
+    def test_options_round_trip_through_json(self, written: dict[str, Any]) -> None:
         options = METHOD.parse(written)
         assert METHOD.parse(json.loads(options.model_dump_json())) == options
 
@@ -259,7 +261,7 @@ class TestOptions:
             ({"dynamic": "yes", "top_k": 4}, "dynamic: expected a boolean"),
         ],
     )
-    def test_bad_options_are_said_with_their_place(self, written: dict[str, Any], message: str) -> None:
+    def test_invalid_options_are_rejected_with_their_position(self, written: dict[str, Any], message: str) -> None:
         with pytest.raises(TrtspecError) as caught:
             METHOD.parse(written)
         assert str(caught.value) == f"speculation.options.{message}"
@@ -276,7 +278,7 @@ def eagle(recipe: Path) -> Path:
 
 
 class TestRecipes:
-    def test_a_head_that_fits(self, eagle: Path, trtspec: Run) -> None:
+    def test_compatible_head_passes_check(self, eagle: Path, trtspec: Run) -> None:
         assert trtspec("check", eagle, "--json").document["problems"] == []
 
     @pytest.mark.parametrize(
@@ -288,12 +290,14 @@ class TestRecipes:
             ("lossy=true", "lossy", "lossy acceptance changes the output, but gates.lossless is true"),
         ],
     )
-    def test_bad_options(self, option: str, path: str, message: str, eagle: Path, trtspec: Run) -> None:
+    def test_invalid_options_are_reported_by_check(
+        self, option: str, path: str, message: str, eagle: Path, trtspec: Run
+    ) -> None:
         (problem,) = problems_of(trtspec, eagle, "--set", f"speculation.options.{option}")
         assert problem["path"] == f"speculation.options.{path}"
         assert problem["message"].startswith(message)
 
-    def test_more_tokens_than_the_vocabulary_has(self, recipe: Path, trtspec: Run) -> None:
+    def test_top_k_beyond_the_vocabulary_is_reported(self, recipe: Path, trtspec: Run) -> None:
         root = recipe.parent
         make_llama(root / "target", vocab_size=40, **TARGET_SHAPE)
         hidden = TARGET_SHAPE["hidden_size"]
@@ -303,7 +307,7 @@ class TestRecipes:
         (diagnostic,) = METHOD.check_options(METHOD.parse(asked), target.config)
         assert (diagnostic.path, diagnostic.message) == ("top_k", "41 is more than the target's 40 vocabulary entries")
 
-    def test_a_head_that_does_not_fit(self, eagle: Path, trtspec: Run) -> None:
+    def test_incompatible_head_is_reported_by_check(self, eagle: Path, trtspec: Run) -> None:
         config = eagle.parent / "head" / "config.json"
         config.write_text(config.read_text().replace(f'"vocab_size": {PAIR_VOCAB}', '"vocab_size": 40'))
         (problem,) = problems_of(trtspec, eagle)
@@ -311,7 +315,7 @@ class TestRecipes:
         assert problem["message"] == f"the head is for 40 vocabulary entries, the target has {PAIR_VOCAB}"
 
     @pytest.mark.slow
-    def test_a_head_of_other_positions_is_warned_of_and_built_with(self, eagle: Path, trtspec: Run) -> None:
+    def test_head_with_other_positions_causes_warnings_but_builds(self, eagle: Path, trtspec: Run) -> None:
         config = eagle.parent / "head" / "config.json"
         written = json.loads(config.read_text()) | {"rope_theta": 5000.0, "max_position_embeddings": 64}
         config.write_text(json.dumps(written))
@@ -331,7 +335,7 @@ class TestRecipes:
         assert trtspec("build", eagle).code == 0
 
     @pytest.mark.slow
-    def test_pinned_pickles_are_built_from(self, eagle: Path, trtspec: Run) -> None:
+    def test_pinned_pickle_head_is_built(self, eagle: Path, trtspec: Run) -> None:
         """Most heads are published this way: pytorch_model.bin and config.json."""
         root = eagle.parent / "head"
         torch.save(load_file(root / "model.safetensors"), root / "pytorch_model.bin")

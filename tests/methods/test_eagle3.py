@@ -83,7 +83,7 @@ NETS: dict[str, dict[str, Any]] = {
 
 class TestConversion:
     @pytest.mark.parametrize("kind", NETS.values(), ids=NETS.keys())
-    def test_the_tensors_are_the_sources(self, kind: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    def test_converted_tensors_equal_the_source(self, kind: dict[str, Any], source: Path, tmp_path: Path) -> None:
         head = random_head((0, 4, 6), **kind)
         (found,) = heads_of(convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out"))
         expected = stored(head.tensors)
@@ -92,7 +92,7 @@ class TestConversion:
             assert found[name].dtype == value.dtype
             assert torch.equal(found[name], value), name
 
-    def test_ranks_put_together_are_one_rank(self, source: Path, tmp_path: Path) -> None:
+    def test_converted_ranks_concatenate_to_the_single_rank(self, source: Path, tmp_path: Path) -> None:
         head_root = save_head(random_head((0, 4, 6), drafted=41, bias=True), tmp_path / "head")
         (whole,) = heads_of(convert_with(source, head_root, tmp_path / "one"))
         first, second = heads_of(convert_with(source, head_root, tmp_path / "two", mapping=ParallelMapping(2)))
@@ -112,7 +112,7 @@ class TestConversion:
                 joined = first[name]
             assert torch.equal(joined, value), name
 
-    def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
+    def test_config_json_describes_the_eagle3_net(self, source: Path, tmp_path: Path) -> None:
         rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64}  # fmt: skip
         head_root = save_head(random_head((0, 4, 6), fc_norm=True), tmp_path / "head", rope_scaling=rope)
@@ -127,7 +127,7 @@ class TestConversion:
         assert (layer["rotary_base"], layer["rotary_scaling"]["factor"]) == (5000.0, 4.0)
         assert layer["mapping"]["tp_size"] == 2
 
-    def test_the_head_of_a_quantized_target_stays_as_it_is(self, source: Path, tmp_path: Path) -> None:
+    def test_head_of_a_quantized_target_is_not_quantized(self, source: Path, tmp_path: Path) -> None:
         head = random_head((0, 4, 6))
         out = convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out", scheme=Scheme("fp8_rowwise"))
         (found,) = heads_of(out)
@@ -135,14 +135,14 @@ class TestConversion:
         assert {value.dtype for value in found.values()} == {torch.bfloat16, torch.int64}
         assert config_of(out)["quantization"]["exclude_modules"] == ["lm_head", "eagle3.*"]
 
-    def test_a_head_tied_to_the_heads_own_embedding(self, source: Path, tmp_path: Path) -> None:
+    def test_lm_head_tied_to_the_draft_embedding_is_converted(self, source: Path, tmp_path: Path) -> None:
         head = random_head((0, 4, 6), drafted=SHAPE["vocab_size"], own_embedding=True).changed(lm_head__weight=None)
         out = convert_with(source, save_head(head, tmp_path / "head", tie_word_embeddings=True), tmp_path / "out")
         (found,) = heads_of(out)
         assert torch.equal(found["eagle3.lm_head.weight"], head.tensors["embed_tokens.weight"])
         assert torch.equal(found["eagle3.vocab_embedding.weight"], head.tensors["embed_tokens.weight"])
 
-    def test_a_head_narrower_than_its_target(self, source: Path, tmp_path: Path) -> None:
+    def test_head_narrower_than_its_target_requires_an_embedding(self, source: Path, tmp_path: Path) -> None:
         """It has its own embedding and LM head, and reads hidden states of another width than its own."""
         head = random_head((0, 4, 6), target={"hidden_size": 16}, own_embedding=True)
         head = head.changed(fc__weight=torch.ones((16, 3 * SHAPE["hidden_size"]), dtype=torch.bfloat16))
@@ -156,7 +156,7 @@ class TestConversion:
 class TestLayouts:
     LAYOUTS = ("original", "specforge", "modelopt", "module", "speculators")
 
-    def test_all_layouts_become_the_same_files(self, source: Path, tmp_path: Path) -> None:
+    def test_all_layouts_convert_to_identical_files(self, source: Path, tmp_path: Path) -> None:
         head = random_head(AUX_OF_PAPER)
         outs = [
             convert_with(source, save_head(head, tmp_path / layout, layout), tmp_path / f"{layout}-out")
@@ -170,7 +170,9 @@ class TestLayouts:
     @pytest.mark.parametrize(
         ("layers", "aux_layers"), [(6, None), (7, [2, 3, 4]), (32, [2, 16, 29]), (61, [2, 30, 58])], ids=str
     )
-    def test_layers_where_none_are_named(self, layers: int, aux_layers: list[int] | None, tmp_path: Path) -> None:
+    def test_default_aux_layers_match_the_reference(
+        self, layers: int, aux_layers: list[int] | None, tmp_path: Path
+    ) -> None:
         """The inputs of layers 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
         source = make_llama(tmp_path / "hf", num_hidden_layers=layers, rope_parameters=ROPE)
         head_root = read(save_head(random_head(AUX_OF_PAPER), tmp_path / "head", "original"), source).head
@@ -183,7 +185,7 @@ class TestLayouts:
 
     @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")  # ModelOpt's deprecation warnings
-    def test_what_nvidias_exporter_writes(self, source: Path, tmp_path: Path) -> None:
+    def test_modelopt_export_is_converted(self, source: Path, tmp_path: Path) -> None:
         """The exported config lists the chosen layers and uses YaRN scaling."""
         import modelopt.torch.speculative as mtsp
         from modelopt.torch.export import export_speculative_decoding
@@ -206,7 +208,7 @@ class TestLayouts:
         assert config["eagle3"]["aux_layers"] == [number + 1 for number in written["eagle_config"][AUX]] == [2, 3, 4]
         assert config["eagle3_net_config"]["rotary_scaling"]["factor"] == written["rope_scaling"]["factor"] == 32.0
 
-    def test_modelopts_names_of_the_switches(self, source: Path, tmp_path: Path) -> None:
+    def test_modelopt_option_names_are_read(self, source: Path, tmp_path: Path) -> None:
         head = random_head((0, 4, 6), norm_before_fc=True)
         eagle = {AUX: [0, 4, 6], "norm_before_fc": True, "return_hidden_post_norm": True}
         head_root = save_head(head, tmp_path / "head", eagle_config=eagle, norm_before_fc=None)
@@ -300,7 +302,7 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("head", "config", "message"), BAD.values(), ids=BAD.keys())
-def test_what_is_no_head(
+def test_invalid_eagle3_head_is_rejected(
     head: Callable[[], Eagle3Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
 ) -> None:
     head_root = save_head(head(), tmp_path / "head", **config)
@@ -346,7 +348,7 @@ MISFITS: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], list[tuple
 
 
 @pytest.mark.parametrize(("head", "config", "expected"), MISFITS.values(), ids=MISFITS.keys())
-def test_all_that_does_not_fit_is_said(
+def test_head_mismatches_are_all_reported(
     head: Callable[[], Eagle3Tensors],
     config: dict[str, Any],
     expected: list[tuple[str, str]],
@@ -360,7 +362,7 @@ def test_all_that_does_not_fit_is_said(
 
 
 class TestOptions:
-    def test_they_say_how_much_is_drafted(self) -> None:
+    def test_options_determine_the_draft_shape(self) -> None:
         def draft_shape(draft_len: int, **options: int) -> DraftShape:
             return METHOD.draft_shape(METHOD.parse(options), draft_len)
 
@@ -378,12 +380,12 @@ class TestOptions:
         ],
         ids=str,
     )
-    def test_a_tree_needs_both(self, options: dict[str, Any], message: str) -> None:
+    def test_incomplete_tree_options_are_rejected(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(TrtspecError) as caught:
             METHOD.parse(options)
         assert str(caught.value) == f"speculation.options.nodes: {message}"
 
-    def test_a_tree_is_no_wider_than_what_is_drafted_from(self, source: Path, tmp_path: Path) -> None:
+    def test_top_k_beyond_the_draft_vocabulary_is_reported(self, source: Path, tmp_path: Path) -> None:
         head_root = save_head(random_head((0, 4, 6), drafted=3), tmp_path / "head")
         assert not read(head_root, source, top_k=3, nodes=9).head.diagnostics
         (diagnostic,) = read(head_root, source, top_k=4, nodes=9).head.diagnostics
@@ -400,7 +402,7 @@ def eagle3(recipe: Path) -> Path:
 
 
 class TestRecipes:
-    def test_a_head_that_fits(self, eagle3: Path, trtspec: Run) -> None:
+    def test_compatible_head_passes_check(self, eagle3: Path, trtspec: Run) -> None:
         assert trtspec("check", eagle3, "--json").document["problems"] == []
 
     @pytest.mark.parametrize(
@@ -411,12 +413,14 @@ class TestRecipes:
             ("draft_len=17", "draft_len", "eagle3 takes 1..16 draft tokens"),
         ],
     )
-    def test_bad_options(self, change: str, path: str, message: str, eagle3: Path, trtspec: Run) -> None:
+    def test_invalid_options_are_reported_by_check(
+        self, change: str, path: str, message: str, eagle3: Path, trtspec: Run
+    ) -> None:
         (problem,) = problems_of(trtspec, eagle3, "--set", f"speculation.{change}")
         assert problem["path"] == f"speculation.{path}"
         assert problem["message"].startswith(message)
 
-    def test_a_head_that_does_not_fit(self, eagle3: Path, trtspec: Run) -> None:
+    def test_incompatible_head_is_reported_by_check(self, eagle3: Path, trtspec: Run) -> None:
         save_head(random_head((0, 1)), eagle3.parent / "other", rope_theta=10000.0)
         problems = problems_of(trtspec, eagle3, "--set", "speculation.draft.model=./other")
         assert [problem["code"] for problem in problems] == ["hidden-size", "vocabulary"]

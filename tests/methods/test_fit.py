@@ -14,11 +14,11 @@ from trtspec.methods.draft_head import check_layer, check_sizes
 STRETCHED = RopeScaling("linear", 4.0)
 
 
-def test_sizes_that_are_the_targets() -> None:
+def test_matching_sizes_are_accepted() -> None:
     assert not list(check_sizes("the head is", 12, 50, model_config()))
 
 
-def test_other_sizes_are_errors_and_all_of_them_are_said() -> None:
+def test_size_mismatches_are_all_reported_as_errors() -> None:
     found = list(check_sizes("heads are", 16, 40, model_config()))
     assert [(diagnostic.code, diagnostic.message, diagnostic.severity) for diagnostic in found] == [
         ("hidden-size", "heads are for hidden states of 16, the target's have 12", "error"),
@@ -29,7 +29,7 @@ def test_other_sizes_are_errors_and_all_of_them_are_said() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"max_positions": 256}, {"rope_scaling": STRETCHED}], ids=["", "more positions", "stretched"]
 )
-def test_a_head_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any]) -> None:
+def test_compatible_rope_and_positions_are_accepted(fields: dict[str, Any]) -> None:
     target = model_config(rope_scaling=fields.get("rope_scaling"))
     assert not list(check_layer(model_config(**fields), target))
 
@@ -46,7 +46,7 @@ def test_a_head_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any]
         ),
     ],
 )
-def test_differences_that_may_cost_acceptance_are_warnings(fields: dict[str, Any], code: str, message: str) -> None:
+def test_rope_and_position_mismatches_are_warnings(fields: dict[str, Any], code: str, message: str) -> None:
     (diagnostic,) = check_layer(model_config(**fields), model_config())
     assert (diagnostic.code, diagnostic.message, diagnostic.severity) == (code, message, "warning")
     assert diagnostic.hint

@@ -38,7 +38,7 @@ def eagle3(root: Path, **config: Any) -> Path:
     return eagle3_heads.save_head(eagle3_heads.random_head((0, 4, 6)), root, **config)
 
 
-def test_layers_of_an_eagle3_head_are_counted_by_its_tensors(target: Path, tmp_path: Path) -> None:
+def test_eagle3_head_layers_are_counted_from_its_tensors(target: Path, tmp_path: Path) -> None:
     head = read(eagle3(tmp_path / "head", num_hidden_layers=40), "eagle3", target)
     (warning,) = found(head, "layers")
     assert (warning.severity, warning.message) == (
@@ -49,21 +49,21 @@ def test_layers_of_an_eagle3_head_are_counted_by_its_tensors(target: Path, tmp_p
     assert found(read(eagle3(tmp_path / "right", num_hidden_layers=1), "eagle3", target), "layers") == []
 
 
-def test_layers_of_an_eagle_head_are_counted_by_its_tensors(target: Path, tmp_path: Path) -> None:
+def test_eagle_head_layers_are_counted_from_its_tensors(target: Path, tmp_path: Path) -> None:
     root = eagle_heads.save_head(tmp_path / "head", eagle_heads.random_head())
     edit(root, num_hidden_layers=32)
     (warning,) = found(read(root, "eagle", target), "layers")
     assert "32" in warning.message
 
 
-def test_target_number_of_layers_is_not_the_own_one_of_a_net() -> None:
+def test_num_layers_of_the_target_is_replaced_by_the_tensor_count() -> None:
     assert resolve_num_layers(configured=40, found=4, target_layers=40) == 4
     assert resolve_num_layers(configured=5, found=4, target_layers=40) == 5  # a layer is then missing
     assert resolve_num_layers(configured=4, found=4, target_layers=4) == 4
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
-def test_rotary_keys_beside_the_section_of_a_head_count(layout: str, target: Path, tmp_path: Path) -> None:
+def test_rope_theta_outside_rope_parameters_is_used(layout: str, target: Path, tmp_path: Path) -> None:
     root = eagle3(tmp_path / "head", layout=layout)
     path = root / "config.json"
     config = json.loads(path.read_text())
@@ -78,7 +78,7 @@ def test_rotary_keys_beside_the_section_of_a_head_count(layout: str, target: Pat
 
 
 @pytest.mark.parametrize("is_equal", [True, False])
-def test_lm_head_beside_the_one_of_the_target_is_compared(is_equal: bool, target: Path, tmp_path: Path) -> None:
+def test_lm_head_of_an_eagle_head_is_compared_with_the_target(is_equal: bool, target: Path, tmp_path: Path) -> None:
     theirs = load_file(target / "model.safetensors")["lm_head.weight"]
     own = theirs.clone() if is_equal else theirs + torch.ones_like(theirs)
     root = eagle_heads.save_head(tmp_path / "head", eagle_heads.random_head() | {"lm_head.weight": own})

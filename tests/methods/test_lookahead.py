@@ -13,7 +13,7 @@ from trtspec.methods.lookahead import METHOD, LookaheadOptions
 OFF = {"window": 1, "ngram": 1, "verification": 0}
 
 
-def test_the_defaults_are_those_of_tensorrt_llm() -> None:
+def test_defaults_match_tensorrt_llm() -> None:
     """The defaults of LookaheadDecodingConfig, which are from executor.h."""
     assert METHOD.options().model_dump() == {
         "window": 4, "verification": 4, "ngram": 3,
@@ -32,7 +32,7 @@ def test_the_defaults_are_those_of_tensorrt_llm() -> None:
         (60, 8, 60, DraftShape(7, 839)),  # the defaults of the authors' implementation
     ],
 )
-def test_the_extent_is_the_draft_length_that_tensorrt_llm_reserves(
+def test_draft_shape_matches_the_tensorrt_llm_reservation(
     window: int, ngram: int, guesses: int, draft_shape: DraftShape
 ) -> None:
     options = {"window": window, "ngram": ngram, "verification": guesses}
@@ -55,16 +55,16 @@ TURNED_OFF = "ngram 1 turns lookahead off and requires window 1 and verification
     ],
     ids=str,
 )
-def test_sizes_that_are_none_are_told(options: dict[str, Any], where: str, message: str) -> None:
+def test_invalid_sizes_are_rejected_with_their_position(options: dict[str, Any], where: str, message: str) -> None:
     with pytest.raises(TrtspecError) as error:
         METHOD.parse(options)
     assert error.value.where == f"speculation.options.{where}"
     assert error.value.message == message
 
 
-def test_it_can_be_turned_off() -> None:
+def test_lookahead_can_be_turned_off() -> None:
     assert METHOD.parse(OFF) == LookaheadOptions(**OFF)
 
 
-def test_its_options_decide_the_draft_length() -> None:
+def test_lookahead_has_no_draft_len_setting() -> None:
     assert not METHOD.draft_lens

@@ -58,7 +58,7 @@ class TestConversion:
     @pytest.mark.parametrize("prefix", ["", "medusa_head.", "medusa_heads."])
     @pytest.mark.parametrize("num_layers", [0, 1, 2])
     @pytest.mark.parametrize("tensor", [1, 2])
-    def test_ranks_put_together_are_the_source(
+    def test_converted_ranks_concatenate_to_the_source(
         self, prefix: str, num_layers: int, tensor: int, source: Path, tmp_path: Path
     ) -> None:
         tensors = random_heads(4, num_layers, vocab=VOCAB - 1)
@@ -73,7 +73,7 @@ class TestConversion:
             assert len(joined) == -(-len(tensors[theirs]) // tensor) * tensor  # the vocabulary is padded
             assert torch.equal(joined[: len(tensors[theirs])], tensors[theirs])
 
-    def test_vllms_names_are_read_too(self, source: Path, tmp_path: Path) -> None:
+    def test_vllm_tensor_names_are_read(self, source: Path, tmp_path: Path) -> None:
         """Blocks without a bias get zeros, and a matrix shared by all heads is stored with each head."""
         tensors = random_heads(4, vocab=VOCAB - 1)
         blocks = {name: value for name, value in tensors.items() if name.endswith("linear.weight")}
@@ -85,13 +85,13 @@ class TestConversion:
             expected = tensors[theirs if "linear" in theirs else "0.1.weight"]
             assert torch.equal(ours[name], torch.zeros_like(expected) if name.endswith("bias") else expected)
 
-    def test_heads_without_a_matrix_are_refused_with_what_helps(self, source: Path, tmp_path: Path) -> None:
+    def test_heads_without_lm_head_are_rejected_with_a_hint(self, source: Path, tmp_path: Path) -> None:
         blocks = {name: value for name, value in random_heads().items() if "linear" in name}
         (found,) = read(save_heads(tmp_path / "heads", blocks), source).head.diagnostics
         assert found.message == "the heads use the target's LM head, which is not among their tensors"
         assert found.hint == "convert them to vLLM's format, which includes it: trtspec convert-draft with --target"
 
-    def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
+    def test_config_json_describes_the_medusa_heads(self, source: Path, tmp_path: Path) -> None:
         """The source's config.json has 2 heads, like published configs of 5 heads."""
         head_root = save_heads(tmp_path / "heads", random_heads(5, 2, vocab=VOCAB - 1), medusa_num_layers=2)
         out = convert_with(source, head_root, tmp_path / "out", [[0], [0, 0], [1]])
@@ -101,7 +101,7 @@ class TestConversion:
         assert config["model_type"] == "llama"
         assert (config["num_medusa_heads"], config["num_medusa_layers"], config["max_draft_len"]) == (5, 2, 3)
 
-    def test_heads_of_a_quantized_target_stay_as_they_are(self, source: Path, tmp_path: Path) -> None:
+    def test_heads_of_a_quantized_target_are_not_quantized(self, source: Path, tmp_path: Path) -> None:
         tensors = random_heads(4, vocab=VOCAB - 1)
         head_root = save_heads(tmp_path / "heads", tensors)
         out = convert_with(source, head_root, tmp_path / "out", scheme=Scheme("fp8_rowwise"))
@@ -116,7 +116,7 @@ class TestConversion:
 @pytest.mark.filterwarnings("ignore")  # ModelOpt's deprecation warnings
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_it_is_what_nvidias_exporter_writes(architecture: str, tensor: int, tmp_path: Path) -> None:
+def test_conversion_equals_the_modelopt_export(architecture: str, tensor: int, tmp_path: Path) -> None:
     """The heads come from the Hugging Face checkpoint of the same exporter, which also contains the base model."""
     import modelopt.torch.speculative as mtsp
     from modelopt.torch.export import export_hf_checkpoint
@@ -214,7 +214,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("tensors", "config", "message"), BAD.values(), ids=BAD.keys())
-def test_what_is_no_medusa_heads(
+def test_invalid_medusa_heads_are_rejected(
     tensors: Callable[[], Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
 ) -> None:
     head_root = save_heads(tmp_path / "heads", tensors(), **config)
@@ -223,7 +223,7 @@ def test_what_is_no_medusa_heads(
     assert str(caught.value).startswith(f"{head_root}{message}")
 
 
-def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
+def test_heads_for_another_model_are_rejected_with_all_mismatches(source: Path, tmp_path: Path) -> None:
     head_root = save_heads(tmp_path / "heads", random_heads(3, hidden=HIDDEN // 2, vocab=VOCAB))
     misfits = read(head_root, source).head.diagnostics
     assert [(diagnostic.code, diagnostic.message) for diagnostic in misfits] == [
@@ -237,28 +237,28 @@ def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Pat
         convert_with(source, head_root, tmp_path / "out")
 
 
-def test_fewer_levels_need_fewer_heads(source: Path, tmp_path: Path) -> None:
+def test_shallower_tree_requires_fewer_heads(source: Path, tmp_path: Path) -> None:
     head_root = save_heads(tmp_path / "heads", random_heads(1, vocab=VOCAB - 1))
     assert not read(head_root, source, choices=[[0], [1]]).head.diagnostics
     (diagnostic,) = read(head_root, source, choices=[[0], [0, 0]]).head.diagnostics
     assert diagnostic.hint == "list choices with a depth of at most 1"
 
 
-def test_its_parameters_are_counted(source: Path, tmp_path: Path) -> None:
+def test_head_parameters_are_counted(source: Path, tmp_path: Path) -> None:
     head_root = read(save_heads(tmp_path / "heads", random_heads(4, 2, vocab=VOCAB - 1)), source)
     assert head_root.head.num_parameters == 4 * (2 * (HIDDEN * HIDDEN + HIDDEN) + (VOCAB - 1) * HIDDEN)
 
 
 class TestOptions:
-    def test_the_choices_say_how_much_is_drafted(self) -> None:
+    def test_choices_determine_the_draft_shape(self) -> None:
         assert METHOD.draft_shape(METHOD.parse({}), 0) == DraftShape(4, 63)
         assert METHOD.draft_shape(METHOD.parse({"choices": [[0], [0, 0], [3]]}), 0) == DraftShape(2, 3)
 
     @pytest.mark.parametrize("name", MEDUSA_CHOICES)
-    def test_every_published_tree_is_known(self, name: str) -> None:
+    def test_every_published_tree_is_accepted_by_name(self, name: str) -> None:
         assert METHOD.draft_shape(METHOD.parse({"choices": name}), 0).max_tokens == 63
 
-    def test_bad_choices_are_said_with_their_place(self) -> None:
+    def test_invalid_choices_are_rejected_with_their_position(self) -> None:
         with pytest.raises(TrtspecError) as caught:
             METHOD.parse({"choices": [[0], [1, 0]]})
         assert str(caught.value) == "speculation.options.choices: [1, 0] needs [1], which is missing"
@@ -274,7 +274,7 @@ def medusa(recipe: Path) -> Path:
 
 
 class TestRecipes:
-    def test_heads_that_fit(self, medusa: Path, trtspec: Run) -> None:
+    def test_compatible_heads_pass_check(self, medusa: Path, trtspec: Run) -> None:
         assert trtspec("check", medusa, "--json").document["problems"] == []
 
     @pytest.mark.parametrize(
@@ -287,23 +287,25 @@ class TestRecipes:
             ("lossy=true", "lossy", "lossy acceptance changes the output, but gates.lossless is true"),
         ],
     )
-    def test_bad_options(self, option: str, path: str, message: str, medusa: Path, trtspec: Run) -> None:
+    def test_invalid_options_are_reported_by_check(
+        self, option: str, path: str, message: str, medusa: Path, trtspec: Run
+    ) -> None:
         (problem,) = problems_of(trtspec, medusa, "--set", f"speculation.options.{option}")
         assert problem["path"] == f"speculation.options.{path}"
         assert problem["message"].startswith(message)
 
-    def test_heads_that_do_not_fit(self, medusa: Path, trtspec: Run) -> None:
+    def test_incompatible_heads_are_reported_by_check(self, medusa: Path, trtspec: Run) -> None:
         chain = [[0] * depth for depth in range(1, 6)]
         (problem,) = problems_of(trtspec, medusa, "--set", f"speculation.options.choices={json.dumps(chain)}")
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "heads")
         assert problem["message"] == "the choices are 5 tokens deep, but there are 4 heads"
 
-    def test_a_draft_len_is_refused(self, medusa: Path, trtspec: Run) -> None:
+    def test_draft_len_is_rejected(self, medusa: Path, trtspec: Run) -> None:
         (problem,) = problems_of(trtspec, medusa, "--set", "speculation.draft_len=4")
         assert problem["message"] == "medusa does not use draft_len; its options determine the length"
 
     @pytest.mark.slow
-    def test_pinned_pickles_are_built_from(self, medusa: Path, trtspec: Run) -> None:
+    def test_pinned_pickle_heads_are_built(self, medusa: Path, trtspec: Run) -> None:
         """Most heads are published this way: medusa_lm_head.pt and config.json."""
         root = medusa.parent / "heads"
         tensors = load_file(root / "medusa_lm_head.safetensors")
@@ -322,7 +324,7 @@ class TestRecipes:
         assert generated["drafted"] > 63
 
     @pytest.mark.slow
-    def test_lossy_acceptance_is_named_wherever_it_counts(self, medusa: Path, trtspec: Run) -> None:
+    def test_lossy_acceptance_is_reported_by_every_command(self, medusa: Path, trtspec: Run) -> None:
         """In the plan, the manifest and every report; the gate for losslessness never holds for it."""
         lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false, min_speedup: 0.01}")
         warned = trtspec("check", medusa, *lossy, "--json").document["problems"]
@@ -341,7 +343,7 @@ class TestRecipes:
             assert done.document["acceptance"] == "typical", command
 
     @pytest.mark.slow
-    def test_a_lossy_artifact_never_passes_the_gate(self, medusa: Path, trtspec: Run) -> None:
+    def test_lossy_artifact_fails_the_lossless_gate(self, medusa: Path, trtspec: Run) -> None:
         """The gate is rejected even if it is added by editing the manifest."""
         lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false}")
         assert trtspec("build", medusa, *lossy).code == 0

@@ -15,7 +15,7 @@ METHODS: dict[str, Method] = discover("trtspec.methods", "METHOD")
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_says_what_fits_together(name: str) -> None:
+def test_method_declaration_is_consistent(name: str) -> None:
     method = METHODS[name]
     assert method.summary
     assert (method.drafts_with == "head") == (method.read_head is not None)
@@ -30,14 +30,14 @@ def test_a_method_says_what_fits_together(name: str) -> None:
     assert ("embedded" in backends_for_method(name)) == (name in drafters)
 
 
-def test_options_that_were_never_checked_are_refused() -> None:
+def test_out_of_range_options_are_rejected() -> None:
     with pytest.raises(TrtspecError, match=r"speculation\.options\.stop_below: must be less than 1"):
         METHODS["draft_target"].parse({"stop_below": 2.0})
 
 
 @pytest.mark.parametrize("draft_len", [0, 1, 5])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
-def test_expected_tokens_are_those_of_a_simulation(rate: float, draft_len: int) -> None:
+def test_expected_tokens_match_a_simulation(rate: float, draft_len: int) -> None:
     """The oracle is a simulation: drafts are accepted one by one until the first rejection."""
     chance = random.Random(0)
     steps = 20_000
@@ -52,7 +52,7 @@ def test_expected_tokens_are_those_of_a_simulation(rate: float, draft_len: int) 
     assert expected_tokens(rate, draft_len) == pytest.approx(mean, rel=0.02)
 
 
-def test_expected_speedup() -> None:
+def test_expected_speedup_follows_from_acceptance_and_draft_cost() -> None:
     assert expected_speedup(0.0, 5, 0.1) == pytest.approx(
         1 / 1.5
     )  # no draft is accepted, but five draft steps cost time

@@ -22,11 +22,11 @@ from trtspec.methods.mtp import count_layers
         ({"num_hidden_layers": 32}, 0),
     ],
 )
-def test_layers_are_counted_where_the_config_names_them(config, layers: int) -> None:
+def test_mtp_layers_are_counted_from_the_config(config, layers: int) -> None:
     assert count_layers(config) == layers
 
 
-def test_it_drafts_a_chain_with_nothing_of_the_recipes_own_and_no_build_of_engines() -> None:
+def test_mtp_drafts_a_chain_without_draft_model_or_build_arguments() -> None:
     method = find_method("mtp")
     assert method.draft_shape(method.options(), 3) == DraftShape(3, 3)
     assert method.drafts_with == "nothing"

@@ -11,7 +11,7 @@ from trtspec.methods.base import DraftShape
 from trtspec.methods.ngram import METHOD, NgramOptions
 
 
-def test_the_defaults() -> None:
+def test_ngram_defaults_match_the_expected_values() -> None:
     assert METHOD.options() == NgramOptions(min_match=2, max_match=16)
     assert METHOD.default_draft_len == 8
     assert MODES["ngram"] == "draft_tokens_external"
@@ -30,12 +30,14 @@ def test_the_defaults() -> None:
     ],
     ids=str,
 )
-def test_options_out_of_range_are_told(options: dict[str, Any], where: str, message: str) -> None:
+def test_options_out_of_range_are_rejected_with_their_position(
+    options: dict[str, Any], where: str, message: str
+) -> None:
     with pytest.raises(TrtspecError) as error:
         METHOD.parse(options)
     assert error.value.where == f"speculation.options.{where}"
     assert error.value.message == message
 
 
-def test_equal_bounds_are_fine() -> None:
+def test_equal_match_bounds_are_accepted() -> None:
     assert METHOD.parse({"min_match": 4, "max_match": 4}) == NgramOptions(min_match=4, max_match=4)

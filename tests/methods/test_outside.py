@@ -58,7 +58,9 @@ def run(environment: dict[str, str], *argv: object, code: int = 0) -> subprocess
     return done
 
 
-def test_it_drafts_and_changes_nothing(recipe: Path, installed: dict[str, str], tmp_path: Path) -> None:
+def test_plugin_method_drafts_without_changing_the_output(
+    recipe: Path, installed: dict[str, str], tmp_path: Path
+) -> None:
     built = json.loads(run(installed, "build", recipe, "--out", tmp_path / "echo", "--json").stdout)
     run(installed, "build", recipe, "--out", tmp_path / "alone", "--set", "speculation={method: none}")
     said = {
@@ -70,14 +72,14 @@ def test_it_drafts_and_changes_nothing(recipe: Path, installed: dict[str, str], 
     assert said["echo"]["drafted"] > 0
 
 
-def test_its_options_are_checked_where_they_are_written(recipe: Path, installed: dict[str, str]) -> None:
+def test_invalid_plugin_options_are_reported_with_their_position(recipe: Path, installed: dict[str, str]) -> None:
     recipe.write_text(recipe.read_text().replace("  draft_len: 3\n", "  draft_len: 3\n  options: {after: 0}\n"))
     document = json.loads(run(installed, "check", recipe, "--json", code=1).stdout)
     (problem,) = document["problems"]
     assert (problem["path"], problem["message"]) == ("speculation.options.after", "after must be at least 1, got 0")
 
 
-def test_the_plan_says_what_it_drafts(recipe: Path, installed: dict[str, str]) -> None:
+def test_plan_reports_the_plugin_method(recipe: Path, installed: dict[str, str]) -> None:
     document = json.loads(run(installed, "plan", recipe, "--json").stdout)
     assert document["speculation"] == {
         "method": "echo",
@@ -88,7 +90,7 @@ def test_the_plan_says_what_it_drafts(recipe: Path, installed: dict[str, str]) -
     }
 
 
-def test_without_it_the_method_is_unknown(recipe: Path) -> None:
+def test_method_without_its_plugin_is_unknown(recipe: Path) -> None:
     done = run(dict(os.environ), "check", recipe, "--json", code=1)
     (problem,) = json.loads(done.stdout)["problems"]
     assert problem["message"].startswith("unknown speculation method 'echo'; known: dflash, draft_target, ")

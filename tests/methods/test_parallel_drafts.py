@@ -52,7 +52,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("config", DIALECTS.values(), ids=DIALECTS)
-def test_a_p_eagle_net_in_each_dialect(config: dict[str, Any], target: Path, tmp_path: Path) -> None:
+def test_p_eagle_net_is_recognized_in_every_dialect(config: dict[str, Any], target: Path, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", config, tensors())
     head = read(root, target).head
     assert [each.code for each in head.diagnostics if each.severity == "error"] == []
@@ -65,7 +65,7 @@ def test_a_p_eagle_net_in_each_dialect(config: dict[str, Any], target: Path, tmp
     assert [name for name, suggest in asked.items() if suggest and suggest(source)] == ["p_eagle"]
 
 
-def test_a_net_of_one_token_at_a_time_is_eagle3s(target: Path, tmp_path: Path) -> None:
+def test_net_without_mask_hidden_is_rejected_with_method_eagle3(target: Path, tmp_path: Path) -> None:
     one = tensors()
     del one["mask_hidden"]
     with pytest.raises(CheckpointError) as refused:
@@ -74,19 +74,19 @@ def test_a_net_of_one_token_at_a_time_is_eagle3s(target: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("token", "message"), [(None, "lacks a mask token"), (VOCAB, "outside the vocabulary")])
-def test_a_mask_token_that_cannot_be(token: int | None, message: str, target: Path, tmp_path: Path) -> None:
+def test_invalid_mask_token_is_reported(token: int | None, message: str, target: Path, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", DIALECTS["p-eagle-train"], tensors(), ptd_token_id=token)
     (found,) = [each for each in read(root, target).head.diagnostics if each.code == "mask-token"]
     assert message in found.message
 
 
-def test_a_layer_that_is_missing(target: Path, tmp_path: Path) -> None:
+def test_missing_layer_tensor_is_reported(target: Path, tmp_path: Path) -> None:
     few = {name: tensor for name, tensor in tensors().items() if not name.startswith("layers.1.self_attn.")}
     with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj\.weight"):
         read(save_net(tmp_path / "net", DIALECTS["speculators"], few), target)
 
 
-def test_a_pard_model_names_its_mask_token(recipe: Path, trtspec: Run) -> None:
+def test_pard_model_requires_a_mask_token(recipe: Path, trtspec: Run) -> None:
     pard = find_method("pard")
     path = recipe.parent / "draft" / "config.json"
     before = json.loads(path.read_text())

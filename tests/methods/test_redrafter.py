@@ -55,7 +55,7 @@ def drafters_of(root: Path) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_ranks_put_together_are_the_source(generation: str, tensor: int, source: Path, tmp_path: Path) -> None:
+def test_converted_ranks_concatenate_to_the_source(generation: str, tensor: int, source: Path, tmp_path: Path) -> None:
     drafter = random_drafter(2, vocab=ODD)
     head_root = drafter.save(tmp_path / "drafter", generation)
     ranks = drafters_of(convert_with(source, head_root, tmp_path / "out", mapping=ParallelMapping(tensor)))
@@ -76,7 +76,9 @@ def test_ranks_put_together_are_the_source(generation: str, tensor: int, source:
     ],
     ids=["no-first-layer", "sum"],
 )
-def test_what_a_drafter_may_lack(drafter: Drafter, left_out: set[str], source: Path, tmp_path: Path) -> None:
+def test_optional_drafter_tensors_may_be_missing(
+    drafter: Drafter, left_out: set[str], source: Path, tmp_path: Path
+) -> None:
     out = convert_with(source, drafter.save(tmp_path / "drafter"), tmp_path / "out")
     assert drafters_of(out)[0].keys() == set(STORED.values()) - left_out
     assert json.loads((out / "config.json").read_text())["redrafter_is_rnn"] is drafter.rnn
@@ -91,7 +93,7 @@ def test_what_a_drafter_may_lack(drafter: Drafter, left_out: set[str], source: P
         ("qwen3", "ReDrafterForQWenLM", "Qwen3ForCausalLM"),
     ],
 )
-def test_what_config_json_says(family: str, architecture: str, base: str, tmp_path: Path) -> None:
+def test_config_json_describes_the_redrafter(family: str, architecture: str, base: str, tmp_path: Path) -> None:
     head_root = random_drafter(2).save(tmp_path / "drafter")
     options = {"beams": 7, "greedy": False}
     out = convert_with(make_model(tmp_path / "hf", family), head_root, tmp_path / "out", options, 4)
@@ -109,7 +111,7 @@ def test_what_config_json_says(family: str, architecture: str, base: str, tmp_pa
     }
 
 
-def test_a_drafter_of_a_quantized_target_stays_as_it_is(source: Path, tmp_path: Path) -> None:
+def test_drafter_of_a_quantized_target_is_not_quantized(source: Path, tmp_path: Path) -> None:
     drafter = random_drafter(2, vocab=ODD)
     out = convert_with(source, drafter.save(tmp_path / "drafter"), tmp_path / "out", scheme=Scheme("fp8_rowwise"))
     (stored,) = drafters_of(out)
@@ -183,7 +185,7 @@ BAD: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], dict[str, Any]
 
 
 @pytest.mark.parametrize(("change", "config", "message"), BAD.values(), ids=BAD.keys())
-def test_what_is_no_drafter(
+def test_invalid_drafter_is_rejected(
     change: Callable[[dict[str, torch.Tensor]], object],
     config: dict[str, Any],
     message: str,
@@ -196,7 +198,7 @@ def test_what_is_no_drafter(
     assert str(caught.value).startswith(f"{head_root}{message}")
 
 
-def test_a_drafter_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
+def test_drafter_for_another_model_is_rejected_with_all_mismatches(source: Path, tmp_path: Path) -> None:
     head_root = random_drafter(hidden=HIDDEN // 2).save(tmp_path / "drafter")
     assert [(diagnostic.code, diagnostic.message) for diagnostic in read(head_root, source).head.diagnostics] == [
         ("hidden-size", "the drafter is for hidden states of 16, the target's have 32"),
@@ -206,7 +208,7 @@ def test_a_drafter_of_another_model_is_refused_with_all_reasons_at_once(source: 
         convert_with(source, head_root, tmp_path / "out")
 
 
-def test_how_much_it_drafts() -> None:
+def test_options_determine_the_draft_shape() -> None:
     method = find_method("redrafter")
     assert method.draft_shape(method.parse({}), method.default_draft_len) == DraftShape(5, 25)
     assert method.draft_shape(method.parse({"beams": 3}), 2) == DraftShape(2, 6)
@@ -224,7 +226,7 @@ def redrafter(recipe: Path) -> Path:
 
 class TestRecipes:
     @pytest.mark.slow
-    def test_one_that_fits_is_built_and_lossless(self, redrafter: Path, trtspec: Run) -> None:
+    def test_compatible_drafter_builds_and_is_lossless(self, redrafter: Path, trtspec: Run) -> None:
         assert trtspec("check", redrafter, "--json").document["problems"] == []
         assert trtspec("build", redrafter).code == 0
         config = json.loads(Path("build/tiny/checkpoints/target/config.json").read_text())
@@ -241,7 +243,9 @@ class TestRecipes:
             ("draft.model=./target", "draft.model", "/config.json: lacks 'num_draft_layers'"),
         ],
     )
-    def test_one_that_cannot_be(self, setting: str, path: str, message: str, redrafter: Path, trtspec: Run) -> None:
+    def test_invalid_settings_are_reported_by_check(
+        self, setting: str, path: str, message: str, redrafter: Path, trtspec: Run
+    ) -> None:
         (problem,) = problems_of(trtspec, redrafter, "--set", f"speculation.{setting}")
         assert problem["path"] == f"speculation.{path}"
         assert message in problem["message"]

@@ -38,7 +38,9 @@ gates: {{prompts: ./prompts.jsonl}}
         ("{skip: {mlp: [1]}, stop_below: 1.0}", "stop_below", "less than 1"),
     ],
 )
-def test_a_skip_that_cannot_be(options: str, path: str, message: str, recipe: Path, trtspec: Run) -> None:
+def test_invalid_skip_options_are_reported_by_check(
+    options: str, path: str, message: str, recipe: Path, trtspec: Run
+) -> None:
     recipe.write_text(RECIPE.format(options=options))
     found = trtspec("check", recipe, "--json")
     (problem,) = [each for each in found.document["problems"] if each["severity"] == "error"]
@@ -48,7 +50,7 @@ def test_a_skip_that_cannot_be(options: str, path: str, message: str, recipe: Pa
 
 
 @pytest.mark.parametrize(("draft_len", "code"), [(1, 0), (25, 0), (26, 1)])
-def test_its_draft_len(draft_len: int, code: int, recipe: Path, trtspec: Run) -> None:
+def test_draft_len_beyond_the_limit_is_rejected(draft_len: int, code: int, recipe: Path, trtspec: Run) -> None:
     recipe.write_text(RECIPE.format(options="{skip: {mlp: [1]}}"))
     found = trtspec("check", recipe, "--set", f"speculation.draft_len={draft_len}")
     assert found.code == code
@@ -56,7 +58,7 @@ def test_its_draft_len(draft_len: int, code: int, recipe: Path, trtspec: Run) ->
 
 
 @pytest.mark.integration
-def test_a_recipe_of_it_is_built_and_lossless(recipe: Path, trtspec: Run) -> None:
+def test_swift_recipe_builds_and_is_lossless(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(RECIPE.format(options="{skip: {attention: [1], mlp: [2]}, stop_below: 0.01}"))
     assert trtspec("build", recipe).code == 0
     verified: dict[str, Any] = trtspec("verify", "build/tiny", "--max-tokens", 8, "--json").document

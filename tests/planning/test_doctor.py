@@ -23,7 +23,7 @@ def findings() -> dict[str, DoctorCheck]:
     return {finding.name: finding for finding in doctor.probe_machine()}
 
 
-def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_has_an_install_hint(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     version = metadata.version
 
     def without_torch(name: str) -> str:
@@ -41,14 +41,14 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
     assert shown.out.endswith("torch: pip install 'trtspec[embedded]'\nmissing: torch\n")
 
 
-def test_a_python_that_cannot_run_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_python_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings()["python"].ok
     monkeypatch.setattr(doctor, "version_problem", lambda: "Python 3.99: 3.10 to 3.13 are supported on this machine")
     assert findings()["python"].hint == "Python 3.99: 3.10 to 3.13 are supported on this machine"
     assert not findings()["python"].ok
 
 
-def test_what_computes_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversions_report_their_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> str:
         return findings()["conversions"].detail
 
@@ -61,7 +61,7 @@ def test_what_computes_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == "there.so"
 
 
-def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+def test_nearly_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
     free = doctor.LEAST_FREE_BYTES
     usage = shutil.disk_usage(workplace)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
@@ -73,7 +73,9 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: 
     assert not (workplace / "cache").exists()  # probing changes nothing
 
 
-def test_what_verifies_drafts(monkeypatch: pytest.MonkeyPatch, workplace: Path, kernel_library: Path) -> None:
+def test_kernels_report_the_library_or_torch(
+    monkeypatch: pytest.MonkeyPatch, workplace: Path, kernel_library: Path
+) -> None:
     assert findings()["kernels"] == DoctorCheck(
         "kernels", True, "not compiled; torch verifies drafts (trtspec plugins build)"
     )

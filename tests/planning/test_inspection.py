@@ -17,7 +17,7 @@ from trtspec.store.artifact import load_manifest
 PARAMETERS = 2 * PAIR_VOCAB * 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
 
 
-def test_a_source(recipe: Path) -> None:
+def test_inspect_of_a_source_checkpoint_has_every_field(recipe: Path) -> None:
     assert inspect_path(recipe.parent / "target") == {
         "kind": "source checkpoint",
         "family": "llama",
@@ -35,7 +35,7 @@ def test_a_source(recipe: Path) -> None:
     }
 
 
-def test_what_a_source_would_take_on_each_rank(recipe: Path) -> None:
+def test_inspect_reports_the_bytes_of_each_rank(recipe: Path) -> None:
     whole = inspect_path(recipe.parent / "target")["converts_to"]["bytes_by_rank"][0]
     four = inspect_path(recipe.parent / "target", ParallelMapping(2, 2))["converts_to"]["bytes_by_rank"]
     norms = 2 * (4 * 2 * 64 + 64)
@@ -46,12 +46,12 @@ def test_what_a_source_would_take_on_each_rank(recipe: Path) -> None:
     assert fp8 == {"dtype": "bfloat16", "quantization": "FP8, FP8 KV cache", "bytes_by_rank": [whole - linear + scales]}
 
 
-def test_a_division_that_cannot_be(recipe: Path) -> None:
+def test_impossible_tensor_parallelism_is_an_error(recipe: Path) -> None:
     with pytest.raises(TrtspecError, match="4 attention heads cannot be divided by 3 ranks; 128 MLP columns cannot be"):
         inspect_path(recipe.parent / "target", ParallelMapping(3))
 
 
-def test_a_converted_checkpoint(artifact: Path) -> None:
+def test_inspect_of_a_converted_checkpoint_has_every_field(artifact: Path) -> None:
     assert inspect_path(artifact / "checkpoints" / "target") == {
         "kind": "TensorRT-LLM checkpoint",
         "architecture": "LlamaForCausalLM",
@@ -65,7 +65,7 @@ def test_a_converted_checkpoint(artifact: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_artifact(artifact: Path) -> None:
+def test_inspect_of_an_artifact_matches_its_manifest(artifact: Path) -> None:
     manifest, document = load_manifest(artifact), inspect_path(artifact)
     assert document["kind"] == "artifact"
     assert (document["name"], document["method"], document["draft_len"]) == ("tiny", "draft_target", 3)
@@ -74,7 +74,7 @@ def test_an_artifact(artifact: Path) -> None:
     assert document["steps"][0] == f"convert-target {manifest.steps[0].key[:12]}"
 
 
-def test_what_people_see(recipe: Path, trtspec: Run) -> None:
+def test_inspect_prints_one_field_per_line(recipe: Path, trtspec: Run) -> None:
     shown = trtspec("inspect", recipe.parent / "target")
     assert shown.err == ""
     lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines() if line.strip())
@@ -84,7 +84,7 @@ def test_what_people_see(recipe: Path, trtspec: Run) -> None:
     assert lines["skipped"].strip() == "none"
 
 
-def test_nothing_to_inspect(workplace: Path) -> None:
+def test_path_without_a_checkpoint_is_an_error(workplace: Path) -> None:
     (workplace / "file").write_text("")
     (workplace / "empty").mkdir()
     for name, message in (

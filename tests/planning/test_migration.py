@@ -40,7 +40,7 @@ def kinds(migration: Migration, kind: str) -> list[str]:
 DRAFT = {"model": "meta-llama/Llama-3.2-1B-Instruct", "revision": REVISION}
 
 
-def test_a_draft_model_carries_over_to_the_llm_api() -> None:
+def test_draft_model_carries_over_to_the_llm_api() -> None:
     draft = DRAFT | {"quantization": {"weights": "fp8"}, "parallel": {"tensor": 2}}
     found = migrate(with_method("draft_target", draft_len=5, draft=draft), "1.3")
     newest = version_specs()["1.3"].releases[-1].version
@@ -52,7 +52,7 @@ def test_a_draft_model_carries_over_to_the_llm_api() -> None:
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-72B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3"])
-def test_a_draft_model_of_a_plain_decoder_does_not_carry_over(model: str) -> None:
+def test_draft_model_of_a_plain_decoder_does_not_carry_over(model: str) -> None:
     target = {"model": model, "revision": REVISION}
     found = migrate(recipe(target=target, speculation={"method": "draft_target", "draft": DRAFT}), "1.3")
     assert found.document["speculation"] == {"method": "ngram", "draft_len": 4}
@@ -64,7 +64,7 @@ def test_a_draft_model_of_a_plain_decoder_does_not_carry_over(model: str) -> Non
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "redrafter"])
-def test_what_is_gone_becomes_eagle3_where_a_net_is_published(method: str) -> None:
+def test_removed_method_becomes_eagle3_if_a_head_is_published(method: str) -> None:
     found = migrate(with_method(method, draft={"model": "./part"}), "1.3")
     assert found.document["speculation"] == {
         "method": "eagle3",
@@ -77,14 +77,14 @@ def test_what_is_gone_becomes_eagle3_where_a_net_is_published(method: str) -> No
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "redrafter", "lookahead"])
-def test_and_prompt_lookup_elsewhere(method: str) -> None:
+def test_removed_method_becomes_ngram_without_a_published_head(method: str) -> None:
     given = with_method(method).model_copy(update={"target": recipe(target={"model": "./own"}).target})
     found = migrate(given, "1.3")
     assert found.document["speculation"] == {"method": "ngram", "draft_len": 4}
     assert found.is_complete
 
 
-def test_limits_that_were_set_for_another_method_are_pointed_at() -> None:
+def test_gates_of_a_changed_method_are_flagged_for_measurement() -> None:
     found = migrate(recipe(speculation={"method": "lookahead"}, gates={"min_speedup": 1.2}), "1.3")
     assert found.document["gates"] == {"min_speedup": 1.2}
     assert ("kept", "gates", "the limits were set for another method: measure again") in [
@@ -92,7 +92,7 @@ def test_limits_that_were_set_for_another_method_are_pointed_at() -> None:
     ]
 
 
-def test_no_version_of_the_llm_api_keeps_what_its_contract_lacks() -> None:
+def test_migrated_method_is_supported_by_the_llm_api_version() -> None:
     for minor in ("1.3", "1.4"):
         for method in ("none", "draft_target", "ngram", "lookahead", "medusa", "eagle", "eagle3", "redrafter", "mtp"):
             document = migrate(with_method(method), minor).document
@@ -101,7 +101,7 @@ def test_no_version_of_the_llm_api_keeps_what_its_contract_lacks() -> None:
             assert "llmapi" in backends_for_method(became)
 
 
-def test_options_of_trtllm_build_and_its_surroundings_are_dropped() -> None:
+def test_trtllm_build_options_are_dropped_with_reasons() -> None:
     engine = {
         "backend": "tensorrt_llm", "version": "1.2.1", "gpu": "h100",
         "extra": {"tokens_per_block": 64, "reduce_fusion": "enable"}, "build": {"timeout_s": 60},
@@ -116,7 +116,7 @@ def test_options_of_trtllm_build_and_its_surroundings_are_dropped() -> None:
     assert reasons["engine.extra.reduce_fusion"].endswith("it applies to TensorRT engines")
 
 
-def test_quantizing_is_left_to_the_checkpoint() -> None:
+def test_weight_quantization_is_left_to_the_checkpoint() -> None:
     target = {
         "model": "meta-llama/Llama-3.1-8B-Instruct", "revision": REVISION,
         "quantization": {"weights": "fp8", "kv_cache": "fp8", "calibration": {"samples": 64}},
@@ -126,7 +126,7 @@ def test_quantizing_is_left_to_the_checkpoint() -> None:
     assert kinds(found, "open") == ["target.model"]
 
 
-def test_between_versions_with_engines_options_come_and_go() -> None:
+def test_option_missing_in_the_new_version_is_dropped() -> None:
     engine = {"backend": "tensorrt_llm", "version": "1.0.0", "extra": {"auto_parallel": 1, "gemm_plugin": "auto"}}
     found = migrate(recipe(engine=engine), "1.2")
     assert found.document["engine"] == {
@@ -147,7 +147,7 @@ def test_between_versions_with_engines_options_come_and_go() -> None:
         (recipe(engine={"backend": "embedded"}), "1.3", "the recipe is for embedded"),
     ],
 )
-def test_nothing_leads_there(given: Recipe, to: str, said: str) -> None:
+def test_unsupported_migration_is_rejected(given: Recipe, to: str, said: str) -> None:
     with pytest.raises(TrtspecError, match=said):
         migrate(given, to)
 
@@ -158,7 +158,7 @@ def engine_recipe(recipe: Path) -> Path:
     return recipe
 
 
-def test_the_command_writes_a_recipe_that_names_the_same_files(trtspec: Run, engine_recipe: Path) -> None:
+def test_migrate_command_writes_a_recipe_with_adjusted_paths(trtspec: Run, engine_recipe: Path) -> None:
     elsewhere = engine_recipe.parent / "elsewhere"
     elsewhere.mkdir()
     done = trtspec("migrate", engine_recipe, "--to", "1.3", "-o", elsewhere / "new.yaml", "--json")
@@ -171,7 +171,7 @@ def test_the_command_writes_a_recipe_that_names_the_same_files(trtspec: Run, eng
     assert trtspec("check", elsewhere / "new.yaml", "--json").document["ok"] is True
 
 
-def test_the_command_replaces_nothing_unasked(trtspec: Run, engine_recipe: Path) -> None:
+def test_migrate_command_overwrites_only_with_force(trtspec: Run, engine_recipe: Path) -> None:
     beside = engine_recipe.with_name("recipe-1.3.yaml")
     beside.write_text("mine")
     refused = trtspec("migrate", engine_recipe, "--to", "1.3")
@@ -182,7 +182,7 @@ def test_the_command_replaces_nothing_unasked(trtspec: Run, engine_recipe: Path)
     assert beside.read_text() != "mine"
 
 
-def test_the_command_exits_with_1_where_something_is_left_to_fill_in(trtspec: Run, engine_recipe: Path) -> None:
+def test_migrate_command_exits_with_1_if_values_are_open(trtspec: Run, engine_recipe: Path) -> None:
     quantized = engine_recipe.read_text().replace("./target\n", "./target\n  quantization: {weights: fp8}\n")
     engine_recipe.write_text(quantized)
     done = trtspec("migrate", engine_recipe, "--to", "1.3")
@@ -190,12 +190,12 @@ def test_the_command_exits_with_1_where_something_is_left_to_fill_in(trtspec: Ru
     assert "fill in the open values, then run trtspec check" in done.out
 
 
-def test_who_leaves_engines_is_told_who_else_builds_them() -> None:
+def test_migration_from_engines_mentions_edge_llm() -> None:
     moved = next(change for change in migrate(with_method("none"), "1.3").changes if change.path == "engine.backend")
     assert moved.why.endswith("; for TensorRT engines: --backend edge_llm")
 
 
-def test_engines_go_on_with_another_builder() -> None:
+def test_engine_recipe_migrates_to_edge_llm() -> None:
     engine = {
         "backend": "tensorrt_llm", "version": "1.2.1", "gpu": "rtx5090", "max_num_tokens": 4096,
         "extra": {"gemm_plugin": "auto"}, "build": {"timing_cache": "cache"},
@@ -213,7 +213,7 @@ def test_engines_go_on_with_another_builder() -> None:
     assert Recipe.model_validate(found.document).engine.backend == "edge_llm"
 
 
-def test_a_gpu_and_a_method_that_it_has_not_are_left_open() -> None:
+def test_unsupported_gpu_and_missing_head_are_left_open() -> None:
     found = migrate(with_method("medusa", draft={"model": "./heads"}), backend="edge_llm")
     assert found.document["speculation"] == {"method": "eagle3", "draft_len": 4}
     assert "gpu" not in found.document["engine"]
@@ -224,12 +224,12 @@ def test_a_gpu_and_a_method_that_it_has_not_are_left_open() -> None:
     assert "h200" not in gpus
 
 
-def test_no_recipe_moves_to_what_knows_no_way() -> None:
+def test_migration_to_an_unsupported_backend_is_rejected() -> None:
     with pytest.raises(TrtspecError, match=r"(?s)recipes cannot be migrated to vllm.*edge_llm"):
         migrate(recipe(), backend="vllm")
 
 
-def test_the_command_names_the_backend(trtspec: Run, engine_recipe: Path) -> None:
+def test_migrate_command_requires_a_version_or_a_backend(trtspec: Run, engine_recipe: Path) -> None:
     assert "add --to VERSION, --backend NAME or both" in trtspec("migrate", engine_recipe).err
     moved = trtspec("migrate", engine_recipe, "--backend", "edge_llm")
     assert moved.code == 1, "the GPU and the net are to be filled in"

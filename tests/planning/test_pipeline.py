@@ -23,7 +23,7 @@ def plan(recipe: Path, *overrides: str) -> Build:
     return plan_build(load_recipe(recipe, overrides))
 
 
-def test_the_layout_of_an_artifact(recipe: Path) -> None:
+def test_artifact_layout_maps_directories_to_steps(recipe: Path) -> None:
     build = plan(recipe)
     assert {directory: step.name for directory, step in build.artifact.steps.items()} == {
         "checkpoints/target": "convert-target",
@@ -37,13 +37,13 @@ def test_the_layout_of_an_artifact(recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_is_the_same_wherever_the_files_lie(recipe: Path, pair_master: Path, tmp_path: Path) -> None:
+def test_step_keys_do_not_depend_on_the_location(recipe: Path, pair_master: Path, tmp_path: Path) -> None:
     here = [step.key for step in plan(recipe).plan.steps]
     shutil.copytree(pair_master, tmp_path / "elsewhere")
     assert [step.key for step in plan(tmp_path / "elsewhere" / "recipe.yaml").plan.steps] == here
 
 
-def test_a_draft_head_in_the_target_is_no_other_target() -> None:
+def test_target_with_a_draft_head_has_the_bare_key_of_the_plain_target() -> None:
     names = ("quickstart", "quickstart-eagle3")
     targets = [plan(recipes_dir() / f"{name}.yaml").artifact.steps["checkpoints/target"] for name in names]
     assert targets[0].key != targets[1].key
@@ -55,7 +55,9 @@ def test_planning_writes_nothing(recipe: Path) -> None:
     assert not (recipe.parent / "cache" / "store").exists()
 
 
-def test_what_is_too_large_to_read_now_is_said(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_a_large_unread_source_has_provisional_keys(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 1000)
     assert not plan(recipe).is_read
     steps = trtspec("plan", recipe, "--json").document["steps"]
@@ -64,7 +66,7 @@ def test_what_is_too_large_to_read_now_is_said(recipe: Path, trtspec: Run, monke
 
 
 @pytest.mark.slow
-def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_build_hashes_no_files_again(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = plan_build(load_recipe(recipe), read_all=True)
     for status in ("published", "unchanged"):
         assert run_build(build, recipe.parent / "out", open_store(), Unobserved()).status == status
@@ -73,7 +75,7 @@ def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_build_reads_large_sources_while_it_converts_them(
+def test_build_hashes_large_sources_during_conversion(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # otherwise just written files are not cached
@@ -90,7 +92,7 @@ def test_a_build_reads_large_sources_while_it_converts_them(
 
 
 @pytest.mark.slow
-def test_a_plan_says_how_long_earlier_builds_took(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_estimates_time_from_earlier_builds(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LEAST_BYTES", 1)
     assert trtspec("plan", recipe, "--json").document["steps"][0]["expected_seconds"] is None
     step = plan(recipe).artifact.steps["checkpoints/target"]
@@ -105,18 +107,18 @@ def test_a_plan_says_how_long_earlier_builds_took(recipe: Path, trtspec: Run, mo
     assert {each["expected_seconds"] for each in trtspec("plan", recipe, "--json").document["steps"]} == {None}
 
 
-def test_default_lengths_bow_to_the_target(recipe: Path) -> None:
+def test_default_lengths_are_limited_by_the_targets_positions(recipe: Path) -> None:
     text = recipe.read_text().replace("  max_input_len: 128\n  max_seq_len: 256\n", "")
     recipe.write_text(text)
     engine = plan(recipe).recipe.engine
     assert (engine.max_input_len, engine.max_seq_len) == (256, 256)  # the target's positions, below the defaults
 
 
-def test_the_default_draft_len_is_the_methods(recipe: Path) -> None:
+def test_default_draft_len_comes_from_the_method(recipe: Path) -> None:
     assert plan(recipe, "speculation.draft_len=null").recipe.speculation.draft_len == 5
 
 
-def test_predicted_speedup(recipe: Path) -> None:
+def test_predicted_speedup_follows_the_size_ratio(recipe: Path) -> None:
     build = plan(recipe)
     assert build.context.target
     assert build.context.draft
@@ -129,7 +131,7 @@ def test_predicted_speedup(recipe: Path) -> None:
     }
 
 
-def test_without_a_draft_nothing_is_predicted(recipe: Path) -> None:
+def test_recipe_without_a_draft_has_no_prediction(recipe: Path) -> None:
     text = recipe.read_text()
     recipe.write_text(text[: text.index("speculation:")] + text[text.index("engine:") :])
     build = plan(recipe)
@@ -138,14 +140,14 @@ def test_without_a_draft_nothing_is_predicted(recipe: Path) -> None:
     assert build.recipe.speculation.method == "none"
 
 
-def test_a_recipe_with_problems_has_no_plan(recipe: Path) -> None:
+def test_recipe_with_problems_has_no_plan(recipe: Path) -> None:
     shutil.rmtree(recipe.parent / "draft")
     with pytest.raises(RecipeError, match="no such directory"):
         plan(recipe)
 
 
 @pytest.mark.slow
-def test_the_manifest_says_what_was_built(recipe: Path) -> None:
+def test_manifest_matches_the_build(recipe: Path) -> None:
     build = plan_build(load_recipe(recipe), read_all=True)
     built = run_build(build, recipe.parent / "out", open_store(), Unobserved())
     manifest = load_manifest(built.artifact)
@@ -159,7 +161,7 @@ def test_the_manifest_says_what_was_built(recipe: Path) -> None:
     assert manifest.backend.name == "embedded"
 
 
-def test_an_fp8_target_is_planned_in_float64(recipe: Path) -> None:
+def test_fp8_target_memory_is_planned_in_float64(recipe: Path) -> None:
     plain = plan_build(load_recipe(recipe)).memory()[0]
     for key in ("weights=fp8_rowwise", "kv_cache=fp8"):
         quantized = plan_build(load_recipe(recipe, [f"target.quantization.{key}"])).memory()[0]
@@ -167,7 +169,7 @@ def test_an_fp8_target_is_planned_in_float64(recipe: Path) -> None:
         assert quantized.kv_cache_bytes == 2 * plain.kv_cache_bytes
 
 
-def test_an_engine_keeps_as_much_of_ended_texts_unless_a_head_drafts() -> None:
+def test_kv_cache_reserves_room_for_finished_texts_except_with_a_draft_head() -> None:
     sizes = ["engine.max_batch_size=8", "engine.max_seq_len=512"]
     model, looked_up, head = (
         plan_build(load_recipe(recipes_dir() / f"quickstart{name}.yaml", sizes)).memory()[0].kv_cache_bytes
@@ -176,7 +178,7 @@ def test_an_engine_keeps_as_much_of_ended_texts_unless_a_head_drafts() -> None:
     assert model == looked_up == 2 * head
 
 
-def test_a_calibration_comes_before_its_conversion(recipe: Path) -> None:
+def test_calibration_precedes_its_conversion(recipe: Path) -> None:
     build = plan_build(load_recipe(recipe, ["target.quantization.weights=fp8"]))
     names = [step.name for step in build.plan.steps]
     assert names[:3] == ["calibrate-target", "convert-target", "convert-draft"]

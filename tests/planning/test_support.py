@@ -13,13 +13,13 @@ from trtspec.planning.support import LEGEND, evidence, support_table
 ROOT = Path(__file__).parents[2]
 
 
-def test_readme_has_the_table() -> None:
+def test_readme_has_the_support_table() -> None:
     readme = (ROOT / "README.md").read_text()
     assert support_table() in readme
     assert all(f"*{word}*: " in readme for word in LEGEND)
 
 
-def test_claims_are_what_the_tests_of_each_engine_cover() -> None:
+def test_support_claims_match_the_tested_methods() -> None:
     known = backends()
     assert known["sglang"].parses == {method for method, *_ in SGLANG.values()}
     assert known["edge_llm"].parses == {*EDGE_LLM}

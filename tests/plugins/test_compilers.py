@@ -41,12 +41,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     return driver_output(compile_driver(tool("g++"), tmp_path_factory.mktemp("plain")))
 
 
-def test_avx2(tmp_path: Path, expected: str) -> None:
+def test_avx2_build_equals_the_portable_build(tmp_path: Path, expected: str) -> None:
     needs("avx2")
     assert driver_output(compile_driver(tool("g++"), tmp_path, *X86_FLAGS)) == expected
 
 
-def test_avx512(tmp_path: Path, expected: str) -> None:
+def test_avx512_build_equals_the_portable_build(tmp_path: Path, expected: str) -> None:
     needs("avx512vl")
     objects = []
     for kernel in ("quantize", "verify_block", "verify_chain", "verify_tree"):
@@ -57,12 +57,12 @@ def test_avx512(tmp_path: Path, expected: str) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), X86_FLAGS], ids=["any processor", "AVX2"])
-def test_clang(tmp_path: Path, expected: str, flags: Sequence[str]) -> None:
+def test_clang_build_equals_the_portable_build(tmp_path: Path, expected: str, flags: Sequence[str]) -> None:
     needs("avx2")
     assert driver_output(compile_driver(tool("clang++"), tmp_path, *flags)) == expected
 
 
-def test_arm(tmp_path: Path, expected: str) -> None:
+def test_arm_build_equals_the_portable_build(tmp_path: Path, expected: str) -> None:
     """In an emulator: requires only a cross compiler and its libraries."""
     emulator, compiler = tool("qemu-aarch64"), tool("aarch64-linux-gnu-g++")
     assert driver_output(compile_driver(compiler, tmp_path, "-static"), emulator) == expected

@@ -29,22 +29,22 @@ LARGE = [
 
 
 @pytest.mark.parametrize("check", CHAIN_CHECKS)
-def test_chains(cpu_library: KernelLibrary, check: str) -> None:
+def test_chain_kernel_passes_the_checks(cpu_library: KernelLibrary, check: str) -> None:
     CHAIN_CHECKS[check](Rules(cpu_library).chain)
 
 
 @pytest.mark.parametrize("check", BLOCK_CHECKS)
-def test_blocks(cpu_library: KernelLibrary, check: str) -> None:
+def test_block_kernel_passes_the_checks(cpu_library: KernelLibrary, check: str) -> None:
     BLOCK_CHECKS[check](Rules(cpu_library).block)
 
 
 @pytest.mark.parametrize("check", TREE_CHECKS)
-def test_trees(cpu_library: KernelLibrary, check: str) -> None:
+def test_tree_kernel_passes_the_checks(cpu_library: KernelLibrary, check: str) -> None:
     TREE_CHECKS[check](Rules(cpu_library).tree)
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_chains_of_all_lengths(cpu_library: KernelLibrary, shape: Shape) -> None:
+def test_chains_of_all_lengths_equal_the_reference(cpu_library: KernelLibrary, shape: Shape) -> None:
     rules = Rules(cpu_library, dtype=DTYPES[shape.dtype], padding=3)
     for draft_len, requests in product(range(1, 9), (1, 7, 13)):
         batch = random_chains(replace(shape, draft_len=draft_len, requests=requests, seed=draft_len + requests))
@@ -53,7 +53,7 @@ def test_chains_of_all_lengths(cpu_library: KernelLibrary, shape: Shape) -> None
 
 
 @pytest.mark.parametrize("shape", LARGE, ids=str)
-def test_chains_over_whole_vocabularies(cpu_library: KernelLibrary, shape: Shape) -> None:
+def test_chains_over_full_vocabularies_equal_the_reference(cpu_library: KernelLibrary, shape: Shape) -> None:
     batch = random_chains(shape)
     rules = Rules(cpu_library, dtype=DTYPES[shape.dtype], padding=8)
     assert_equal(rules.chain(batch), verify_chain(batch))
@@ -62,7 +62,7 @@ def test_chains_over_whole_vocabularies(cpu_library: KernelLibrary, shape: Shape
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_trees_of_all_sizes(cpu_library: KernelLibrary, shape: Shape, mode: Mode) -> None:
+def test_trees_of_all_sizes_equal_the_reference(cpu_library: KernelLibrary, shape: Shape, mode: Mode) -> None:
     if mode == Mode.SAMPLED and shape.draft == "deterministic":
         shape = replace(shape, draft="logits", seed=100)
     rules = Rules(cpu_library, dtype=DTYPES[shape.dtype], padding=3)
@@ -72,7 +72,7 @@ def test_trees_of_all_sizes(cpu_library: KernelLibrary, shape: Shape, mode: Mode
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_trees_over_a_whole_vocabulary(cpu_library: KernelLibrary, mode: Mode) -> None:
+def test_trees_over_a_full_vocabulary_equal_the_reference(cpu_library: KernelLibrary, mode: Mode) -> None:
     shape = Shape(128256, "bfloat16", "reduced", requests=2)
     batch = random_trees(shape, mode)
     assert_equal(Rules(cpu_library, dtype=torch.bfloat16).tree(batch), verify_tree(batch))
@@ -80,7 +80,7 @@ def test_trees_over_a_whole_vocabulary(cpu_library: KernelLibrary, mode: Mode) -
 
 @pytest.mark.parametrize("requests", [1, 3, 7])
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_threads_change_nothing(cpu_library: KernelLibrary, draft: str, requests: int) -> None:
+def test_number_of_threads_does_not_change_the_results(cpu_library: KernelLibrary, draft: str, requests: int) -> None:
     chains = random_chains(Shape(5003, draft=draft, requests=requests))
     trees = random_trees(Shape(5003, draft=draft, requests=requests), Mode.TYPICAL)
     of_chains, of_blocks, of_trees = verify_chain(chains), verify_block(chains), verify_tree(trees)
@@ -95,7 +95,7 @@ def test_threads_change_nothing(cpu_library: KernelLibrary, draft: str, requests
             assert got.tolist() == getattr(of_trees, name).tolist(), (name, threads)
 
 
-def test_one_row_may_stand_for_all(cpu_library: KernelLibrary) -> None:
+def test_broadcast_target_row_equals_its_copies(cpu_library: KernelLibrary) -> None:
     chains = random_chains(Shape(1003, draft="logits", requests=5))
     one = torch.from_numpy(chains.target[:1, :1]).expand(5, 4, -1)
     assert one.stride() == (0, 0, 1)
@@ -104,7 +104,7 @@ def test_one_row_may_stand_for_all(cpu_library: KernelLibrary) -> None:
     assert got.output.tolist() == verify_chain(batch).output.tolist()
 
 
-def test_tensors_give_tensors(cpu_library: KernelLibrary) -> None:
+def test_tensor_arguments_return_tensors(cpu_library: KernelLibrary) -> None:
     chains = random_chains(Shape(40, draft="logits"))
     tensors = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in vars(chains).items()}
     got = cpu_library.verify_chain(**tensors)
@@ -123,7 +123,7 @@ def compact(library: KernelLibrary, cache: Any, **more: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_compact_rows(cpu_library: KernelLibrary, dtype: type, threads: int) -> None:
+def test_compact_kv_of_rows_equals_the_reference(cpu_library: KernelLibrary, dtype: type, threads: int) -> None:
     """[layers, keys and values, heads, rows, slots, values], in this order, and with heads within slots."""
     rng = np.random.default_rng(0)
     for order in ((0, 1, 2, 3, 4, 5), (0, 3, 1, 4, 2, 5)):
@@ -136,7 +136,7 @@ def test_compact_rows(cpu_library: KernelLibrary, dtype: type, threads: int) -> 
         assert cache.reshape(expected.shape).tolist() == expected.tolist()
 
 
-def test_compact_blocks(cpu_library: KernelLibrary) -> None:
+def test_compact_kv_of_blocks_equals_the_reference(cpu_library: KernelLibrary) -> None:
     rng = np.random.default_rng(1)
     cache = rng.random((3, 20, 4, 6)).astype(np.float32)
     table = rng.permutation(20).reshape(4, 5).astype(np.int32)

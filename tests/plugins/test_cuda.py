@@ -51,22 +51,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
 
 
 @pytest.mark.parametrize("check", CHAIN_CHECKS)
-def test_chains(library: KernelLibrary, check: str) -> None:
+def test_chain_kernel_passes_the_checks(library: KernelLibrary, check: str) -> None:
     CHAIN_CHECKS[check](Rules(library, "cuda").chain)
 
 
 @pytest.mark.parametrize("check", BLOCK_CHECKS)
-def test_blocks(library: KernelLibrary, check: str) -> None:
+def test_block_kernel_passes_the_checks(library: KernelLibrary, check: str) -> None:
     BLOCK_CHECKS[check](Rules(library, "cuda").block)
 
 
 @pytest.mark.parametrize("check", TREE_CHECKS)
-def test_trees(library: KernelLibrary, check: str) -> None:
+def test_tree_kernel_passes_the_checks(library: KernelLibrary, check: str) -> None:
     TREE_CHECKS[check](Rules(library, "cuda").tree)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_chains_say_what_numpy_says(library: KernelLibrary, shape: Shape) -> None:
+def test_chains_and_blocks_equal_the_numpy_reference(library: KernelLibrary, shape: Shape) -> None:
     batch = random_chains(shape)
     for padding in (0, 3):
         rules = Rules(library, "cuda", DTYPES[shape.dtype], padding)
@@ -77,13 +77,13 @@ def test_chains_say_what_numpy_says(library: KernelLibrary, shape: Shape) -> Non
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1000, 32000])
-def test_trees_say_what_numpy_says(library: KernelLibrary, vocab: int, dtype: str, mode: Mode) -> None:
+def test_trees_equal_the_numpy_reference(library: KernelLibrary, vocab: int, dtype: str, mode: Mode) -> None:
     for seed, draft in enumerate(DRAFTS[1:] if mode == Mode.SAMPLED else DRAFTS[:1]):
         batch = random_trees(Shape(vocab, dtype, draft, seed=seed), mode)
         assert_equal(Rules(library, "cuda", DTYPES[dtype], padding=1).tree(batch), verify_tree(batch))
 
 
-def test_a_thousand_runs_are_one(library: KernelLibrary) -> None:
+def test_thousand_runs_give_identical_results(library: KernelLibrary) -> None:
     """Blocks and warps run in a different order each time."""
     batch = random_chains(Shape(128256, "float16", "logits", requests=33))
     rules = Rules(library, "cuda", torch.float16)
@@ -96,7 +96,7 @@ def test_a_thousand_runs_are_one(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize(("dtype", "values"), [(np.float16, 128), (np.float32, 3), (np.uint8, 33)])
 @pytest.mark.parametrize("paged", [False, True])
-def test_compact_kv(library: KernelLibrary, dtype: Any, values: int, paged: bool) -> None:
+def test_compact_kv_equals_the_reference(library: KernelLibrary, dtype: Any, values: int, paged: bool) -> None:
     rng = np.random.default_rng(values)
     path = np.array([[1, 3, 6, 11], [2, -1, -1, -1], [-1, -1, -1, -1], [4, 5, 9, -1]], dtype=np.int32)
     lens, start = (path >= 0).sum(1).astype(np.int32), np.array([0, 5, 2, 7], dtype=np.int32)
@@ -135,7 +135,7 @@ for vocab in (97, 8209, 32001):
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
-def test_the_sanitizer_finds_nothing(library: KernelLibrary, tmp_path: Path, tool: str) -> None:
+def test_compute_sanitizer_reports_no_errors(library: KernelLibrary, tmp_path: Path, tool: str) -> None:
     sanitizer = next(filter(None, map(shutil.which, SANITIZER)), None)
     if sanitizer is None:
         pytest.skip("no compute-sanitizer on the PATH")

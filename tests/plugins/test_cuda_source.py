@@ -44,13 +44,13 @@ def test_all_kernels_are_compiled(ptx: dict[str, str]) -> None:
     assert entries == {"verify_chain": 9, "verify_block": 9, "verify_tree": 9, "compact_kv": 5}
 
 
-def test_nothing_is_rounded_otherwise(ptx: dict[str, str]) -> None:
+def test_ptx_has_no_instructions_that_round_differently(ptx: dict[str, str]) -> None:
     for name, text in ptx.items():
         assert INEXACT.findall(text) == [], name
     assert "fma.rn.f32" in ptx["verify_chain"], "where it is written, it is fused"
 
 
-def test_rows_come_in_vectors(ptx: dict[str, str]) -> None:
+def test_rows_are_loaded_with_vector_instructions(ptx: dict[str, str]) -> None:
     for name in ("verify_chain", "verify_block", "verify_tree"):
         for instruction in ("cp.async.cg.shared.global", "ld.global.nc.v4.u32", "ld.shared.v4.u32"):
             assert instruction in ptx[name], (name, instruction)

@@ -56,7 +56,7 @@ QUICK_CHAIN_CHECKS = [name for name in CHAIN_CHECKS if not name.startswith("voca
 
 
 @pytest.mark.parametrize("check", QUICK_CHAIN_CHECKS)
-def test_chains(emulated: KernelLibrary, check: str) -> None:
+def test_chain_kernel_passes_the_checks(emulated: KernelLibrary, check: str) -> None:
     emulate(emulated, H200)
     CHAIN_CHECKS[check](Rules(emulated).chain)
 
@@ -64,13 +64,13 @@ def test_chains(emulated: KernelLibrary, check: str) -> None:
 @pytest.mark.parametrize(
     "check", [name for name in BLOCK_CHECKS if name in QUICK_CHAIN_CHECKS or name not in CHAIN_CHECKS]
 )
-def test_blocks(emulated: KernelLibrary, check: str) -> None:
+def test_block_kernel_passes_the_checks(emulated: KernelLibrary, check: str) -> None:
     emulate(emulated, H200)
     BLOCK_CHECKS[check](Rules(emulated).block)
 
 
 @pytest.mark.parametrize("check", TREE_CHECKS)
-def test_trees(emulated: KernelLibrary, check: str) -> None:
+def test_tree_kernel_passes_the_checks(emulated: KernelLibrary, check: str) -> None:
     emulate(emulated, H200)
     TREE_CHECKS[check](Rules(emulated).tree)
 
@@ -91,7 +91,7 @@ def test_trees(emulated: KernelLibrary, check: str) -> None:
         ("l40", 33001, "bfloat16", "deterministic", (1, 512, 1)),
     ],
 )
-def test_every_launch_says_what_numpy_says(
+def test_every_launch_configuration_equals_the_numpy_reference(
     emulated: KernelLibrary, gpu: str, vocab: int, dtype: str, draft: str, launch: tuple[int, int, int]
 ) -> None:
     batch = random_chains(Shape(vocab, dtype, draft, requests=3 if vocab > 10**5 else 5, draft_len=2, seed=1))
@@ -102,7 +102,9 @@ def test_every_launch_says_what_numpy_says(
 
 @pytest.mark.parametrize(("order", "draft"), list(enumerate(DRAFTS, 1)))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_chains_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, draft: str, order: int) -> None:
+def test_chains_in_any_thread_order_equal_the_reference(
+    emulated: KernelLibrary, dtype: str, draft: str, order: int
+) -> None:
     """Rows have different alignments and consist of four blocks."""
     vocab = 4099 if dtype == "float32" else 8209
     batch = random_chains(Shape(vocab, dtype, draft, seed=order))
@@ -115,7 +117,7 @@ def test_chains_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, dra
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trees_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, mode: Mode) -> None:
+def test_trees_in_any_thread_order_equal_the_reference(emulated: KernelLibrary, dtype: str, mode: Mode) -> None:
     for order, draft in enumerate(DRAFTS[1:] if mode == Mode.SAMPLED else DRAFTS[:1]):
         batch = random_trees(Shape(2100, dtype, draft, seed=order), mode)
         emulate(emulated, H200, order)
@@ -144,7 +146,7 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("dtype", "values", "lead"), VECTORS)
-def test_compact_kv(emulated: KernelLibrary, dtype: str, values: int, lead: int) -> None:
+def test_compact_kv_equals_the_reference(emulated: KernelLibrary, dtype: str, values: int, lead: int) -> None:
     rng = np.random.default_rng(values)
     path, path_len = random_paths(rng, rows=5, nodes=14)
     starts = rng.integers(0, 9, 5).astype(np.int32)
@@ -158,7 +160,7 @@ def test_compact_kv(emulated: KernelLibrary, dtype: str, values: int, lead: int)
     assert cache.tolist() == expected.tolist()
 
 
-def test_compact_kv_in_pages(emulated: KernelLibrary) -> None:
+def test_paged_compact_kv_equals_the_reference(emulated: KernelLibrary) -> None:
     """Blocks of four slots, in random positions in the cache."""
     rng = np.random.default_rng(0)
     path, path_len = random_paths(rng, rows=3, nodes=12)
@@ -175,7 +177,7 @@ def test_compact_kv_in_pages(emulated: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_batches_reach_every_length(seed: int) -> None:
+def test_random_batches_cover_every_accepted_length(seed: int) -> None:
     """Equal results prove little unless the results vary."""
     results = [verify_chain(random_chains(Shape(1000, draft=draft, seed=seed, requests=14))) for draft in DRAFTS]
     assert {int(n) for result in results for n in result.accepted} == {0, 1, 2, 3}

@@ -87,7 +87,9 @@ BOTH = [
 
 
 @pytest.mark.parametrize(("field", "value", "code"), [*BOTH, ("draft_len", -1, BAD_SIZE), ("accepted", None, -5)])
-def test_a_wrong_chain(cpu_library: KernelLibrary, field: str, value: object, code: int) -> None:
+def test_invalid_chain_arguments_return_a_code_and_write_nothing(
+    cpu_library: KernelLibrary, field: str, value: object, code: int
+) -> None:
     memory = Memory()
     args = memory.chain()
     assert cpu_library.handle.trtspec_verify_chain_cpu(byref(args), 1) == OK
@@ -102,7 +104,9 @@ TREES = [("nodes", 0, BAD_SIZE), ("mode", 3, BAD_KIND), ("draft_kind", 0, BAD_KI
 
 
 @pytest.mark.parametrize(("field", "value", "code"), [*BOTH, *TREES])
-def test_a_wrong_tree(cpu_library: KernelLibrary, field: str, value: object, code: int) -> None:
+def test_invalid_tree_arguments_return_a_code_and_write_nothing(
+    cpu_library: KernelLibrary, field: str, value: object, code: int
+) -> None:
     memory = Memory()
     args = memory.tree()
     assert cpu_library.handle.trtspec_verify_tree_cpu(byref(args), 1) == OK
@@ -113,18 +117,18 @@ def test_a_wrong_tree(cpu_library: KernelLibrary, field: str, value: object, cod
     assert (memory.outputs == UNTOUCHED).all()
 
 
-def test_no_struct_at_all(cpu_library: KernelLibrary) -> None:
+def test_null_struct_is_rejected(cpu_library: KernelLibrary) -> None:
     for kernel in ("verify_chain", "verify_block", "verify_tree", "compact_kv"):
         assert cpu_library.handle[f"trtspec_{kernel}_cpu"](None, 1) == BAD_POINTER
 
 
-def test_an_empty_batch_is_fine(cpu_library: KernelLibrary) -> None:
+def test_empty_batch_is_accepted(cpu_library: KernelLibrary) -> None:
     args = Memory().chain()
     args.batch = 0
     assert cpu_library.handle.trtspec_verify_chain_cpu(byref(args), 1) == OK
 
 
-def test_every_code_has_its_words(cpu_library: KernelLibrary) -> None:
+def test_every_code_has_a_distinct_message(cpu_library: KernelLibrary) -> None:
     header = (plugins_dir() / "include/trtspec/verify.h").read_text()
     codes = [int(code) for code in re.findall(r"^    TRTSPEC_\w+ = (-\d+)", header, re.M)]
     assert codes == list(range(-1, -10, -1))
@@ -133,7 +137,7 @@ def test_every_code_has_its_words(cpu_library: KernelLibrary) -> None:
     assert words[-1] == "unknown code"
 
 
-def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: Path) -> None:
+def test_structs_have_the_sizes_and_offsets_of_the_header(cpu_library: KernelLibrary, tmp_path: Path) -> None:
     """A C compiler prints the size of each struct and the offset of its last field."""
     import subprocess
 
@@ -180,13 +184,15 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
         ({"draft_kind": 5}, "the kind of draft or the mode is unknown"),
     ],
 )
-def test_what_does_not_fit_is_refused(cpu_library: KernelLibrary, changes: dict[str, Any], message: str) -> None:
+def test_invalid_argument_is_rejected_with_the_reason(
+    cpu_library: KernelLibrary, changes: dict[str, Any], message: str
+) -> None:
     chains = random_chains(Shape(40, draft="logits"))
     with pytest.raises(TrtspecError, match=re.escape(message)):
         cpu_library.verify_chain(**(vars(chains) | changes))
 
 
-def test_a_mode_without_its_draft_is_refused(cpu_library: KernelLibrary) -> None:
+def test_sampled_mode_without_a_draft_is_rejected(cpu_library: KernelLibrary) -> None:
     trees = random_trees(Shape(40), Mode.DETERMINISTIC)
     with pytest.raises(
         TrtspecError, match="verify_tree: the kind of draft or the mode is unknown, or the mode needs a"
@@ -194,17 +200,17 @@ def test_a_mode_without_its_draft_is_refused(cpu_library: KernelLibrary) -> None
         cpu_library.verify_tree(**(vars(trees) | {"mode": Mode.SAMPLED}))
 
 
-def test_a_cache_has_slots(cpu_library: KernelLibrary) -> None:
+def test_cache_with_too_few_dimensions_is_rejected(cpu_library: KernelLibrary) -> None:
     ints = np.zeros((2, 3), dtype=np.int32)
     with pytest.raises(TrtspecError, match=r"cache has shape \(4, 4\); it must be \[planes, rows, slots, values\]"):
         cpu_library.compact_kv(cache=np.zeros((4, 4)), path=ints, path_len=ints[:, 0].copy(), start=ints[:, 0].copy())
 
 
-def test_a_library_lists_its_kernels(cpu_library: KernelLibrary) -> None:
+def test_library_lists_its_kernels(cpu_library: KernelLibrary) -> None:
     assert cpu_library.kernels == ["verify_chain", "verify_block", "verify_tree", "compact_kv"]
 
 
-def test_what_is_no_library(tmp_path: Path, cpu_library: KernelLibrary) -> None:
+def test_missing_or_foreign_library_is_rejected(tmp_path: Path, cpu_library: KernelLibrary) -> None:
     with pytest.raises(TrtspecError, match="cannot be loaded"):
         load_library(tmp_path / "nosuch.so")
     with pytest.raises(TrtspecError, match="does not implement interface version 1"):

@@ -63,7 +63,9 @@ def random_weights(dtype: str, rows: int, columns: int, seed: int = 0) -> np.nda
 
 @pytest.mark.parametrize("target", FORMATS)
 @pytest.mark.parametrize("source", FORMATS)
-def test_every_pattern_is_cast_as_numpy_and_torch_do(compiled: CompiledArithmetic, source: str, target: str) -> None:
+def test_cast_of_every_bit_pattern_equals_numpy_and_torch(
+    compiled: CompiledArithmetic, source: str, target: str
+) -> None:
     bits = PATTERNS[source][None]
     ours = compiled.cast(bits, source, target)
     if source == target:
@@ -77,7 +79,7 @@ def test_every_pattern_is_cast_as_numpy_and_torch_do(compiled: CompiledArithmeti
 
 @pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_pattern_is_quantized_as_numpy_and_torch_do(
+def test_quantization_of_every_bit_pattern_equals_numpy_and_torch(
     compiled: CompiledArithmetic, dtype: str, scale: float
 ) -> None:
     bits = PATTERNS[dtype][None]
@@ -87,7 +89,7 @@ def test_every_pattern_is_quantized_as_numpy_and_torch_do(
 
 
 @given(scale=st.floats(2.0**-140, 2.0**120, width=32), dtype=st.sampled_from(["F16", "BF16"]))
-def test_any_scale_divides_as_in_numpy(library: KernelLibrary, scale: float, dtype: str) -> None:
+def test_quantization_with_any_scale_equals_numpy(library: KernelLibrary, scale: float, dtype: str) -> None:
     expected = ORACLE.quantizer(dtype, np.float32(scale))(ALL16[None])
     for instructions in range(Instructions.PORTABLE, fastest_instructions(library) + 1):
         ours = CompiledArithmetic(library, Instructions(instructions)).quantizer(dtype, np.float32(scale))(ALL16[None])
@@ -96,7 +98,7 @@ def test_any_scale_divides_as_in_numpy(library: KernelLibrary, scale: float, dty
 
 @pytest.mark.parametrize("columns", [0, 1, 2, 7, 31, 32, 33, 63, 65, 127, 1000, 4099])
 @pytest.mark.parametrize("dtype", WIDE)
-def test_rows_are_quantized_as_numpy_and_torch_do(compiled: CompiledArithmetic, dtype: str, columns: int) -> None:
+def test_row_quantization_equals_numpy_and_torch(compiled: CompiledArithmetic, dtype: str, columns: int) -> None:
     bits = random_weights(dtype, 37, columns)
     encoded, scales, counts = compiled.quantize_rows(bits, dtype)
     expected = ORACLE.quantize_rows(bits, dtype)
@@ -112,7 +114,7 @@ def test_rows_are_quantized_as_numpy_and_torch_do(compiled: CompiledArithmetic, 
 
 
 @pytest.mark.parametrize("dtype", WIDE)
-def test_what_is_not_finite_is_counted_and_leaves_the_scales_alone(compiled: CompiledArithmetic, dtype: str) -> None:
+def test_non_finite_values_are_counted_and_do_not_affect_the_scales(compiled: CompiledArithmetic, dtype: str) -> None:
     bits = random_weights(dtype, 5, 130)
     odd = from_floats(np.array([np.nan, np.inf, -np.inf, -np.nan], np.float32), dtype)
     bits[1, 5], bits[1, 129], bits[3] = odd[0], odd[1], np.resize(odd, 130)
@@ -125,13 +127,13 @@ def test_what_is_not_finite_is_counted_and_leaves_the_scales_alone(compiled: Com
 
 
 @pytest.mark.parametrize("dtype", WIDE)
-def test_all_patterns_are_counted(compiled: CompiledArithmetic, dtype: str) -> None:
+def test_counts_of_all_bit_patterns_equal_numpy(compiled: CompiledArithmetic, dtype: str) -> None:
     bits = PATTERNS[dtype].reshape(2, -1)
     assert compiled.count(bits, dtype) == ORACLE.count(bits, dtype)
     assert compiled.count(bits[:0], dtype) == compiled.count(bits[:, :0], dtype) == (0, 0, 0)
 
 
-def test_a_scale_is_never_zero(compiled: CompiledArithmetic) -> None:
+def test_row_scale_is_never_zero(compiled: CompiledArithmetic) -> None:
     """The smallest magnitudes divided by 448 are zero in float32 and cannot be used as divisors."""
     for arithmetic in (compiled, ORACLE):
         encoded, scales, _ = arithmetic.quantize_rows(np.array([[1, 0, 2]], np.uint32), "F32")
@@ -140,7 +142,7 @@ def test_a_scale_is_never_zero(compiled: CompiledArithmetic) -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("dtype", WIDE)
-def test_rows_lie_at_any_address_and_distance(compiled: CompiledArithmetic, dtype: str, offset: int) -> None:
+def test_rows_with_any_alignment_and_stride_equal_numpy(compiled: CompiledArithmetic, dtype: str, offset: int) -> None:
     whole = random_weights(dtype, 9, 101)
     memory = bytearray(offset + whole.nbytes)
     memory[offset:] = whole.tobytes()
@@ -171,7 +173,7 @@ def call(library: KernelLibrary, **changes: object) -> int:
 
 
 @pytest.mark.parametrize("instructions", list(Instructions))
-def test_nothing_is_written_beside_the_target(library: KernelLibrary, instructions: Instructions) -> None:
+def test_nothing_is_written_outside_the_target(library: KernelLibrary, instructions: Instructions) -> None:
     assert call(library, instructions=instructions) == (
         0 if instructions <= fastest_instructions(library) else UNSUPPORTED_CPU
     )
@@ -198,21 +200,23 @@ def test_nothing_is_written_beside_the_target(library: KernelLibrary, instructio
         ({"instructions": -1}, UNSUPPORTED_CPU),
     ],
 )
-def test_a_wrong_call_writes_nothing(library: KernelLibrary, changes: dict[str, object], code: int) -> None:
+def test_invalid_call_returns_a_code_and_writes_nothing(
+    library: KernelLibrary, changes: dict[str, object], code: int
+) -> None:
     assert call(library, **changes) == code
 
 
-def test_no_struct_at_all(library: KernelLibrary) -> None:
+def test_null_struct_is_rejected(library: KernelLibrary) -> None:
     assert library.handle.trtspec_quantize_cpu(None) == BAD_POINTER
 
 
 @pytest.mark.parametrize(
     "bits", [np.zeros((2, 6), np.uint32), np.zeros((2, 6), np.uint16)[:, ::2], np.zeros((6, 2), np.uint16).T]
 )
-def test_what_are_no_rows_of_a_format_is_refused(library: KernelLibrary, bits: np.ndarray) -> None:
+def test_array_that_is_not_rows_of_the_format_is_rejected(library: KernelLibrary, bits: np.ndarray) -> None:
     with pytest.raises(TrtspecError, match="is not an array of BF16 rows"):
         CompiledArithmetic(library).count(bits, "BF16")
 
 
-def test_formats_have_their_items() -> None:
+def test_every_format_has_an_item_type() -> None:
     assert list(FORMATS) == list(ITEMS)

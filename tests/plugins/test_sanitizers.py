@@ -16,7 +16,7 @@ from tests.plugins.driving import compile_driver
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-def test_the_driver_is_clean(tmp_path: Path) -> None:
+def test_driver_runs_without_sanitizer_errors(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ on the PATH")

@@ -86,7 +86,7 @@ def described(layer: VerifyLayer) -> str:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_says_the_tensors_its_plugin_has(driver: Driver, name: str) -> None:
+def test_layer_tensors_equal_those_of_its_plugin(driver: Driver, name: str) -> None:
     layer = LAYERS[name]
     plugin = made_from(driver, layer)
     inputs, outputs = plugin.call("tensor_names").split("->")
@@ -101,14 +101,14 @@ def test_a_layer_says_the_tensors_its_plugin_has(driver: Driver, name: str) -> N
     assert shapes.replace(f"{draft_len}+1", str(draft_len + 1)).split() == expected
 
 
-def test_a_length_that_the_network_leaves_open_is_open_in_the_outputs(driver: Driver) -> None:
+def test_dynamic_length_of_the_network_is_dynamic_in_the_outputs(driver: Driver) -> None:
     plugin = created(driver, CHAIN, "vocab=7 sampled=0")
     shapes = plugin.call("output_shapes", "float16[B,R,8] int32[B,L] int32[B]")
     assert shapes == "int32[B] int32[B,L+1] int32[B] int32[B]"
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_fields_survive_a_plan_and_a_clone(driver: Driver, name: str) -> None:
+def test_fields_survive_serialization_and_cloning(driver: Driver, name: str) -> None:
     layer = LAYERS[name]
     plugin = made_from(driver, layer)
     kept = " ".join(f"{name}={value}" for name, value in layer.fields().items())
@@ -118,7 +118,7 @@ def test_fields_survive_a_plan_and_a_clone(driver: Driver, name: str) -> None:
     assert clone.call("kept_fields") == kept
 
 
-def test_fields_that_are_not_given_have_the_oracle_s_values(driver: Driver) -> None:
+def test_omitted_fields_have_the_oracles_defaults(driver: Driver) -> None:
     assert driver.call("known_fields", CHAIN) == "vocab=0 draft_kind=0 draft_vocab=0 sampled=1"
     left = "draft_kind=0 draft_vocab=0 sampled=1 mode=0 threshold=0.09 alpha=0.3"
     assert created(driver, TREE, "vocab=7").call("kept_fields") == f"vocab=7 {left}"
@@ -127,13 +127,13 @@ def test_fields_that_are_not_given_have_the_oracle_s_values(driver: Driver) -> N
 
 
 @pytest.mark.parametrize("fields", REFUSED_FIELDS)
-def test_fields_that_make_no_sense_are_refused(driver: Driver, fields: str) -> None:
+def test_invalid_fields_are_rejected_with_the_reason(driver: Driver, fields: str) -> None:
     assert driver.create(TREE, fields) is None
     assert driver.message == f"{TREE}: {REFUSED_FIELDS[fields]}"
 
 
 @pytest.mark.parametrize("inputs", REFUSED_SHAPES)
-def test_shapes_that_contradict_each_other_are_refused(driver: Driver, inputs: str) -> None:
+def test_contradictory_shapes_are_rejected_with_the_reason(driver: Driver, inputs: str) -> None:
     plugin = created(driver, CHAIN, "vocab=7 sampled=0")
     assert plugin.call("output_shapes", inputs) is None
     assert driver.message == f"{CHAIN}: {REFUSED_SHAPES[inputs]}"
@@ -143,7 +143,7 @@ def test_shapes_that_contradict_each_other_are_refused(driver: Driver, inputs: s
     ("fields", "inputs", "message"),
     [(fields, inputs, message) for fields, table in REFUSED_TYPES.items() for inputs, message in table.items()],
 )
-def test_types_that_the_kernels_do_not_take_are_refused(driver: Driver, fields: str, inputs: str, message: str) -> None:
+def test_unsupported_types_are_rejected_with_the_reason(driver: Driver, fields: str, inputs: str, message: str) -> None:
     assert created(driver, CHAIN, fields).call("output_shapes", inputs) is None
     assert driver.message == f"{CHAIN}: {message}"
 
@@ -155,7 +155,7 @@ def test_types_that_the_kernels_do_not_take_are_refused(driver: Driver, fields: 
         (TREE, "vocab=7 sampled=0", 65_536, "float16[1,{n},8] int32[1,{n}] int32[1,{n}] int32[1]"),
     ],
 )
-def test_more_tokens_than_a_kernel_takes_are_refused(
+def test_more_tokens_than_a_kernel_supports_are_rejected(
     driver: Driver, plugin: str, fields: str, most: int, inputs: str
 ) -> None:
     made = created(driver, plugin, fields)
@@ -168,7 +168,7 @@ def test_more_tokens_than_a_kernel_takes_are_refused(
     ("columns", "message"),
     [("9,6", "draft has 8 columns for 9 ids"), ("8,6", "draft_column has 6 columns for 7 ids"), ("8,7", "")],
 )
-def test_the_draft_s_vocabulary_has_to_fit(driver: Driver, columns: str, message: str) -> None:
+def test_mismatched_draft_vocabulary_is_rejected(driver: Driver, columns: str, message: str) -> None:
     ids, mapped = columns.split(",")
     plugin = created(driver, CHAIN, f"vocab=7 sampled=0 draft_kind=2 draft_vocab={ids}")
     inputs = f"float16[2,4,8] int32[2,3] int32[2] float32[2,3,8] int32[{mapped}]"
@@ -176,7 +176,7 @@ def test_the_draft_s_vocabulary_has_to_fit(driver: Driver, columns: str, message
     assert not message or driver.message == f"{CHAIN}: {message}"
 
 
-def test_logits_are_floats_of_three_kinds_and_the_rest_is_what_it_is(driver: Driver) -> None:
+def test_supported_types_are_three_floats_for_logits_and_fixed_for_the_rest(driver: Driver) -> None:
     plugin = created(driver, CHAIN, "vocab=7 draft_kind=1")
     outputs = " int32[2] int32[2,4] int32[2] int32[2]"
     takes = {
@@ -198,7 +198,7 @@ def test_logits_are_floats_of_three_kinds_and_the_rest_is_what_it_is(driver: Dri
             assert plugin.call("supported", position, tensors, 4, 0) == 0
 
 
-def test_logits_of_a_draft_have_the_targets_type(driver: Driver) -> None:
+def test_draft_logits_must_have_the_targets_type(driver: Driver) -> None:
     plugin = created(driver, CHAIN, "vocab=7 draft_kind=1 sampled=0")
     for target in ("float32", "float16", "bfloat16"):
         for draft in ("float32", "float16", "bfloat16"):
@@ -206,14 +206,14 @@ def test_logits_of_a_draft_have_the_targets_type(driver: Driver) -> None:
             assert plugin.call("supported", 3, tensors, 4, 1) == (draft == target)
 
 
-def test_probabilities_are_float32(driver: Driver) -> None:
+def test_draft_probabilities_must_be_float32(driver: Driver) -> None:
     plugin = created(driver, CHAIN, "vocab=7 draft_kind=2 sampled=0")
     for dtype in ("float32", "float16"):
         tensors = f"float16[2,4,8] int32[2,3] int32[2] {dtype}[2,3,8] int32[2] int32[2,4] int32[2] int32[2]"
         assert plugin.call("supported", 3, tensors, 4, 1) == (dtype == "float32")
 
 
-def test_the_workspace_is_asked_for_with_the_call_s_sizes(driver: Driver) -> None:
+def test_workspace_size_is_computed_from_the_sizes_of_the_call(driver: Driver) -> None:
     """The driver returns 100 per request, 10 per token, plus the number of the logits' type."""
     chain = created(driver, CHAIN, "vocab=7 sampled=0")
     assert chain.call("workspace", "float16[5,4,8] int32[5,3] int32[5]") == 532
@@ -238,7 +238,7 @@ def test_tree_launched_through_the_plugin_equals_the_oracle(driver: Driver, mode
     check_tree(driver, mode)
 
 
-def test_what_the_library_refuses_is_said_and_returned(driver: Driver) -> None:
+def test_launch_error_is_reported_and_returned(driver: Driver) -> None:
     plugin = created(driver, CHAIN, "vocab=7 sampled=0")
     inputs = "float16[2,4,8] int32[2,3] int32[2]"
     nowhere = np.zeros(4, np.uintp).ctypes

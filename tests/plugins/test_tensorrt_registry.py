@@ -77,21 +77,21 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Runtime(python, package, compile_driver(tmp_path_factory.mktemp("registry"), major))
 
 
-def test_a_program_that_opens_the_library_has_its_plugins(runtime: Runtime) -> None:
+def test_opened_library_registers_its_plugins(runtime: Runtime) -> None:
     """Open it with RTLD_LOCAL, as tritonserver does."""
     assert runtime.run("print(names()); open_library(); print(names())").stdout == "[]\n" + BOTH
 
 
-def test_a_registry_loads_the_library_and_lets_it_go(runtime: Runtime) -> None:
+def test_registry_loads_and_unloads_the_library(runtime: Runtime) -> None:
     script = "handle = load_library(); print(names()); registry.deregister_library(handle); print(names())"
     assert runtime.run(script).stdout == BOTH + "[]\n"
 
 
-def test_a_registry_loads_a_library_that_is_open_already(runtime: Runtime) -> None:
+def test_registry_loads_an_already_open_library(runtime: Runtime) -> None:
     assert runtime.run("open_library(); load_library(); print(names())").stdout == BOTH
 
 
-def test_the_registry_s_creators_make_plugins(runtime: Runtime) -> None:
+def test_registry_creators_create_plugins(runtime: Runtime) -> None:
     script = """
 load_library()
 chain = create_plugin(trt, ChainLayer(vocab=7, columns=8, draft_len=3))
@@ -104,13 +104,13 @@ for plugin in (chain, tree):
     assert runtime.run(script).stdout == "TrtspecVerifyChain 1 '' 4\nTrtspecVerifyTree 1 '' 4\n"
 
 
-def test_a_refusal_is_said_where_nobody_gave_a_logger(runtime: Runtime) -> None:
+def test_rejection_without_a_logger_is_written_to_stderr(runtime: Runtime) -> None:
     done = runtime.run("open_library(); print(create_plugin(trt, ChainLayer(vocab=0, columns=8, draft_len=3)))")
     assert done.stdout == "None\n"
     assert done.stderr == "TrtspecVerifyChain: field vocab is 0, must be 1 to 262144\n"
 
 
-def test_fields_are_alive_until_the_plugin_has_read_them(runtime: Runtime) -> None:
+def test_fields_stay_alive_until_the_plugin_has_read_them(runtime: Runtime) -> None:
     """Arrays created in between would reuse the memory of released values in numpy's cache of small blocks."""
     script = """
 import gc

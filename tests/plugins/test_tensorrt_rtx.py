@@ -113,6 +113,6 @@ def test_network_with_plugin_is_built(outcomes: dict[str, dict[str, Any]], name:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("message", REFUSED)
-def test_network_with_a_mistake_is_refused_with_its_cause(outcomes: dict[str, dict[str, Any]], message: str) -> None:
+def test_invalid_network_is_rejected_with_its_cause(outcomes: dict[str, dict[str, Any]], message: str) -> None:
     assert "bytes" not in outcomes[message]
     assert any(error.endswith(f": {message}") for error in outcomes[message]["errors"]), outcomes[message]

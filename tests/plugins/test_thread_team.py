@@ -40,16 +40,14 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> Compare:
 @pytest.mark.parametrize("entry_bytes", ENTRY_BYTES)
 @pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize("slots", [0, 1, 2])
-def test_the_operations_say_what_plain_loops_say(
-    compare: Compare, team: tuple[int, int], slots: int, entry_bytes: int
-) -> None:
+def test_operations_equal_plain_loops(compare: Compare, team: tuple[int, int], slots: int, entry_bytes: int) -> None:
     """Rows have any alignment; adjacent memory belongs to other rows or must not be accessed."""
     for size in (1, 31, 2003):
         for lead, at_end in ((0, False), (1, True), (3, False)):
             assert compare(team, slots, entry_bytes, size, lead, at_end, seed=size) == "", (size, lead, at_end)
 
 
-def test_more_slots_than_two_hold_rows_that_were_fetched_ahead(compare: Compare) -> None:
+def test_more_than_two_slots_store_prefetched_rows(compare: Compare) -> None:
     for slots in (3, 4):
         assert compare((2, 64), slots, 2, 1009, 1, True, 3) == ""
 
@@ -71,7 +69,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_found(tmp_path: Path, mistake: str) -> None:
+def test_injected_mistakes_are_detected(tmp_path: Path, mistake: str) -> None:
     right, wrong = MISTAKES[mistake]
     source = (PLUGINS / "common" / "thread_team.h").read_text()
     assert source.count(right) == 1

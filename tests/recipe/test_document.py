@@ -55,13 +55,13 @@ def reported(text: str) -> tuple[Any, Diagnostic]:
 
 
 @pytest.mark.parametrize(("text", "value"), SCALARS)
-def test_plain_scalars_read_as_in_yaml_1_2(text: str, value: object) -> None:
+def test_plain_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     got = resolve_scalar(text)
     assert (type(got), got) == (type(value), value)
 
 
 @given(st.one_of(st.booleans(), st.none(), st.integers(-(2**63) + 1, 2**63 - 1), st.floats(-1e18, 1e18)))
-def test_json_scalars_read_as_themselves(value: object) -> None:
+def test_json_scalars_are_parsed_unchanged(value: object) -> None:
     assert parse(json.dumps(value)) == (value, [])
 
 
@@ -70,7 +70,7 @@ def test_quoted_scalars_are_strings() -> None:
 
 
 @pytest.mark.parametrize("text", [".inf", "-.INF", ".nan", "1e999", "9223372036854775808", "9" * 9000])
-def test_numbers_are_finite_and_64_bit(text: str) -> None:
+def test_nonfinite_and_oversized_numbers_are_rejected(text: str) -> None:
     _, problem = reported(f"a: {text}")
     assert problem.message == "a number in a recipe must be finite and fit in 64 bits"
     assert (problem.path, problem.line, problem.column) == ("a", 1, 4)
@@ -92,13 +92,13 @@ def test_numbers_are_finite_and_64_bit(text: str) -> None:
         (f"a: nvapi-{'a-' * 15}", None, "a 1:4: this looks like a token; a recipe must not contain secrets"),
     ],
 )
-def test_refused_constructs_are_reported_and_reading_goes_on(text: str, kept: object, said: str) -> None:
+def test_unsupported_constructs_are_reported_and_parsing_continues(text: str, kept: object, said: str) -> None:
     value, problem = reported(text)
     assert f"{problem.path} {problem.line}:{problem.column}: {problem.message}".startswith(said)
     assert kept is None or value == kept
 
 
-def test_folder_names_are_no_tokens() -> None:
+def test_folder_names_are_not_reported_as_tokens() -> None:
     assert parse("a: [./hf_checkpoints, nvapi-notes, shf_aaaaaaaaaaaaaaaaaaaaaaaaa]")[1] == []
 
 
@@ -120,17 +120,17 @@ def test_folder_names_are_no_tokens() -> None:
         ("a: *", "1:5: not valid YAML: while scanning an alias, expected alphabetic or numeric character"),
     ],
 )
-def test_what_ends_the_reading(text: str, said: str) -> None:
+def test_fatal_syntax_errors_are_reported_with_their_position(text: str, said: str) -> None:
     problem = refused(text)
     assert f"{problem.line}:{problem.column}: {problem.message}".startswith(said)
 
 
-def test_hints_of_common_syntax_errors() -> None:
+def test_common_syntax_errors_have_hints() -> None:
     assert refused("a: b: c").hint == "quote a value that contains `: `"
     assert refused("a:\n\t- b").hint == "indent with spaces, not tabs"
 
 
-def test_the_deepest_allowed_nesting_and_one_more() -> None:
+def test_nesting_deeper_than_the_maximum_is_rejected() -> None:
     def nested(depth: int) -> str:
         return "[" * depth + "]" * depth
 
@@ -140,7 +140,7 @@ def test_the_deepest_allowed_nesting_and_one_more() -> None:
 
 
 @pytest.mark.slow
-def test_the_most_allowed_values_and_one_more() -> None:
+def test_more_values_than_the_maximum_are_rejected() -> None:
     def counted(nodes: int) -> str:
         return f"[{'1,' * (nodes - 1)}]"
 
@@ -150,13 +150,13 @@ def test_the_most_allowed_values_and_one_more() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "? " * 100_000])
-def test_100_000_levels_are_refused_at_once(text: str) -> None:
+def test_100_000_levels_are_rejected_within_a_second(text: str) -> None:
     start = time.process_time()
     assert refused(text).code == "too-deep"
     assert time.process_time() - start < 1
 
 
-def test_an_alias_bomb_is_refused() -> None:
+def test_alias_bomb_is_rejected() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     problem = refused("\n".join(lines))
@@ -164,7 +164,7 @@ def test_an_alias_bomb_is_refused() -> None:
     assert problem.hint == "repeat the value; `extends` shares keys between recipes"
 
 
-def test_marks_of_keys_and_values() -> None:
+def test_marks_give_line_and_column_of_keys_and_values() -> None:
     tree = tree_of("a:\n  b: [x, yy]\n", [])
     node, _ = locate(tree, ("a", "b", "1"))
     assert (node.mark.line, node.mark.column, node.mark.text) == (2, 10, "  b: [x, yy]")
@@ -172,7 +172,7 @@ def test_marks_of_keys_and_values() -> None:
     assert (written, node.key_mark.line, node.key_mark.column, node.mark.column) == (False, 2, 3, 6)
 
 
-def test_unusual_line_breaks_count_as_yaml_counts_them() -> None:
+def test_unusual_line_breaks_are_counted_as_in_yaml() -> None:
     tree = tree_of("a: 1\rb: 2\r\nc: 3\u2028d: 4", [])
     assert [tree.value[key].mark.line for key in "abcd"] == [1, 2, 3, 4]
     assert tree.value["d"].mark.text == "d: 4"
@@ -180,6 +180,6 @@ def test_unusual_line_breaks_count_as_yaml_counts_them() -> None:
 
 @settings(deadline=2000)
 @given(st.text(st.sampled_from("ab:-?[]{},&*!|>'\"%@`#<\n\t \\0x~=.e1"), max_size=60))
-def test_any_text_gives_a_tree_or_a_recipe_error(text: str) -> None:
+def test_random_text_gives_a_tree_or_a_recipe_error(text: str) -> None:
     with contextlib.suppress(RecipeError):
         parse(text)

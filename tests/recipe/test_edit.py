@@ -29,17 +29,17 @@ engine:
 """
 
 
-def test_what_says_so_already_stays() -> None:
+def test_unchanged_section_leaves_the_text_unchanged() -> None:
     section = {"method": "draft_target", "draft_len": 5, "draft": {"model": "./draft"}, "options": {"stop_below": 0.1}}
     assert edit_section(TEXT, "speculation", section) == TEXT
 
 
-def test_a_number_changes_in_place() -> None:
+def test_changed_number_is_replaced_in_place() -> None:
     section = {"method": "draft_target", "draft_len": 3, "draft": {"model": "./draft"}, "options": {"stop_below": 0.1}}
     assert edit_section(TEXT, "speculation", section) == TEXT.replace("5 # five", "3 # five")
 
 
-def test_keys_come_and_go() -> None:
+def test_added_and_removed_keys_leave_the_rest_unchanged() -> None:
     schedule = [{"max_batch": 1, "draft_len": 8}, {"max_batch": 4, "draft_len": 2}]
     text = edit_section(TEXT, "speculation", {"method": "ngram", "draft_len": 8, "schedule": schedule})
     assert yaml.safe_load(text)["speculation"] == {"method": "ngram", "draft_len": 8, "schedule": schedule}
@@ -52,13 +52,13 @@ def test_keys_come_and_go() -> None:
     "text",
     ["name: a", "name: a\nspeculation: {method: none}\nengine: {}\n", "speculation:\n  method: none", "speculation:\n"],
 )
-def test_other_ways_to_write_a_section(text: str) -> None:
+def test_missing_flow_style_or_empty_section_is_written(text: str) -> None:
     wanted = {"method": "eagle3", "draft": {"model": "org/name", "revision": "0" * 40}, "draft_len": 4}
     after = yaml.safe_load(edit_section(text, "speculation", wanted))
     assert after == {**yaml.safe_load(text), "speculation": wanted}
 
 
-def test_what_would_be_no_recipe_is_not_written(recipe: Path) -> None:
+def test_edit_that_makes_the_recipe_invalid_is_not_written(recipe: Path) -> None:
     before = recipe.read_bytes()
     with pytest.raises(TrtspecError, match="not written"):
         write_section(recipe, "speculation", {"method": "ngram", "draft_len": 1000})

@@ -198,16 +198,16 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("text", "rendered"), BAD_LINES)
-def test_a_bad_recipe_reads_exactly_so(fail: Fail, text: str, rendered: str) -> None:
+def test_bad_recipe_line_has_the_exact_message(fail: Fail, text: str, rendered: str) -> None:
     assert str(fail(text)) == rendered.replace("{cwd}", os.getcwd())
 
 
 @pytest.mark.parametrize(("text", "rendered"), BAD_FILES)
-def test_a_bad_file_reads_exactly_so(fail: Fail, text: str, rendered: str) -> None:
+def test_bad_recipe_file_has_the_exact_message(fail: Fail, text: str, rendered: str) -> None:
     assert str(fail(text, head="")) == rendered
 
 
-def test_all_problems_of_a_file_come_at_once_and_in_order(fail: Fail) -> None:
+def test_all_problems_of_a_file_are_reported_in_order(fail: Fail) -> None:
     error = fail(
         "plugins: [1, 2]\ntarget: {model: ./u}\nserving: {streaming: yes, x: !!int 1}\n"
         "speculation: {method: BAD, draft: {model: ./d, dtype: f}}\nengine: {max_seq_len: 0}\n"
@@ -225,13 +225,13 @@ def test_all_problems_of_a_file_come_at_once_and_in_order(fail: Fail) -> None:
     ]
 
 
-def test_what_ends_the_reading_comes_with_what_was_found_before(fail: Fail) -> None:
+def test_fatal_error_is_reported_with_earlier_problems(fail: Fail) -> None:
     error = fail("name: again\nengine: [")
     assert [problem.code for problem in error.diagnostics] == ["duplicate-key", "syntax"]
 
 
 @pytest.mark.slow
-def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
+def test_9000_unknown_keys_are_reported_as_100_problems_and_a_note(fail: Fail) -> None:
     start = time.process_time()
     error = fail("".join(f"key{number}: 1\n" for number in range(9_000)))
     assert time.process_time() - start < 5
@@ -240,7 +240,7 @@ def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_list_items_take_no_square_of_the_time(fail: Fail) -> None:
+def test_19000_bad_list_items_are_rejected_within_5_seconds(fail: Fail) -> None:
     start = time.process_time()
     fail("plugins: [" + "1," * 19_000 + "]")
     assert time.process_time() - start < 5
@@ -249,21 +249,21 @@ def test_ten_thousand_list_items_take_no_square_of_the_time(fail: Fail) -> None:
 # Reading files
 
 
-def test_the_smallest_recipe_has_the_defaults_of_the_contract(write: Write) -> None:
+def test_minimal_recipe_has_the_documented_defaults(write: Write) -> None:
     recipe = load_recipe(write("")).recipe
     assert (recipe.name, recipe.schema_) == ("tiny", "trtspec.recipe/1")
     assert (recipe.speculation.method, recipe.engine.backend, recipe.engine.max_seq_len) == ("none", "auto", 2048)
     assert (recipe.serving.streaming, recipe.serving.max_queue_delay_us, recipe.gates.lossless) == (True, 100, True)
 
 
-def test_a_byte_order_mark_is_fine_and_does_not_shift_columns(write: Write) -> None:
+def test_byte_order_mark_is_accepted_and_does_not_shift_columns(write: Write) -> None:
     text = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./t}\n"
     loaded = load_recipe(write(text.encode("utf-8-sig")))
     problem = loaded.located(Diagnostic("schema", "c", "m"))
     assert (problem.line, problem.column) == (1, 9)
 
 
-def test_unreadable_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_irregular_files_are_reported(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write("", "quickstart.yaml")
     Path("folder").mkdir()
     os.mkfifo("pipe.yaml")
@@ -285,7 +285,7 @@ def test_unreadable_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
     assert said("n" * 300).partition("\n  hint: ")[0].endswith("cannot be read: File name too long")
 
 
-def test_a_file_without_permission(write: Write) -> None:
+def test_file_without_read_permission_is_reported(write: Write) -> None:
     path = write("")
     path.chmod(0)
     if os.access(path, os.R_OK):
@@ -294,7 +294,7 @@ def test_a_file_without_permission(write: Write) -> None:
         load_recipe(path)
 
 
-def test_2_mb_are_refused_unread(write: Write) -> None:
+def test_2_mb_file_is_rejected_without_parsing(write: Write) -> None:
     path = write(b"# " + b"x" * (2 << 20))
     start = time.process_time()
     with pytest.raises(RecipeError) as caught:
@@ -303,7 +303,7 @@ def test_2_mb_are_refused_unread(write: Write) -> None:
     assert time.process_time() - start < 1
 
 
-def test_bytes_that_are_not_utf_8(fail: Fail) -> None:
+def test_bytes_that_are_not_utf_8_are_reported_with_their_position(fail: Fail) -> None:
     error = fail(b"schema: x\nname: \xe9t\xe9\n")
     assert str(error) == "r.yaml:2:7\n  not UTF-8: byte 0xe9\n  hint: save the file as UTF-8"
     error = fail("\ufeffn: é".encode() + b"\xff")
@@ -312,7 +312,7 @@ def test_bytes_that_are_not_utf_8(fail: Fail) -> None:
 
 @ANY_FILE
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_a_recipe_error(write: Write, data: bytes) -> None:
+def test_random_bytes_raise_a_recipe_error(write: Write, data: bytes) -> None:
     with pytest.raises(RecipeError) as caught:
         load_matrix(write(data))
     assert str(caught.value).isprintable() or "\n" in str(caught.value)
@@ -334,7 +334,9 @@ VALUE = st.recursive(
 @pytest.mark.slow
 @ANY_FILE
 @given(document=st.dictionaries(KEY, VALUE, max_size=5), override=st.text(max_size=12))
-def test_any_document_is_a_recipe_or_a_recipe_error(write: Write, document: dict[str, object], override: str) -> None:
+def test_random_document_gives_a_recipe_or_a_recipe_error(
+    write: Write, document: dict[str, object], override: str
+) -> None:
     text = yaml.safe_dump(document, allow_unicode=True)
     for overrides in ((), (f"engine.{override}",)):
         with contextlib.suppress(RecipeError):
@@ -344,7 +346,7 @@ def test_any_document_is_a_recipe_or_a_recipe_error(write: Write, document: dict
 # extends
 
 
-def test_extends_merges_mappings_and_replaces_the_rest(write: Write) -> None:
+def test_extends_merges_mappings_and_replaces_other_values(write: Write) -> None:
     write("engine: {max_batch_size: 4, gpu: h100}\nplugins: [a, b]\ngates: {min_speedup: 2.0}\n", "base/b.yaml")
     child = write(
         "extends: base/b.yaml\nname: child\nengine: {gpu: h200}\nplugins: [c]\ngates: {min_speedup: }\n", head=""
@@ -354,7 +356,7 @@ def test_extends_merges_mappings_and_replaces_the_rest(write: Write) -> None:
     assert (recipe.plugins, recipe.gates.min_speedup) == (["c"], None)
 
 
-def test_a_problem_in_the_extended_file_is_shown_there(write: Write) -> None:
+def test_problem_in_an_extended_file_is_reported_at_its_position(write: Write) -> None:
     write("engine:\n  gup: h100\n", "base/b.yaml")
     child = write("extends: base/b.yaml\nengine: {max_batch_size: 0}\n", head="")
     with pytest.raises(RecipeError) as caught:
@@ -375,7 +377,7 @@ def test_a_problem_in_the_extended_file_is_shown_there(write: Write) -> None:
         ("extends: ''", "expected the path of another recipe"),
     ],
 )
-def test_bad_extends(write: Write, line: str, message: str) -> None:
+def test_bad_extends_is_rejected_with_its_position(write: Write, line: str, message: str) -> None:
     path = write(line)
     Path("folder").mkdir()
     with pytest.raises(RecipeError) as caught:
@@ -385,18 +387,18 @@ def test_bad_extends(write: Write, line: str, message: str) -> None:
     assert (problem.message, problem.path, problem.line, problem.column) == (message, "extends", 4, 10)
 
 
-def test_extends_with_a_character_no_path_has(fail: Fail) -> None:
+def test_extends_with_a_null_character_is_rejected(fail: Fail) -> None:
     problems = fail('extends: "a\\0b"').diagnostics
     assert [problem.message for problem in problems] == ["control characters are not allowed in a recipe"]
 
 
-def test_a_longer_circle_names_its_files(write: Write) -> None:
+def test_longer_extends_cycle_is_rejected_with_its_files(write: Write) -> None:
     write("extends: ../r.yaml", "d/b.yaml")
     with pytest.raises(RecipeError, match=r"extends goes in a circle: r.yaml -> b.yaml -> r.yaml"):
         load_recipe(write("extends: d/b.yaml"))
 
 
-def test_eight_levels_of_extends_and_one_more(write: Write) -> None:
+def test_more_than_eight_levels_of_extends_are_rejected(write: Write) -> None:
     write("", "0.yaml")
     for level in range(1, 10):
         write(f"extends: {level - 1}.yaml", f"{level}.yaml")
@@ -408,7 +410,7 @@ def test_eight_levels_of_extends_and_one_more(write: Write) -> None:
 # Paths
 
 
-def test_paths_are_relative_to_the_file_they_are_written_in(write: Write, tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file_that_contains_them(write: Write, tmp_path: Path) -> None:
     write("target: {quantization: {calibration: {prompts: c.jsonl}}}\n", "base/b.yaml", head="")
     text = (
         "extends: base/b.yaml\nspeculation: {method: draft_target, draft: {model: ../d}}\ngates: {prompts: p.jsonl}\n"
@@ -433,7 +435,7 @@ def test_paths_are_relative_to_the_file_they_are_written_in(write: Write, tmp_pa
         ("gpt2", "gpt2"),
     ],
 )
-def test_a_directory_or_a_hub_id(write: Write, tmp_path: Path, model: str, read_as: str) -> None:
+def test_model_is_resolved_as_a_directory_or_hub_id(write: Write, tmp_path: Path, model: str, read_as: str) -> None:
     (tmp_path / "sub/here/it-is").mkdir(parents=True)
     revision = f", revision: {COMMIT}" if read_as[0] not in "/{" else ""
     text = f"schema: trtspec.recipe/1\nname: x\ntarget: {{model: {model}{revision}}}\n"
@@ -444,14 +446,14 @@ def test_a_directory_or_a_hub_id(write: Write, tmp_path: Path, model: str, read_
 # --set
 
 
-def test_set_overrides_with_yaml_values(write: Write) -> None:
+def test_set_overrides_accept_yaml_values(write: Write) -> None:
     overrides = ["engine.max_batch_size=2", "plugins=[a, b]", "speculation.options={x: 1.5}", "engine.gpu=h200"]
     recipe = load_recipe(write("engine: {max_batch_size: 64}"), overrides).recipe
     assert (recipe.engine.max_batch_size, recipe.engine.gpu) == (2, "h200")
     assert (recipe.plugins, recipe.speculation.options) == (["a", "b"], {"x": 1.5})
 
 
-def test_set_paths_start_at_the_current_directory_and_later_ones_win(write: Write, tmp_path: Path) -> None:
+def test_set_paths_are_relative_to_the_current_directory_and_the_last_wins(write: Write, tmp_path: Path) -> None:
     path = write("", "sub/r.yaml")
     recipe = load_recipe(path, ["target.model=./a", "target.model=./b"]).recipe
     assert recipe.target.model == f"{tmp_path}/b"
@@ -494,17 +496,17 @@ def test_set_paths_start_at_the_current_directory_and_later_ones_win(write: Writ
         ],
     ],
 )
-def test_bad_overrides(fail: Fail, override: str, rendered: str) -> None:
+def test_bad_override_has_the_exact_message(fail: Fail, override: str, rendered: str) -> None:
     assert str(fail("", [override])) == f"--set {override}{rendered}"
 
 
 @pytest.mark.slow
-def test_a_set_path_may_not_be_endless(fail: Fail) -> None:
+def test_excessively_deep_override_is_rejected(fail: Fail) -> None:
     assert fail("", ["a" + ".a" * 100_000 + "=1"]).diagnostics[0].code == "bad-override"
     assert fail("", ["engine.gpu=" + "[" * 100_000]).diagnostics[0].message == "nested deeper than 32 levels"
 
 
-def test_a_token_is_repeated_nowhere(fail: Fail) -> None:
+def test_token_is_rejected_and_never_repeated_in_messages(fail: Fail) -> None:
     token = "hf_" + "aB3" * 12
     error = fail(f"target: {{revision: {token}, tken: {token}}}\nplugins: [{token}]", [f"engine.gpu={token}"])
     assert "aB3" not in str(error) + repr(error.diagnostics)
@@ -514,7 +516,7 @@ def test_a_token_is_repeated_nowhere(fail: Fail) -> None:
 # LoadedRecipe
 
 
-def test_later_stages_place_their_problems(write: Write) -> None:
+def test_problems_of_later_stages_are_located_in_the_file(write: Write) -> None:
     loaded = load_recipe(write("speculation:\n  method: ngram\n  options: {max_mtch: 3}\n"))
 
     def place(code: str, path: str) -> tuple[int | None, int | None]:
@@ -538,7 +540,7 @@ def test_later_stages_place_their_problems(write: Write) -> None:
     }
 
 
-def test_a_loaded_recipe_is_frozen(write: Write) -> None:
+def test_loaded_recipe_is_frozen(write: Write) -> None:
     loaded = load_recipe(write(""))
     with pytest.raises(dataclasses.FrozenInstanceError):
         loaded.path = Path("other")  # type: ignore[misc]

@@ -26,11 +26,11 @@ STRICTER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("sections", "said"), LOOSER)
-def test_a_looser_key_is_named_with_its_default(sections: dict[str, Any], said: str) -> None:
+def test_less_strict_key_is_reported_with_its_default(sections: dict[str, Any], said: str) -> None:
     written = {"schema": "trtspec.recipe/1", "name": "tiny", "target": {"model": "./t"}, **sections}
     assert [str(each) for each in find_unsafe_overrides(Recipe.model_validate(written))] == [said]
     assert [str(each) for each in find_unsafe_overrides(resolved(**sections))] == [said]
 
 
-def test_defaults_and_what_is_stricter_are_not_named() -> None:
+def test_default_and_stricter_keys_are_not_reported() -> None:
     assert [*find_unsafe_overrides(resolved()), *find_unsafe_overrides(resolved(**STRICTER))] == []

@@ -36,7 +36,7 @@ def choices(axes: dict[str, list[Any]], include: list[Any] = [], exclude: list[A
     return [{key: plain(value) for key, value in choice.items()} for choice in found]
 
 
-def test_the_include_example_of_the_github_documentation() -> None:
+def test_include_matches_the_github_documentation_example() -> None:
     axes = {"fruit": ["apple", "pear"], "animal": ["cat", "dog"]}
     include = [
         {"color": "green"},
@@ -55,7 +55,7 @@ def test_the_include_example_of_the_github_documentation() -> None:
     ]
 
 
-def test_the_exclude_example_of_the_github_documentation() -> None:
+def test_exclude_matches_the_github_documentation_example() -> None:
     axes = {"os": ["macos", "windows"], "version": [12, 14, 16], "environment": ["staging", "production"]}
     exclude = [
         {"os": "macos", "version": 12, "environment": "production"},
@@ -64,11 +64,11 @@ def test_the_exclude_example_of_the_github_documentation() -> None:
     assert len(choices(axes, exclude=exclude)) == 12 - 1 - 2
 
 
-def test_include_alone_makes_one_each() -> None:
+def test_include_without_axes_makes_one_combination_each() -> None:
     assert choices({}, [{"site": "a"}, {"site": "b"}]) == [{"site": "a"}, {"site": "b"}]
 
 
-def test_values_of_other_types_are_other_values() -> None:
+def test_values_of_different_types_are_distinct() -> None:
     assert choices({"a": [1, True, 1.0, "1"]}, exclude=[{"a": True}]) == [{"a": 1}, {"a": 1.0}, {"a": "1"}]
 
 
@@ -94,7 +94,7 @@ def names(path: Path, overrides: tuple[str, ...] = ()) -> list[str]:
     return [loaded.recipe.name for loaded in load_matrix(path, overrides)]
 
 
-def test_one_recipe_per_combination_named_after_its_values(write: Write) -> None:
+def test_each_combination_makes_a_recipe_named_after_its_values(write: Write) -> None:
     loaded = load_matrix(
         write(
             "speculation: {method: ngram}\n"
@@ -117,7 +117,7 @@ def test_one_recipe_per_combination_named_after_its_values(write: Write) -> None
     assert loaded[2].located(Diagnostic("speculation.draft_len", "c", "m")).line == 6
 
 
-def test_names_are_made_of_what_a_name_may_hold(write: Write) -> None:
+def test_generated_names_contain_only_valid_characters(write: Write) -> None:
     text = "matrix: {target.model: [./A b/x, ~], speculation: [{method: ngram, draft_len: 2}], engine.gpu: [null]}"
     with pytest.raises(RecipeError) as caught:
         load_matrix(write(text))
@@ -128,21 +128,21 @@ def test_names_are_made_of_what_a_name_may_hold(write: Write) -> None:
     ]
 
 
-def test_combinations_without_an_axis_are_named_after_all_their_values(write: Write) -> None:
+def test_combinations_without_axes_are_named_after_all_their_values(write: Write) -> None:
     assert names(write("matrix: {include: [{engine.gpu: a}, {engine.gpu: b, plugins: [c]}]}")) == [
         "tiny-gpu-a",
         "tiny-gpu-b-plugins-c",
     ]
 
 
-def test_paths_in_a_matrix_start_at_the_file_of_the_matrix(write: Write, tmp_path: Path) -> None:
+def test_paths_in_a_matrix_are_relative_to_the_file_of_the_matrix(write: Write, tmp_path: Path) -> None:
     write("matrix: {target.model: [./a, ./b]}", "base/b.yaml")
     child = write("extends: base/b.yaml", head="")
     models = [loaded.recipe.target.model for loaded in load_matrix(child)]
     assert models == [f"{tmp_path}/base/a", f"{tmp_path}/base/b"]
 
 
-def test_one_recipe_is_not_several(write: Write) -> None:
+def test_load_recipe_rejects_a_matrix_of_several_recipes(write: Write) -> None:
     path = write("matrix: {engine.max_batch_size: [1, 2]}")
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
@@ -154,7 +154,7 @@ def test_one_recipe_is_not_several(write: Write) -> None:
     assert load_recipe(write("matrix: {engine.max_batch_size: [1]}")).recipe.name == "tiny-max_batch_size-1"
 
 
-def test_set_works_beside_a_matrix_but_not_against_it(write: Write) -> None:
+def test_set_works_with_a_matrix_but_not_for_its_keys(write: Write) -> None:
     path = write("matrix: {engine.max_batch_size: [1, 2]}")
     assert names(path, ("name=x", "engine.gpu=h200")) == ["x-max_batch_size-1", "x-max_batch_size-2"]
     for override in ("engine.max_batch_size=3", "engine={max_batch_size: 3}"):
@@ -184,20 +184,20 @@ def test_set_works_beside_a_matrix_but_not_against_it(write: Write) -> None:
         ("{engine.gpu: [a], exclude: [" + "{engine.gpu: b}," * 257 + "]}", "more than 256 combinations"),
     ],
 )
-def test_bad_matrices(fail: Fail, matrix: str, message: str) -> None:
+def test_bad_matrix_is_rejected_with_its_position(fail: Fail, matrix: str, message: str) -> None:
     (problem,) = fail(f"matrix: {matrix}").diagnostics
     assert problem.message.startswith(message)
     assert (problem.code, problem.line) == ("matrix", 4)
 
 
-def test_values_in_all_combinations_are_limited(fail: Fail) -> None:
+def test_total_values_of_all_combinations_are_limited(fail: Fail) -> None:
     options = ", ".join(f"k{number}: 1" for number in range(1000))
     sizes = ", ".join(str(number) for number in range(1, 256))
     error = fail(f"speculation: {{options: {{{options}}}}}\nmatrix: {{engine.max_batch_size: [{sizes}]}}")
     assert [problem.message for problem in error.diagnostics] == ["more than 200,000 values in all combinations"]
 
 
-def test_a_mistake_in_the_matrix_is_reported_once_at_its_value(fail: Fail) -> None:
+def test_problem_in_a_matrix_is_reported_once_at_its_value(fail: Fail) -> None:
     error = fail("matrix:\n  engine.max_batch_size: [0, 1]\n  engine.gup: [a, b]\nserving: {x: 1}\n")
     assert [(problem.line, problem.path) for problem in error.diagnostics] == [
         (5, "engine.max_batch_size"),

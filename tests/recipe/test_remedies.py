@@ -7,7 +7,7 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.recipe.validate import BY_CODE, with_hint
 
 
-def test_what_a_key_is_for_is_said_of_errors_and_not_of_warnings() -> None:
+def test_key_hint_is_added_to_errors_but_not_to_warnings() -> None:
     error = with_hint(Diagnostic("speculation.method", "anything", "is wrong"))
     assert error.hint
     assert error.hint.startswith("speculation.method: ")
@@ -15,6 +15,6 @@ def test_what_a_key_is_for_is_said_of_errors_and_not_of_warnings() -> None:
     assert with_hint(warning) == warning
 
 
-def test_a_remedy_by_code_is_for_both() -> None:
+def test_code_hint_is_added_to_errors_and_warnings() -> None:
     for severity in ("error", "warning"):
         assert with_hint(Diagnostic("engine", "unused", "is unused", severity=severity)).hint == BY_CODE["unused"]

@@ -46,13 +46,13 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("text", ["", DRAFT])
-def test_no_none_is_left(write: Write, text: str) -> None:
+def test_resolved_recipe_contains_no_none(write: Write, text: str) -> None:
     resolved = resolve(load_recipe(write(text)).recipe)
     assert None not in list(leaves(resolved.model_dump()))
     assert None not in list(leaves(resolved.as_dict()))
 
 
-def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
+def test_minimal_recipe_resolves_to_the_defaults(write: Write, tmp_path: Path) -> None:
     resolved = resolve(load_recipe(write("")).recipe, draft_len=0, draft_dtype=None)
     quantization = {
         "weights": "none",
@@ -129,7 +129,7 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
     }
 
 
-def test_auto_takes_the_stored_dtype_and_a_written_one_stays(write: Write) -> None:
+def test_auto_dtype_resolves_to_the_stored_dtype_and_explicit_dtype_remains(write: Write) -> None:
     recipe = load_recipe(write(DRAFT + "engine: {max_batch_size: 1}\n"), ["target.dtype=float16"]).recipe
     resolved = resolve(recipe, draft_dtype="bfloat16")
     assert resolved.target.dtype == "float16"
@@ -138,7 +138,7 @@ def test_auto_takes_the_stored_dtype_and_a_written_one_stays(write: Write) -> No
     assert resolved.as_dict()["speculation"]["draft"]["dtype"] == "bfloat16"
 
 
-def test_models_are_placed_on_the_first_gpus_unless_told(write: Write) -> None:
+def test_models_are_placed_on_the_first_gpus_by_default(write: Write) -> None:
     recipe = load_recipe(write(DRAFT), ["target.parallel={tensor: 2, pipeline: 2}"]).recipe
     assert resolve(recipe).serving.placement.model_dump() == {"target": [0, 1, 2, 3], "draft": [0, 1]}
     assert resolve(recipe, has_draft_model=False).serving.placement.draft == []  # it uses the target's GPUs
@@ -150,7 +150,7 @@ def test_models_are_placed_on_the_first_gpus_unless_told(write: Write) -> None:
     ("batch", "draft_len", "written", "tokens"),
     [(8, 5, "", 8192), (2048, 3, "", 8192), (2048, 4, "", 10240), (2048, 4, ", max_num_tokens: 7", 7)],
 )
-def test_max_num_tokens_holds_every_request_s_draft(
+def test_max_num_tokens_default_covers_the_drafts_of_all_requests(
     write: Write, batch: int, draft_len: int, written: str, tokens: int
 ) -> None:
     recipe = load_recipe(write(f"engine: {{max_batch_size: {batch}{written}}}")).recipe
@@ -160,14 +160,14 @@ def test_max_num_tokens_holds_every_request_s_draft(
     )  # all nodes of a tree
 
 
-def test_the_document_does_not_depend_on_the_order_of_the_file(write: Write) -> None:
+def test_resolved_document_is_independent_of_the_order_of_the_file(write: Write) -> None:
     first = resolve(load_recipe(write("engine: {extra: {a: 1, b: 2}, gpu: x}\n" + DRAFT)).recipe).as_dict()
     swapped = DRAFT.replace("b: 1, a: {d: 2, c: 3}", "a: {c: 3, d: 2}, b: 1")
     second = resolve(load_recipe(write(swapped + "engine: {gpu: x, extra: {b: 2, a: 1}}\n")).recipe).as_dict()
     assert json.dumps(first) == json.dumps(second)
 
 
-def test_a_resolved_recipe_is_frozen_and_survives_json(write: Write) -> None:
+def test_resolved_recipe_is_frozen_and_round_trips_through_json(write: Write) -> None:
     resolved = resolve(load_recipe(write(DRAFT)).recipe)
     with pytest.raises(ValidationError, match="frozen"):
         resolved.name = "other"
@@ -175,6 +175,6 @@ def test_a_resolved_recipe_is_frozen_and_survives_json(write: Write) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"backend": "auto"}, {"target_dtype": "auto"}, {"draft_dtype": None}])
-def test_a_fact_left_open_is_our_mistake(write: Write, wrong: dict[str, Any]) -> None:
+def test_unresolved_decision_raises_validation_error(write: Write, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         resolve(load_recipe(write(DRAFT)).recipe, **wrong)

@@ -61,7 +61,7 @@ gates: {{lossless: true, min_acceptance: 0.6, min_speedup: 1.2}}
 """
 
 
-def test_the_recipe_of_the_contract_is_read_key_by_key(write: Write, tmp_path: Path) -> None:
+def test_documented_recipe_is_loaded_with_all_keys(write: Write, tmp_path: Path) -> None:
     recipe = load_recipe(write(CONTRACT, head="")).recipe
     quantized = {"weights": "fp8", "kv_cache": "fp8", "exclude": ["lm_head"]}
     calibration = {"prompts": f"{tmp_path}/calib.jsonl", "samples": 128, "max_len": 512}
@@ -83,13 +83,13 @@ def test_the_recipe_of_the_contract_is_read_key_by_key(write: Write, tmp_path: P
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, True, "0.5"])
-def test_the_kv_cache_fraction_is_above_0_and_at_most_1(fraction: object) -> None:
+def test_kv_cache_fraction_outside_0_to_1_is_rejected(fraction: object) -> None:
     with pytest.raises(ValidationError):
         Serving.model_validate({"kv_cache_fraction": fraction})
 
 
 @pytest.mark.parametrize("fraction", [1, 1.0, 0.01])
-def test_good_kv_cache_fractions(fraction: float) -> None:
+def test_kv_cache_fraction_up_to_1_is_accepted(fraction: float) -> None:
     assert Serving.model_validate({"kv_cache_fraction": fraction}).kv_cache_fraction == fraction
 
 
@@ -107,18 +107,18 @@ def test_good_kv_cache_fractions(fraction: float) -> None:
         {"max_texts": 3},  # the engine's number of slots
     ],
 )
-def test_limits_that_are_none(limits: dict[str, float]) -> None:
+def test_invalid_limits_are_rejected(limits: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         Serving.model_validate({"limits": limits})
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", ".a", "a b", "a/b", "a" * 64, "a\n"])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(ValidationError, match="should match pattern"):
         Recipe.model_validate({"schema": "trtspec.recipe/1", "name": name, "target": {"model": "/t"}})
 
 
-def test_a_longest_name() -> None:
+def test_name_of_63_characters_is_accepted() -> None:
     recipe = Recipe.model_validate({"schema": "trtspec.recipe/1", "name": "a" * 63, "target": {"model": "/t"}})
     assert recipe.name == "a" * 63
 
@@ -136,7 +136,7 @@ def objects(schema: Any) -> Iterator[dict[str, Any]]:
             yield from objects(value)
 
 
-def test_the_json_schema_names_itself_and_has_extends_and_matrix() -> None:
+def test_json_schema_has_its_id_and_the_keys_extends_and_matrix() -> None:
     schema = recipe_json_schema()
     assert (schema["$schema"], schema["$id"], schema["title"]) == (
         "https://json-schema.org/draft/2020-12/schema",
@@ -148,17 +148,17 @@ def test_the_json_schema_names_itself_and_has_extends_and_matrix() -> None:
     ]
 
 
-def test_every_key_has_a_description() -> None:
+def test_recipe_keys_all_have_a_description() -> None:
     assert [key for key, description in recipe_keys().items() if not description] == []
 
 
-def test_unknown_keys_are_closed_out_everywhere_but_in_open_mappings() -> None:
+def test_json_schema_rejects_unknown_keys_in_all_models() -> None:
     closed = [part for part in objects(recipe_json_schema()) if "properties" in part and "title" in part]
     assert len(closed) == 15
     assert all(part["additionalProperties"] is False for part in closed)
 
 
-def test_required_keys_are_required_where_nothing_else_could_bring_them() -> None:
+def test_json_schema_requires_keys_only_without_extends_or_matrix() -> None:
     schema = recipe_json_schema()
     assert schema["if"] == {"anyOf": [{"required": ["extends"]}, {"required": ["matrix"]}]}
     assert schema["else"]["required"] == ["schema", "name", "target"]
@@ -167,7 +167,7 @@ def test_required_keys_are_required_where_nothing_else_could_bring_them() -> Non
     assert [part["required"] for part in outside] == [["target"], ["max_batch", "draft_len"]]
 
 
-def test_the_json_schema_knows_every_key_of_the_recipe() -> None:
+def test_json_schema_contains_every_recipe_key() -> None:
     schema = recipe_json_schema()
 
     def keys(part: dict[str, Any], prefix: str) -> Iterator[str]:
@@ -197,7 +197,7 @@ def test_the_json_schema_knows_every_key_of_the_recipe() -> None:
         ("acceptance_window: 4", "acceptance_window", "acceptance_window requires acceptance_rate_threshold"),
     ],
 )
-def test_what_cannot_be_scheduled_or_verified_is_named_in_its_line(
+def test_invalid_schedule_or_verification_is_reported_at_its_line(
     fail: Fail, lines: str, place: str, message: str
 ) -> None:
     (problem,) = fail(f"speculation:\n  method: ngram\n  {lines}\n").diagnostics
@@ -206,7 +206,7 @@ def test_what_cannot_be_scheduled_or_verified_is_named_in_its_line(
     assert lines.split(":", maxsplit=1)[0] in str(problem.mark.text)
 
 
-def test_a_schedule_may_end_drafting(write: Write) -> None:
+def test_schedule_may_end_with_draft_len_zero(write: Write) -> None:
     path = write(
         "speculation:\n  method: ngram\n  schedule: [{max_batch: 2, draft_len: 8}, {max_batch: 4, draft_len: 0}]\n"
     )

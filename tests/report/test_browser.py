@@ -70,7 +70,7 @@ def page(root: Path, pair_master: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
 
 
 @pytest.mark.parametrize(("width", "dark"), SEEN)
-def test_nothing_is_cut_or_overlaps(width: int, dark: bool, shown: Browser, page: Path) -> None:
+def test_page_has_no_cut_or_overlapping_elements(width: int, dark: bool, shown: Browser, page: Path) -> None:
     shown.open(page, width, dark=dark)
     if folder := os.environ.get("TRTSPEC_PICTURES"):  # for visual inspection
         (Path(folder) / f"report-{width}-{'dark' if dark else 'light'}.png").write_bytes(shown.picture())
@@ -80,7 +80,7 @@ def test_nothing_is_cut_or_overlaps(width: int, dark: bool, shown: Browser, page
 
 
 @pytest.mark.parametrize(("width", "dark"), SEEN)
-def test_everyone_can_use_it(width: int, dark: bool, shown: Browser, page: Path) -> None:
+def test_page_has_no_serious_accessibility_violations(width: int, dark: bool, shown: Browser, page: Path) -> None:
     """Check the page with axe-core."""
     try:
         axe = (modules(HERE / "axe") / "axe-core" / "axe.min.js").read_text()
@@ -91,7 +91,7 @@ def test_everyone_can_use_it(width: int, dark: bool, shown: Browser, page: Path)
     assert shown.run(AXE) == []
 
 
-def test_it_asks_for_nothing_and_complains_of_nothing(shown: Browser, page: Path) -> None:
+def test_page_loads_nothing_else_and_logs_no_errors(shown: Browser, page: Path) -> None:
     assert page.stat().st_size < 1 << 20
     shown.open(page, 1280)
     shown.run("window.scrollTo(0, document.body.scrollHeight)")
@@ -99,7 +99,7 @@ def test_it_asks_for_nothing_and_complains_of_nothing(shown: Browser, page: Path
     assert shown.complaints() == []
 
 
-def test_it_is_whole_on_paper(shown: Browser, page: Path) -> None:
+def test_printed_page_is_complete_and_light(shown: Browser, page: Path) -> None:
     shown.open(page, PAPER, dark=True, media="print")
     assert shown.run(LAYOUT) == []
     assert shown.run(CUT) == []
@@ -110,7 +110,7 @@ def test_it_is_whole_on_paper(shown: Browser, page: Path) -> None:
     assert len(re.findall(rb"/Type\s*/Page\b", paper)) > 1
 
 
-def test_what_is_wrong_is_seen(shown: Browser, page: Path, root: Path) -> None:
+def test_damaged_page_is_detected_by_the_checks(shown: Browser, page: Path, root: Path) -> None:
     """The checks report the defects of a damaged page."""
     other = root / "worse.html"
     text = page.read_text()

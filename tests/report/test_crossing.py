@@ -19,13 +19,15 @@ LOADS = (1, 4, 16, 64)
         ([0.9, 1.2, 0.6, 0.5], 1 + 1 / 3, 4 * 4 ** (1 / 3)),  # below 1 at the first load
     ],
 )
-def test_it_lies_where_the_line_meets_one(ratios: list[float | None], place: float, load: float) -> None:
+def test_break_even_is_interpolated_where_the_ratio_crosses_one(
+    ratios: list[float | None], place: float, load: float
+) -> None:
     found = find_break_even(LOADS, ratios)
     assert found
     assert (found.place, found.load) == pytest.approx((place, load))
 
 
-def test_words_where_it_does_not_cross() -> None:
+def test_faster_ranges_describe_the_crossings() -> None:
     assert faster_ranges(LOADS, [2.0, 1.5, 1.2, 1.1]) == "up to 64+"
     assert faster_ranges(LOADS, [0.9, 0.8, 0.7, 0.7]) == "nowhere"
     assert faster_ranges(LOADS, [None, None, None, None]) == "nowhere"

@@ -64,7 +64,7 @@ def facts(artifact: Path) -> ReadinessInputs:
 
 
 @pytest.mark.slow
-def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
+def test_new_artifact_has_only_three_items_done(artifact: Path, trtspec: Run) -> None:
     found = rows(trtspec, artifact)
     assert tuple(found) == NAMES
     states = {name: row["state"] for name, row in found.items()}
@@ -76,7 +76,7 @@ def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Path, trtspec: Run) -> None:
+def test_exit_code_reflects_missing_items_only_with_strict(artifact: Path, trtspec: Run) -> None:
     shown = trtspec("readiness", artifact)
     assert shown.code == 0
     assert shown.out.endswith(f"{artifact}: 11 items missing\n")
@@ -85,7 +85,7 @@ def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Pat
 
 
 @pytest.mark.slow
-def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
+def test_verification_on_this_machine_is_evidence(artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
@@ -94,7 +94,7 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_that_came_with_the_artifact_is_no_evidence(artifact: Path, trtspec: Run) -> None:
+def test_report_shipped_with_the_artifact_is_not_evidence(artifact: Path, trtspec: Run) -> None:
     assert rows(trtspec, artifact)["verified"]["evidence"] == "not verified on this machine"
     (artifact / "reports").mkdir()
     found = make_report(
@@ -107,7 +107,7 @@ def test_a_report_that_came_with_the_artifact_is_no_evidence(artifact: Path, trt
 
 
 @pytest.mark.slow
-def test_a_baseline_is_found_by_itself_and_counts_for_its_target(artifact: Path, trtspec: Run) -> None:
+def test_saved_baseline_is_found_and_counts_for_its_target(artifact: Path, trtspec: Run) -> None:
     out = artifact.parent / "baseline.json"
     assert trtspec("baseline", artifact, "--max-tokens", 4, "--runs", 1, "-o", out).code == 0
     row = rows(trtspec, artifact)["baseline"]
@@ -141,7 +141,7 @@ def test_a_baseline_is_found_by_itself_and_counts_for_its_target(artifact: Path,
         ({"time": "yesterday"}, 1000, "older than the artifact"),
     ],
 )
-def test_which_documents_count(
+def test_document_counts_by_recipe_manifest_and_time(
     artifact: Path, trtspec: Run, document: dict[str, Any], age_s: float, against: str
 ) -> None:
     path = write(artifact.parent / "p.json", {"format_version": 1, "methods": [], **document}, age_s)
@@ -152,14 +152,14 @@ def test_which_documents_count(
 
 
 @pytest.mark.slow
-def test_a_document_of_this_manifest_counts_however_old_it_is(artifact: Path, trtspec: Run) -> None:
+def test_document_of_this_manifest_counts_at_any_age(artifact: Path, trtspec: Run) -> None:
     document = {"kind": "tune", "manifest": manifest_sha256(artifact)}
     path = write(artifact.parent / "t.json", document, 10_000)
     assert rows(trtspec, artifact, "--results", path)["tuning"]["state"] == DONE
 
 
 @pytest.mark.slow
-def test_what_was_measured_before_the_build_is_found_by_the_target(recipe: Path, trtspec: Run) -> None:
+def test_documents_measured_before_the_build_are_found_by_the_target(recipe: Path, trtspec: Run) -> None:
     few = ("--num-prompts", 2, "--max-tokens", 8, "--max-draft-len", 2, "--set", "engine.max_batch_size=1")
     assert trtspec("profile", recipe, "--methods", "ngram,draft_target", *few).code == 0
     assert trtspec("tune", recipe, *few).code == 0
@@ -187,14 +187,14 @@ def test_what_was_measured_before_the_build_is_found_by_the_target(recipe: Path,
 
 
 @pytest.mark.slow
-def test_bench_leaves_its_document(artifact: Path, trtspec: Run) -> None:
+def test_bench_saves_its_document(artifact: Path, trtspec: Run) -> None:
     assert trtspec("bench", artifact, "--max-tokens", 4, "--runs", 1).code == 0
     row = rows(trtspec, artifact)["load"]
     assert (row["state"], row["documents"][0]["kind"]) == (MISSING, "bench")
     assert row["evidence"].endswith("one request at a time")
 
 
-def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
+def test_bench_document_is_not_a_load_measurement(artifact: Path, trtspec: Run) -> None:
     bench = write(artifact.parent / "b.json", {"speculative": {}, "speedup": 1.5}, -5)
     row = rows(trtspec, artifact, "--results", bench)["load"]
     assert row["state"] == MISSING
@@ -207,7 +207,7 @@ def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"kind": "novel"}', '{"kind": ["tune"]}', "{" * 10_000, '{"a": 1, "a": 2}']
 )
-def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
+def test_invalid_document_is_rejected_with_its_path(text: str, artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "x.json"
     path.write_text(text)
     refused = trtspec("readiness", artifact, "--results", path)
@@ -216,7 +216,7 @@ def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run)
 
 
 @pytest.mark.slow
-def test_a_kept_document_that_was_damaged_is_as_good_as_none(artifact: Path, trtspec: Run) -> None:
+def test_damaged_saved_document_is_ignored(artifact: Path, trtspec: Run) -> None:
     folder = artifact.parents[1] / "state" / "documents" / manifest_sha256(artifact)
     folder.mkdir(parents=True)
     for kind in KINDS:
@@ -238,14 +238,16 @@ LOOSER = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "named"), LOOSER)
-def test_what_is_looser_than_its_default_is_named(facts: ReadinessInputs, settings: dict[str, Any], named: str) -> None:
+def test_setting_looser_than_its_default_is_reported(
+    facts: ReadinessInputs, settings: dict[str, Any], named: str
+) -> None:
     row = readiness.defaults(changed(facts, **settings))
     assert row.state == MISSING
     assert row.evidence.startswith(named)
     assert ", " not in row.evidence.replace(", by default", "")
 
 
-def test_what_is_stricter_than_its_default_is_done(facts: ReadinessInputs) -> None:
+def test_setting_stricter_than_its_default_is_done(facts: ReadinessInputs) -> None:
     stricter = {"gates__quantized_parity": 0.99, "serving__rollout__min_requests": 100, "serving__max_queue_size": 1}
     assert readiness.defaults(changed(facts, **stricter)).state == DONE
 
@@ -269,21 +271,21 @@ def test_what_is_stricter_than_its_default_is_done(facts: ReadinessInputs) -> No
         (readiness.rollout, {"serving__rollout__canary": [1, 50]}, DONE),
     ],
 )
-def test_rows_that_the_recipe_decides(
+def test_row_state_follows_the_recipe(
     facts: ReadinessInputs, row: Callable[[ReadinessInputs], ReadinessItem], settings: dict[str, Any], state: str
 ) -> None:
     assert row(changed(facts, **settings)).state == state
 
 
 @pytest.mark.slow
-def test_a_quantized_target_that_was_compared(facts: ReadinessInputs, artifact: Path, trtspec: Run) -> None:
+def test_verified_quantized_target_has_parity_done(facts: ReadinessInputs, artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     compared = changed(gather(artifact, (), None), target__quantization__weights="fp8")
     assert readiness.parity(compared).state == DONE
 
 
 @pytest.mark.slow
-def test_a_prometheus_says_what_is_watched(artifact: Path, trtspec: Run) -> None:
+def test_prometheus_decides_the_metrics_and_alerts_rows(artifact: Path, trtspec: Run) -> None:
     names = [rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule]
     known = list(names)
 
@@ -305,7 +307,7 @@ def test_a_prometheus_says_what_is_watched(artifact: Path, trtspec: Run) -> None
     assert trtspec("readiness", artifact, "--prometheus", url).code == 1
 
 
-def test_a_way_back(artifact: Path, trtspec: Run) -> None:
+def test_rollback_row_follows_the_deployment_revisions(artifact: Path, trtspec: Run) -> None:
     journal, own = DeploymentJournal("tiny"), manifest_sha256(artifact)
     journal.root.mkdir(parents=True)
     pid = os.getpid()
@@ -321,7 +323,7 @@ def test_a_way_back(artifact: Path, trtspec: Run) -> None:
     assert rows(trtspec, artifact)["rollback"]["state"] == MISSING
 
 
-def test_the_page_has_the_rows() -> None:
+def test_readiness_page_has_every_row() -> None:
     page = (Path(__file__).parents[2] / "docs" / "readiness.md").read_text(encoding="utf-8")
     named = [
         name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].strip().split(", ")
@@ -330,13 +332,13 @@ def test_the_page_has_the_rows() -> None:
     assert tuple(ITEMS) == NAMES
 
 
-def test_there_is_no_artifact(workplace: Path, trtspec: Run) -> None:
+def test_missing_artifact_is_an_error(workplace: Path, trtspec: Run) -> None:
     refused = trtspec("readiness", "nosuch")
     assert (refused.code, refused.out) == (1, "")
     assert "no artifact: the directory does not exist" in refused.err
 
 
 @pytest.mark.slow
-def test_the_manifest_of_the_artifact_is_what_it_is_dated_by(artifact: Path, trtspec: Run) -> None:
+def test_build_date_comes_from_the_manifest_file(artifact: Path, trtspec: Run) -> None:
     os.utime(artifact / MANIFEST, (0, 0))
     assert "1970-01-01" in rows(trtspec, artifact)["built"]["evidence"]

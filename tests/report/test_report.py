@@ -161,7 +161,7 @@ def saved(artifact: Path) -> list[object]:
 
 
 @pytest.mark.slow
-def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[object], trtspec: Run) -> None:
+def test_page_is_complete_and_self_contained(artifact: Path, saved: list[object], trtspec: Run) -> None:
     out = artifact.parent / "report.html"
     assert trtspec("report", artifact, *saved, "-o", out).code == 0
     text = out.read_text()
@@ -192,7 +192,7 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
 
 
 @pytest.mark.slow
-def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
+def test_plotted_numbers_are_also_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
     text = trtspec("report", artifact, *saved, "--format", "markdown").out
     assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) | up to ~10 |" in text
     assert "| concurrency 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
@@ -209,7 +209,7 @@ def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], t
 
 
 @pytest.mark.slow
-def test_one_load_is_shown_with_what_failed_and_was_not_compared(artifact: Path, trtspec: Run) -> None:
+def test_load_table_shows_failed_requests_and_points_not_compared(artifact: Path, trtspec: Run) -> None:
     document = load()
     first, *_, rate = document["points"]
     for arm in (*first["arms"].values(), *rate["arms"].values()):
@@ -226,7 +226,7 @@ def test_one_load_is_shown_with_what_failed_and_was_not_compared(artifact: Path,
 
 
 @pytest.mark.slow
-def test_what_is_of_another_artifact_is_said_to_be(artifact: Path, trtspec: Run) -> None:
+def test_document_of_another_artifact_has_a_warning(artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "theirs.json"
     for told, against in (
         ({"deployment": {"manifest": "0" * 64}}, "of another artifact"),
@@ -241,7 +241,7 @@ def test_what_is_of_another_artifact_is_said_to_be(artifact: Path, trtspec: Run)
 
 
 @pytest.mark.slow
-def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> None:
+def test_checks_become_junit_cases_and_github_annotations(artifact: Path, trtspec: Run) -> None:
     assert "has not been verified" in trtspec("report", artifact, "--format", "github").out
     suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
     assert (suite.get("errors"), suite.get("tests")) == ("1", "1")
@@ -258,7 +258,7 @@ def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> No
 
 
 @pytest.mark.slow
-def test_junit_has_times_the_verdict_and_what_was_found(artifact: Path, trtspec: Run) -> None:
+def test_junit_has_times_verdict_and_check_details(artifact: Path, trtspec: Run) -> None:
     trtspec("verify", artifact, "--max-tokens", 4)
     suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
     cases = {str(case.get("name")): case for case in suite.findall("testcase")}
@@ -275,7 +275,7 @@ def test_junit_has_times_the_verdict_and_what_was_found(artifact: Path, trtspec:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "pass"])
-def test_an_undecided_check_fails_or_is_skipped_by_the_policy(
+def test_undecided_check_fails_or_is_skipped_by_the_policy(
     policy: str, recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BenchComparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
@@ -331,7 +331,7 @@ def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
         ),
     ],
 )
-def test_every_form_begins_with_the_verdict_and_has_no_figure_of_another_method(
+def test_every_format_begins_with_the_verdict_and_omits_other_methods_figures(
     documents: dict[str, Any], told: str, figures: tuple[str, ...], artifact: Path, trtspec: Run
 ) -> None:
     arguments: list[object] = []
@@ -356,7 +356,7 @@ def test_every_form_begins_with_the_verdict_and_has_no_figure_of_another_method(
 
 
 @pytest.mark.slow
-def test_a_gate_that_bench_contradicts_is_marked(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_contradicted_by_bench_is_marked(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BenchComparison, "speedup", Speedup(1.1, 1.06, 1.15, 1.09, samples=12))
     assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
     assert trtspec("verify", "build/tiny", "--max-tokens", 2, "--runs", 1).code == 0
@@ -404,7 +404,7 @@ def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path
         json.dumps({**load(), "points": []}),
     ],
 )
-def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
+def test_invalid_document_is_rejected_with_its_path(text: str, artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "other.json"
     path.write_text(text)
     outcome = trtspec("report", artifact, "--results", path, "-o", artifact.parent / "r.html")
@@ -414,7 +414,7 @@ def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run)
 
 
 @pytest.mark.slow
-def test_the_document_says_what_was_written(artifact: Path, trtspec: Run) -> None:
+def test_json_document_describes_the_written_report(artifact: Path, trtspec: Run) -> None:
     out = artifact.parent / "report.html"
     document = trtspec("report", artifact, "-o", out, "--json").document
     assert document["report"] == str(out)

@@ -97,7 +97,9 @@ def run(step: Step, store: Store) -> StepResult:
     return execute(StepPlan([step]), store, Unobserved())[-1]
 
 
-def test_the_key_is_that_of_the_bytes(source: Path, store: Store, digests: DigestCache, tmp_path: Path) -> None:
+def test_entry_is_published_under_the_key_of_its_source_bytes(
+    source: Path, store: Store, digests: DigestCache, tmp_path: Path
+) -> None:
     step = Upper(files(source, digests))
     assert not step.source.is_read
     result = run(step, store)
@@ -110,7 +112,7 @@ def test_the_key_is_that_of_the_bytes(source: Path, store: Store, digests: Diges
     assert run(Upper(files(source, digests)), store).status == "hit"  # the digest is cached
 
 
-def test_everything_is_on_the_disk_before_it_has_its_place(
+def test_output_is_synced_before_it_is_renamed_into_place(
     source: Path, store: Store, digests: DigestCache, synced: list[str]
 ) -> None:
     step = Upper(files(source, digests))
@@ -121,14 +123,14 @@ def test_everything_is_on_the_disk_before_it_has_its_place(
     assert synced[moved + 1] == str(store.root / "entries" / key[:2])
 
 
-def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, digests: DigestCache) -> None:
+def test_dependent_step_is_published_under_its_final_key(source: Path, store: Store, digests: DigestCache) -> None:
     results = execute(StepPlan([After(Upper(files(source, digests)))]), store, Unobserved())
     final = After(Upper(files(source, digests, read=True)))
     assert [each.key for each in results] == [final.upper.key, final.key]
     assert (results[1].entry.files_dir / "size").read_text() == str(source.stat().st_size)
 
 
-def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digests: DigestCache) -> None:
+def test_build_protects_its_final_keys_from_removal(source: Path, store: Store, digests: DigestCache) -> None:
     """Another process that clears the store between two steps does not remove the second step's inputs."""
     other, removed = Store(store.root), list[bool]()
 
@@ -146,7 +148,7 @@ def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digest
     assert [other.remove(result.key) for result in results] == [True, True]
 
 
-def test_a_key_is_held_before_it_is_published(
+def test_key_is_protected_before_it_is_published(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, step, held = Store(store.root), Upper(files(source, digests)), list[bool]()
@@ -164,7 +166,9 @@ def test_a_key_is_held_before_it_is_published(
     assert held == [True]
 
 
-def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: Store, digests: DigestCache) -> None:
+def test_existing_entry_of_a_source_with_equal_bytes_is_reused(
+    source: Path, store: Store, digests: DigestCache
+) -> None:
     first = run(Upper(files(source, digests)), store)
     copy = source.parent.parent / "copy" / "weights"
     copy.parent.mkdir()
@@ -175,7 +179,7 @@ def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: St
     assert store.all_resumable_bytes() == 0
 
 
-def test_a_copy_of_a_source_is_read_before_anything_is_built(
+def test_copied_source_is_hashed_before_building_and_reuses_the_entry(
     source: Path, store: Store, digests: DigestCache, tmp_path: Path
 ) -> None:
     first = run(Upper(files(source, digests)), store)
@@ -207,7 +211,7 @@ def replace(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [overwrite, replace, lambda path: os.truncate(path, 10), os.unlink])
 @pytest.mark.parametrize("at", [PIECE, 20 * PIECE])
-def test_a_source_that_changes_meanwhile_is_refused(
+def test_source_that_changes_during_the_step_is_rejected(
     source: Path, store: Store, digests: DigestCache, change: Callable[[Path], object], at: int
 ) -> None:
     step = Upper(files(source, digests), lambda done: change(source) if done == at else None)
@@ -217,7 +221,7 @@ def test_a_source_that_changes_meanwhile_is_refused(
     assert digests.lookup(source) is None if source.exists() else True
 
 
-def test_a_source_that_was_changed_after_a_kill_is_read_from_the_start(
+def test_source_changed_after_a_kill_is_read_from_the_start(
     source: Path, store: Store, digests: DigestCache, die_at: Callable[[str, Callable[[], object]], int]
 ) -> None:
     unread = Upper(files(source, digests))
@@ -230,7 +234,7 @@ def test_a_source_that_was_changed_after_a_kill_is_read_from_the_start(
 
 
 @pytest.mark.slow
-def test_a_killed_step_goes_on(
+def test_killed_step_resumes_until_it_is_complete(
     source: Path, store: Store, digests: DigestCache, die_at: Callable[[str, Callable[[], object]], int]
 ) -> None:
     deaths = 0
@@ -243,7 +247,7 @@ def test_a_killed_step_goes_on(
 
 
 @pytest.mark.parametrize("moment", ["store.before-entry", "store.before-rename", "store.after-rename"])
-def test_a_kill_around_the_publication_leaves_nothing_behind_for_long(
+def test_step_killed_around_publication_recovers_without_leftovers(
     moment: str,
     source: Path,
     store: Store,
@@ -262,7 +266,7 @@ def test_a_kill_around_the_publication_leaves_nothing_behind_for_long(
 
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("lead", [1, 1 << 20])
-def test_neither_waits_for_ever(
+def test_step_and_hasher_do_not_deadlock(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, lead: int, tells: bool
 ) -> None:
     monkeypatch.setattr(files_module, "LEAD_BYTES", lead)
@@ -270,7 +274,7 @@ def test_neither_waits_for_ever(
     assert run(Upper(files(source, digests), tells=tells), store).status == "built"
 
 
-def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
+def test_resumed_step_does_not_wait_for_hashing_of_finished_bytes(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hashing threads should only need data that the step has just read into the page cache."""
@@ -293,7 +297,7 @@ def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
 
 
 @pytest.mark.parametrize(("memory", "waits"), [(0, True), (39 * PIECE, True), (40 * PIECE, False)])
-def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
+def test_step_runs_ahead_of_hashing_only_with_enough_available_memory(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, memory: int, waits: bool
 ) -> None:
     """Calibration reports a table of embeddings in one call, although it reads only a few rows."""
@@ -308,7 +312,7 @@ def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
     assert seen[0] is not waits
 
 
-def test_a_step_that_fails_ends_the_hashing(source: Path, store: Store, digests: DigestCache) -> None:
+def test_failed_step_ends_the_hashing(source: Path, store: Store, digests: DigestCache) -> None:
     def fail(done: int) -> None:
         raise StepError("no more")
 
@@ -334,7 +338,7 @@ def blob(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     return make
 
 
-def test_the_hub_says_what_a_file_is(
+def test_hub_blob_name_is_used_as_the_digest(
     blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # tests cannot set a change time
@@ -347,7 +351,7 @@ def test_the_hub_says_what_a_file_is(
     assert run(Upper(files(linked, digests)), store).status == "hit"
 
 
-def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: Store, digests: DigestCache) -> None:
+def test_file_that_differs_from_its_hub_digest_is_rejected(blob: Any, store: Store, digests: DigestCache) -> None:
     linked = blob("ab" * 32)
     with pytest.raises(
         StepError, match=f"the file is damaged: its SHA-256 is [0-9a-f]{{64}}, the hub lists {'ab' * 32}"
@@ -356,7 +360,7 @@ def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: S
     assert store.entries() == []
 
 
-def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
+def test_partial_output_of_a_damaged_file_is_not_resumed(
     blob: Any, source: Path, store: Store, digests: DigestCache
 ) -> None:
     """The disk returned wrong data for a while: nothing that identifies the file changes."""
@@ -376,7 +380,7 @@ def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
     assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
 
 
-def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
+def test_damaged_file_ends_the_step_as_soon_as_it_is_hashed(
     blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linked, hashed, pieces, wake = blob("ab" * 32), threading.Event(), list[int](), ConcurrentHasher._wake
@@ -392,7 +396,9 @@ def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
     assert pieces == [PIECE]
 
 
-def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store: Store, digests: DigestCache) -> None:
+def test_digest_mismatch_stops_hashing_before_the_next_file(
+    blob: Any, source: Path, store: Store, digests: DigestCache
+) -> None:
     """A damaged file also stops the hashing of the others."""
     linked = blob("ab" * 32)
     other = linked.with_name("zzz")
@@ -404,9 +410,7 @@ def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store
     assert hashed._found[1] == ""
 
 
-def test_what_was_made_of_a_file_that_changed_is_not_gone_on_with(
-    source: Path, store: Store, digests: DigestCache
-) -> None:
+def test_partial_output_of_a_changed_file_is_discarded(source: Path, store: Store, digests: DigestCache) -> None:
     step = Upper(files(source, digests), lambda done: overwrite(source) if done == PIECE else None)
     with pytest.raises(SourceChanged, match="the file changed while it was being read"):
         run(step, store)
@@ -414,11 +418,13 @@ def test_what_was_made_of_a_file_that_changed_is_not_gone_on_with(
 
 
 @pytest.mark.parametrize("name", ["a" * 40, "A" * 64, "weights"])
-def test_other_names_of_blobs_say_nothing(blob: Any, digests: DigestCache, name: str) -> None:
+def test_blob_name_that_is_not_a_sha256_is_ignored(blob: Any, digests: DigestCache, name: str) -> None:
     assert not files(blob(name), digests).is_read
 
 
-def test_a_link_from_elsewhere_says_nothing(source: Path, digests: DigestCache, tmp_path: Path) -> None:
+def test_link_to_a_blob_from_outside_the_hub_cache_is_ignored(
+    source: Path, digests: DigestCache, tmp_path: Path
+) -> None:
     stored = tmp_path / "blobs" / ("ab" * 32)
     stored.parent.mkdir()
     source.rename(stored)

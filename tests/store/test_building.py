@@ -16,7 +16,7 @@ from trtspec.core.errors import SourceChanged, StepError, TrtspecError
 from trtspec.store.store import Store
 
 
-def test_everything_is_on_the_disk_before_the_entry_is_in_place(store: Store, step: Write, synced: list[str]) -> None:
+def test_files_are_synced_before_the_entry_is_renamed_into_place(store: Store, step: Write, synced: list[str]) -> None:
     build(store, step)
     moved = synced.index("rename")
     workspace = str(next(Path(path).parent for path in synced if path.endswith("/files")))
@@ -37,7 +37,7 @@ def raise_(error: BaseException) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     "error", [TrtspecError("no"), ValueError("bug"), FileNotFoundError(2, "bug"), KeyboardInterrupt(), SystemExit()]
 )
-def test_every_other_exception_passes_and_leaves_nothing(store: Store, tmp_path: Path, error: BaseException) -> None:
+def test_other_exceptions_propagate_without_leftovers(store: Store, tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         build(store, Write("x", tmp_path / "runs", trouble=raise_(error)))
     assert caught.value is error
@@ -45,7 +45,7 @@ def test_every_other_exception_passes_and_leaves_nothing(store: Store, tmp_path:
     assert store.entries() == []
 
 
-def test_a_step_may_write_files_only(store: Store, tmp_path: Path) -> None:
+def test_step_output_that_is_not_a_file_is_rejected(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StepError, match=r"invalid output of write-x: files/pipe is neither a file nor a dir"):
         build(store, Write("x", tmp_path / "runs", trouble=lambda out: os.mkfifo(out / "pipe")))
     assert not leftovers(store)
@@ -55,7 +55,7 @@ KILLS = ["store.before-entry", "store.before-rename", "store.after-rename"]
 
 
 @pytest.mark.parametrize("failpoint", KILLS)
-def test_killed_builds_leave_nothing_visible_and_are_cleaned_up(
+def test_killed_build_leaves_no_visible_entry_and_is_cleaned_up(
     store: Store, step: Write, failpoint: str, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:
     published = failpoint == "store.after-rename"
@@ -96,7 +96,7 @@ FULL_DISK = """
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_nothing_is_published(tmp_path: Path) -> None:
     mounted = [
         "unshare",
         "-rm",
@@ -121,7 +121,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert built == "True"
 
 
-def test_a_resumable_step_goes_on_where_it_failed(store: Store) -> None:
+def test_resumable_step_resumes_where_it_failed(store: Store) -> None:
     partial = store.root / "partial" / Append().key
     for done in (1, 2):
         with pytest.raises(StepError, match="no more"):
@@ -135,7 +135,7 @@ def test_a_resumable_step_goes_on_where_it_failed(store: Store) -> None:
     assert not partial.exists()
 
 
-def test_a_resumable_step_whose_source_changed_begins_anew(store: Store) -> None:
+def test_resumable_step_with_a_changed_source_restarts(store: Store) -> None:
     with pytest.raises(SourceChanged):
         store.obtain(Append(lambda: raise_(SourceChanged("another"))(Path())))
     runs = list[str]()
@@ -144,7 +144,7 @@ def test_a_resumable_step_whose_source_changed_begins_anew(store: Store) -> None
 
 
 @pytest.mark.parametrize("point", ["store.before-entry", "store.before-rename"])
-def test_a_resumable_step_killed_when_it_was_sealed_is_written_to_again(
+def test_resumable_step_killed_after_sealing_is_resumed(
     store: Store, die_at: Callable[[str, Callable[[], object]], int], point: str
 ) -> None:
     assert die_at(point, lambda: store.obtain(Append())) == -9

@@ -74,7 +74,7 @@ class Work(Step):
         self.scene.enter(self.title, inputs.devices)
         deadline = time.monotonic() + PATIENCE_S
         try:
-            progress.say(f"{self.title} runs")
+            progress.set_message(f"{self.title} runs")
             while not self.until(self.scene) and time.monotonic() < deadline:
                 progress.advance(0)
                 time.sleep(0.001)
@@ -98,7 +98,7 @@ def names(store: Store) -> set[str]:
     return {entry.name for entry in store.entries()}
 
 
-def test_two_at_once_and_one_that_waits(store: Store) -> None:
+def test_two_devices_run_two_steps_while_the_third_waits(store: Store) -> None:
     scene = Scene()
     steps = [Work(title, 1, scene=scene, until=beside("a", "b")) for title in "abc"]
     results = execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))
@@ -109,14 +109,14 @@ def test_two_at_once_and_one_that_waits(store: Store) -> None:
     assert execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))[0].status == "hit"
 
 
-def test_one_device_means_one_after_another(store: Store) -> None:
+def test_one_device_runs_steps_one_after_another(store: Store) -> None:
     scene = Scene()
     execute(StepPlan([Work(title, 1, scene=scene) for title in "abc"]), store, Unobserved(), devices=("x",))
     assert scene.overlaps == {frozenset("a"), frozenset("b"), frozenset("c")}
     assert set(scene.lent.values()) == {("x",)}
 
 
-def test_no_device_means_in_the_plans_order(store: Store) -> None:
+def test_steps_without_devices_run_in_plan_order(store: Store) -> None:
     scene = Scene()
     execute(
         StepPlan([Work("a", 2, scene=scene), Work("b", scene=scene), Work("c", 1, scene=scene)]), store, Unobserved()
@@ -124,7 +124,7 @@ def test_no_device_means_in_the_plans_order(store: Store) -> None:
     assert (scene.order, set(scene.lent.values())) == (["a", "b", "c"], {()})
 
 
-def test_who_wants_more_than_there_are_gets_all(store: Store) -> None:
+def test_step_requesting_too_many_devices_gets_all_of_them(store: Store) -> None:
     scene = Scene()
     steps = [Work("large", 8, scene=scene), Work("small", 1, scene=scene)]
     execute(StepPlan(steps), store, Unobserved(), devices=("x", "y"))
@@ -132,7 +132,7 @@ def test_who_wants_more_than_there_are_gets_all(store: Store) -> None:
     assert frozenset({"large", "small"}) not in scene.overlaps
 
 
-def test_the_others_go_on_here(store: Store) -> None:
+def test_steps_without_devices_run_concurrently_in_the_main_thread(store: Store) -> None:
     """A step without devices runs while one with devices does; the step that depends on both is last."""
     scene, threads = Scene(), set()
 
@@ -150,7 +150,7 @@ def test_the_others_go_on_here(store: Store) -> None:
 
 
 @pytest.mark.parametrize("error", [StepError("no"), ValueError("bug")])
-def test_the_first_failure_ends_what_runs_and_is_passed_on(store: Store, error: Exception) -> None:
+def test_first_failure_ends_running_steps_and_is_raised(store: Store, error: Exception) -> None:
     scene = Scene()
     together = beside("fails", "device", "plain")
     steps = [
@@ -168,7 +168,7 @@ def test_the_first_failure_ends_what_runs_and_is_passed_on(store: Store, error: 
     assert not any((store.root / "tmp").iterdir())
 
 
-def test_a_failure_here_ends_what_runs_elsewhere(store: Store) -> None:
+def test_failure_in_the_main_thread_ends_steps_on_devices(store: Store) -> None:
     scene, error = Scene(), StepError("no")
     steps = [
         Work("device", 1, scene=scene, until=never),
@@ -188,13 +188,13 @@ def to_this_thread(sign: signal.Signals) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("send", [lambda sign: os.kill(os.getpid(), sign), to_this_thread], ids=["process", "thread"])
-def test_an_interrupt_ends_what_runs(
+def test_interrupt_ends_running_steps(
     store: Store, send: Callable[[signal.Signals], None], sign: signal.Signals
 ) -> None:
     scene = Scene()
 
     class Interrupter(Unobserved):
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             send(sign)
 
     with pytest.raises(KeyboardInterrupt):
@@ -203,7 +203,7 @@ def test_an_interrupt_ends_what_runs(
     assert names(store) == set()
 
 
-def test_what_was_done_stays(store: Store) -> None:
+def test_finished_step_is_retained_after_a_failure(store: Store) -> None:
     scene = Scene()
     done = Work("done", 1, scene=scene)
     steps = [done, Work("fails", 1, (done,), scene=scene, trouble=StepError("no"))]
@@ -212,7 +212,7 @@ def test_what_was_done_stays(store: Store) -> None:
     assert names(store) == {"done"}
 
 
-def test_the_observer_is_told_one_thing_at_a_time(store: Store) -> None:
+def test_observer_is_called_by_one_thread_at_a_time(store: Store) -> None:
     scene, told = Scene(), []
     inside = threading.Semaphore(1)
 
@@ -220,7 +220,7 @@ def test_the_observer_is_told_one_thing_at_a_time(store: Store) -> None:
         def step_started(self, step: Step, total_bytes: int) -> None:
             self.note("started", step)
 
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             self.note(text, step)
 
         def step_finished(self, step: Step, status: str, seconds: float) -> None:

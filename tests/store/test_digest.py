@@ -49,7 +49,7 @@ def typed(value: object) -> object:
 @pytest.mark.slow
 @AT_ANY_LOAD
 @given(st.lists(VALUES, min_size=2, max_size=6))
-def test_two_values_have_one_form_only_where_they_are_the_same(values: list[object]) -> None:
+def test_canonical_forms_are_equal_only_for_equal_values(values: list[object]) -> None:
     for one in values:
         for other in values:
             assert (canonical(one) == canonical(other)) == (typed(one) == typed(other))
@@ -57,7 +57,7 @@ def test_two_values_have_one_form_only_where_they_are_the_same(values: list[obje
 
 @AT_ANY_LOAD
 @given(VALUES, VALUES)
-def test_no_form_is_the_beginning_of_another(one: object, other: object) -> None:
+def test_canonical_form_is_never_a_prefix_of_another(one: object, other: object) -> None:
     assert canonical(one) == canonical(other) or not canonical(other).startswith(canonical(one))
 
 
@@ -80,16 +80,16 @@ class Other:
     digest: str
 
 
-def test_lookalikes_differ() -> None:
+def test_canonical_forms_of_similar_values_differ() -> None:
     lookalikes = [1, True, 1.0, "1", b"1", None, "", (), [], {}, (1,), [1], Number.ONE, "RED", Colour.RED]
     assert len({canonical(each) for each in lookalikes}) == len(lookalikes)
 
 
-def test_the_order_of_a_dict_is_no_part_of_it() -> None:
+def test_canonical_form_ignores_dict_order() -> None:
     assert canonical({"a": 1, "b": 2}) == canonical({"b": 2, "a": 1})
 
 
-def test_a_dataclass_is_its_name_and_its_key_fields() -> None:
+def test_canonical_form_of_a_dataclass_has_its_name_and_key_fields() -> None:
     assert canonical(Source("x", where="/here")) == canonical(Source("x", where="/there"))
     assert canonical(Source("x")) != canonical(Source("y"))
     assert canonical(Source("x")) != canonical(Other("x"))
@@ -105,12 +105,12 @@ class Text(str):
 
 
 @pytest.mark.parametrize("value", [Path("x"), {1, 2}, Mutable(1), Text("x"), Source, object(), [{"a": Path("x")}]])
-def test_other_types_are_a_bug(value: object) -> None:
+def test_canonical_form_of_an_unsupported_type_raises_type_error(value: object) -> None:
     with pytest.raises(TypeError, match="has no canonical form"):
         canonical(value)
 
 
-def test_golden_form_and_digest() -> None:
+def test_canonical_form_and_digest_match_golden_values() -> None:
     value = {"b": (1, True, 1.5, None), "a": ["ä", b"\x00"]}
     assert canonical(value) == b"D41:S1:aL9:S2:\xc3\xa4Y1:\x00S1:bT17:I1:1B1:1F3:1.5N0:"
     assert compute_digest("tag/1", 1) == hashlib.sha256(b"tag/1\nI1:1").hexdigest()
@@ -129,13 +129,13 @@ def source(tmp_path: Path) -> Path:
 def settled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat files as settled immediately, since tests cannot set a change time, except in tests of this rule."""
     if request.function not in (
-        test_a_file_just_written_is_not_remembered,
-        test_a_file_with_an_old_time_of_writing_is_young_by_its_time_of_change,
+        test_digest_of_a_recently_written_file_is_not_cached,
+        test_file_with_old_mtime_but_recent_ctime_is_not_cached,
     ):
         monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)
 
 
-def test_a_digest_is_remembered_across_processes(tmp_path: Path, source: Path) -> None:
+def test_cached_digest_is_reused_by_a_new_cache(tmp_path: Path, source: Path) -> None:
     read: list[int] = []
     assert DigestCache(tmp_path / "digests.json").lookup(source) is None
     expected = DigestCache(tmp_path / "digests.json").digest(source, read.append)
@@ -145,7 +145,7 @@ def test_a_digest_is_remembered_across_processes(tmp_path: Path, source: Path) -
     assert read == [7]
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path, source: Path) -> None:
+def test_changed_file_is_read_again(tmp_path: Path, source: Path) -> None:
     cache = DigestCache(tmp_path / "digests.json")
     cache.digest(source)
     source.write_bytes(b"CONTENT")
@@ -154,7 +154,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, source: Path) -> None:
     assert cache.digest(source) == hashlib.sha256(b"CONTENT").hexdigest()
 
 
-def test_a_file_just_written_is_not_remembered(tmp_path: Path, source: Path) -> None:
+def test_digest_of_a_recently_written_file_is_not_cached(tmp_path: Path, source: Path) -> None:
     clock = [source.stat().st_ctime_ns + 1_900_000_000]
     cache = DigestCache(tmp_path / "digests.json", clock_ns=lambda: clock[0])
     cache.digest(source)
@@ -164,7 +164,7 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path, source: Path) -> 
     assert cache.lookup(source)
 
 
-def test_two_caches_of_one_file_keep_what_both_know(tmp_path: Path, source: Path) -> None:
+def test_two_caches_of_one_file_merge_their_digests(tmp_path: Path, source: Path) -> None:
     (second := tmp_path / "second").write_bytes(b"2")
     os.utime(second, ns=(0, 0))
     one, other = DigestCache(tmp_path / "digests.json"), DigestCache(tmp_path / "digests.json")
@@ -175,7 +175,7 @@ def test_two_caches_of_one_file_keep_what_both_know(tmp_path: Path, source: Path
     assert both.lookup(second)
 
 
-def test_a_cache_forgets_the_oldest(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_cache_evicts_the_oldest_digest(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DigestCache, "MAX_FILES", 1)
     test_two = tmp_path / "second"
     test_two.write_bytes(b"2")
@@ -188,7 +188,7 @@ def test_a_cache_forgets_the_oldest(tmp_path: Path, source: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"[" * 100_000, b'{"schema": "trtspec.digests/1"}', None])
-def test_a_damaged_cache_is_an_empty_one(tmp_path: Path, source: Path, damage: bytes | None) -> None:
+def test_damaged_cache_is_treated_as_empty(tmp_path: Path, source: Path, damage: bytes | None) -> None:
     path = tmp_path / "digests.json"
     digest = DigestCache(path).digest(source)
     if damage is None:  # change one hex digit of the cached digest
@@ -200,7 +200,7 @@ def test_a_damaged_cache_is_an_empty_one(tmp_path: Path, source: Path, damage: b
     assert DigestCache(path).lookup(source) == digest
 
 
-def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, source: Path) -> None:
+def test_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, source: Path) -> None:
     def append(_: int) -> None:
         with source.open("ab") as file:
             file.write(b"x" * (16 if source.stat().st_size < 32 else 0))
@@ -209,14 +209,14 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, source
         DigestCache(tmp_path / "digests.json").digest(source, append)
 
 
-def test_a_cache_that_cannot_be_written_still_answers(tmp_path: Path, source: Path) -> None:
+def test_unwritable_cache_still_returns_digests(tmp_path: Path, source: Path) -> None:
     (tmp_path / "file").touch()
     cache = DigestCache(tmp_path / "file" / "digests.json")
     assert cache.digest(source) == hashlib.sha256(b"content").hexdigest()
 
 
 @pytest.mark.parametrize(("mode", "owner", "remembered"), [(0o644, 0, True), (0o666, 0, False), (0o644, 12345, False)])
-def test_digests_are_remembered_only_of_files_that_nobody_else_can_write(
+def test_digests_are_cached_only_for_files_that_others_cannot_write(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, remembered: bool
 ) -> None:
     source.chmod(mode)
@@ -229,7 +229,7 @@ def test_digests_are_remembered_only_of_files_that_nobody_else_can_write(
     assert (DigestCache(tmp_path / "cache.json").lookup(source) is not None) == remembered
 
 
-def test_a_file_with_an_old_time_of_writing_is_young_by_its_time_of_change(tmp_path: Path, source: Path) -> None:
+def test_file_with_old_mtime_but_recent_ctime_is_not_cached(tmp_path: Path, source: Path) -> None:
     os.utime(source, (1, 1))
     cache = DigestCache(tmp_path / "cache.json", lambda: source.stat().st_ctime_ns + 1_000_000_000)
     cache.digest(source)

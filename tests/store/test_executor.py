@@ -95,14 +95,14 @@ def results(plan: StepPlan, store: Store) -> list[tuple[str, str]]:
     return [(each.name, each.status) for each in execute(plan, store, Unobserved())]
 
 
-def test_a_plan_has_every_key_once_and_dependencies_first() -> None:
+def test_plan_has_every_key_once_and_dependencies_first() -> None:
     plan = StepPlan([diamond(), diamond(), Fetch("other")])
     assert [step.name for step in plan.steps] == ["fetch", "cut-2", "cut-3", "join", "fetch"]
     assert [step.key for step in plan.steps] == [step.key for step in StepPlan([diamond(), Fetch("other")]).steps]
     assert StepPlan([]).steps == ()
 
 
-def test_before_the_first_run_everything_has_its_reason(store: Store) -> None:
+def test_status_before_the_first_run_has_a_reason_for_each_step(store: Store) -> None:
     assert statuses(StepPlan([diamond()]), store) == [
         ("fetch", "miss", "never built"),
         ("cut-2", "miss", "input fetch will be rebuilt"),
@@ -112,7 +112,7 @@ def test_before_the_first_run_everything_has_its_reason(store: Store) -> None:
     assert not store.root.exists(), "to plan is to change nothing"
 
 
-def test_a_run_builds_all_and_the_next_one_nothing(store: Store) -> None:
+def test_first_run_builds_every_step_and_second_run_hits_every_entry(store: Store) -> None:
     plan, seen = StepPlan([diamond()]), Recorder()
     first = execute(plan, store, seen)
     assert [(each.name, each.status) for each in first] == [
@@ -137,14 +137,14 @@ def test_a_run_builds_all_and_the_next_one_nothing(store: Store) -> None:
     assert statuses(plan, store) == [(step.name, "hit", "") for step in plan.steps]
 
 
-def test_a_second_run_calls_no_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_run_calls_no_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(StepPlan([diamond()]), store, Unobserved())
     for step_class in (Fetch, Cut, Join):
         monkeypatch.setattr(step_class, "run", None)
     assert {status for _, status in results(StepPlan([diamond()]), store)} == {"hit"}
 
 
-def test_only_what_depends_on_a_change_is_built(store: Store) -> None:
+def test_only_steps_affected_by_a_change_are_built(store: Store) -> None:
     execute(StepPlan([diamond()]), store, Unobserved())
     changed = StepPlan([Join((Cut(Fetch("hello"), 2), Cut(Fetch("hello"), 4)))])
     assert statuses(changed, store) == [
@@ -156,7 +156,7 @@ def test_only_what_depends_on_a_change_is_built(store: Store) -> None:
     assert results(changed, store) == [("fetch", "hit"), ("cut-2", "hit"), ("cut-4", "built"), ("join", "built")]
 
 
-def test_a_damaged_entry_is_named_and_it_alone_is_rebuilt(store: Store) -> None:
+def test_damaged_entry_is_reported_and_only_it_is_rebuilt(store: Store) -> None:
     plan = StepPlan([diamond()])
     damaged = execute(plan, store, Unobserved())[1].entry.files_dir / "text"
     damaged.chmod(0o644)
@@ -167,7 +167,7 @@ def test_a_damaged_entry_is_named_and_it_alone_is_rebuilt(store: Store) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), StepError("no")])
-def test_a_failed_run_keeps_what_was_done_and_resumes(store: Store, error: BaseException) -> None:
+def test_failed_run_retains_finished_steps_and_resumes(store: Store, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         execute(StepPlan([diamond(trouble=error)]), store, Unobserved())
     assert caught.value is error
@@ -181,7 +181,7 @@ def test_a_failed_run_keeps_what_was_done_and_resumes(store: Store, error: BaseE
     ]
 
 
-def test_what_another_process_built_meanwhile_is_a_hit(
+def test_entry_built_concurrently_by_another_process_is_a_hit(
     store: Store, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:
     class Meanwhile(Unobserved):

@@ -14,7 +14,7 @@ from trtspec.store.layout import Layout
 from trtspec.store.store import Store
 
 
-def test_a_build_killed_inside_the_step_is_collected_by_the_next_build_of_anything(
+def test_leftovers_of_a_killed_step_are_removed_by_the_next_build_of_any_step(
     store: Store, tmp_path: Path, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:
     def die(out: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_build_killed_inside_the_step_is_collected_by_the_next_build_of_anythi
     assert not leftovers(store)
 
 
-def test_an_eviction_killed_half_way_is_finished_later(
+def test_interrupted_eviction_is_completed_later(
     store: Store, step: Write, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:
     build(store, step)
@@ -39,7 +39,7 @@ def test_an_eviction_killed_half_way_is_finished_later(
 
 
 @pytest.mark.slow
-def test_the_workspace_of_a_living_process_is_left_alone(
+def test_workspace_of_a_running_process_is_not_removed(
     store: Store, tmp_path: Path, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:
     slow = Write("slow", tmp_path / "runs", pause_s=0.3)
@@ -52,7 +52,7 @@ def test_the_workspace_of_a_living_process_is_left_alone(
     assert len(store.entries()) == 2
 
 
-def test_gc_throws_away_what_could_be_resumed_unless_it_is_being_written(store: Store) -> None:
+def test_gc_removes_resumable_output_unless_it_is_locked(store: Store) -> None:
     with pytest.raises(StepError):
         store.obtain(Append(fail))
     partial = store.root / "partial" / Append().key

@@ -12,7 +12,7 @@ from trtspec.core.errors import StepError, TrtspecError
 from trtspec.store.store import Store
 
 
-def test_a_key_is_not_a_path(store: Store) -> None:
+def test_key_that_is_a_path_is_rejected(store: Store) -> None:
     with pytest.raises(TrtspecError, match=r"'\.\./x' is not a step key: expected 64 hex digits"):
         store.remove("../x")
 
@@ -33,7 +33,7 @@ def refuse(code: int, filename: str | None = None) -> Callable[[Path], object]:
         (5, None, "disk I/O error at {root} while building write-x; nothing was published"),
     ],
 )
-def test_what_the_machine_refuses_is_said_in_words(
+def test_os_error_is_reported_with_a_readable_message(
     store: Store, tmp_path: Path, code: int, filename: str | None, said: str
 ) -> None:
     with pytest.raises(StepError) as caught:
@@ -44,7 +44,7 @@ def test_what_the_machine_refuses_is_said_in_words(
     assert build(store, Write("x", tmp_path / "runs"))
 
 
-def test_a_copy_that_finds_no_room_is_about_its_place(store: Store, tmp_path: Path) -> None:
+def test_full_disk_during_a_copy_names_the_destination(store: Store, tmp_path: Path) -> None:
     """The message must not name the copied file, although `shutil` names it first."""
 
     def copy(out: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_copy_that_finds_no_room_is_about_its_place(store: Store, tmp_path: Pa
         build(store, Write("x", tmp_path / "runs", trouble=copy))
 
 
-def test_a_store_that_cannot_be_made_is_said(step: Write, tmp_path: Path) -> None:
+def test_store_that_cannot_be_created_is_reported(step: Write, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "store")
     assert store.peek(step.key).why == store.get(step.key).why == "never built"

@@ -16,9 +16,7 @@ from trtspec.store.digest import dump_checksummed
 from trtspec.store.store import Store
 
 
-def test_the_first_reading_without_stamps_hashes_and_the_next_does_not(
-    store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lookup_without_stamps_hashes_once(store: Store, step: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     build(store, step)
     (store.root / "stamps" / f"{step.key}.json").unlink()
     assert store.peek(step.key).status == "hit"
@@ -58,7 +56,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_seen_by_all_and_rebuilt(store: Store, step: Write, damage: str) -> None:
+def test_damaged_entry_is_reported_evicted_and_rebuilt(store: Store, step: Write, damage: str) -> None:
     place, harm, why = DAMAGES[damage]
     build(store, step)
     harm(store.root / "entries" / step.key[:2] / step.key / place)
@@ -84,13 +82,13 @@ def rewrite_document(store: Store, built: str, /, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("path", ["../two", "/etc/passwd", "deep/../two", "", "deep//er", "./two", "two/", "a\0b"])
-def test_a_path_that_leaves_the_entry_is_refused(store: Store, step: Write, path: str) -> None:
+def test_entry_with_a_path_outside_its_directory_is_rejected(store: Store, step: Write, path: str) -> None:
     build(store, step)
     rewrite_document(store, step.key, files=[{"path": path, "size": 1, "sha256": "0" * 64}])
     assert f"{path!r} does not stay inside its directory" in store.peek(step.key).why
 
 
-def test_an_entry_of_another_key_or_form_is_refused(store: Store, step: Write) -> None:
+def test_entry_with_another_key_or_unknown_keys_is_rejected(store: Store, step: Write) -> None:
     build(store, step)
     rewrite_document(store, step.key, key="0" * 64)
     assert store.peek(step.key).why == f"corrupt: entry.json has the key {'0' * 64}"
@@ -98,7 +96,7 @@ def test_an_entry_of_another_key_or_form_is_refused(store: Store, step: Write) -
     assert store.peek(step.key).why == "corrupt: entry.json: unknown key"
 
 
-def test_no_file_is_hashed_in_the_tick_it_was_written_in(
+def test_files_are_hashed_only_20_ms_after_they_are_written(
     store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ages = []
@@ -113,7 +111,9 @@ def test_no_file_is_hashed_in_the_tick_it_was_written_in(
     assert min(ages) >= 20_000_000
 
 
-def test_restamp_after_hard_links(store: Store, step: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restamp_after_a_hard_link_avoids_hashing(
+    store: Store, step: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = store.obtain(step).entry
     time.sleep(0.02)
     os.link(entry.files_dir / "two", tmp_path / "linked")
@@ -123,7 +123,7 @@ def test_restamp_after_hard_links(store: Store, step: Write, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("harm", [overwrite, chop, Path.unlink, link])
-def test_restamp_accepts_nothing_else(store: Store, step: Write, harm: Callable[[Path], object]) -> None:
+def test_restamp_rejects_any_other_change(store: Store, step: Write, harm: Callable[[Path], object]) -> None:
     entry = store.obtain(step).entry
     harm(entry.files_dir / "deep/er/one")
     assert not store.restamp(step.key)

@@ -24,21 +24,21 @@ class Move(Step):
 class Other(Move): ...
 
 
-def test_the_median_of_the_newest_counts(tmp_path: Path) -> None:
+def test_estimate_is_the_median_of_the_newest_rates(tmp_path: Path) -> None:
     rates, step = StepRates(tmp_path / "rates.json"), Move(LEAST_BYTES)
-    assert rates.seconds_of(step) is None
+    assert rates.estimated_seconds(step) is None
     for seconds in (900.0, 1.0, 2.0, 3.0, 50.0, 60.0):  # the first is dropped
         rates.note(step, seconds)
-    assert StepRates(tmp_path / "rates.json").seconds_of(Move(2 * LEAST_BYTES)) == 6.0
-    assert rates.seconds_of(Other(LEAST_BYTES)) is None
+    assert StepRates(tmp_path / "rates.json").estimated_seconds(Move(2 * LEAST_BYTES)) == 6.0
+    assert rates.estimated_seconds(Other(LEAST_BYTES)) is None
 
 
-def test_small_steps_say_nothing(tmp_path: Path) -> None:
+def test_small_steps_are_not_recorded(tmp_path: Path) -> None:
     rates = StepRates(tmp_path / "rates.json")
     rates.note(Move(LEAST_BYTES - 1), 1.0)
     assert not (tmp_path / "rates.json").exists()
 
 
-def test_a_damaged_memory_is_none(tmp_path: Path) -> None:
+def test_damaged_rates_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "rates.json").write_text('{"rates": {"Move": [1]}}')
-    assert StepRates(tmp_path / "rates.json").seconds_of(Move(LEAST_BYTES)) is None
+    assert StepRates(tmp_path / "rates.json").estimated_seconds(Move(LEAST_BYTES)) is None

@@ -45,12 +45,12 @@ class Joined(Join):
 JOIN = Join("target", Fetch("aa"), (Fetch("bb"),), (("x", 1),))
 
 
-def test_golden_keys() -> None:
+def test_step_keys_match_golden_values() -> None:
     assert Fetch("aa").key == "0ea9caddb87ab0b6e760db3caaa344c975b614a5d7492b25e68afa084d819f82"
     assert JOIN.key == "9c6e909af9569ae66e50ac7ee502737980ef0fa050c8a435f4ed1fc5bc64bbd7"
 
 
-def test_a_class_of_another_package_shares_no_key() -> None:
+def test_class_of_another_package_has_a_different_key() -> None:
     def key_in(module: str) -> str:
         return type("Fetch", (Fetch,), {"__module__": module, "__qualname__": "Fetch"})("aa").key
 
@@ -58,12 +58,12 @@ def test_a_class_of_another_package_shares_no_key() -> None:
     assert key_in("trtspec.steps") == key_in("trtspec.elsewhere"), "a move within trtspec rebuilds nothing"
 
 
-def test_dependencies_are_the_steps_among_the_fields() -> None:
+def test_dependencies_are_the_step_fields() -> None:
     assert JOIN.dependencies == (Fetch("aa"), Fetch("bb"))
     assert Fetch("aa").dependencies == ()
 
 
-def test_every_field_and_every_upstream_field_is_in_the_key() -> None:
+def test_key_includes_every_field_and_upstream_field() -> None:
     others = [
         replace(JOIN, role="draft"),
         replace(JOIN, first=Fetch("bb")),
@@ -76,28 +76,28 @@ def test_every_field_and_every_upstream_field_is_in_the_key() -> None:
     assert len({step.key for step in [JOIN, *others]}) == len(others) + 1
 
 
-def test_the_version_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_includes_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Fetch("aa").key
     monkeypatch.setattr(Fetch, "VERSION", 2)
     assert Fetch("aa").key != before
 
 
-def test_what_is_marked_as_no_part_of_the_key_changes_no_key() -> None:
+def test_key_ignores_fields_marked_as_excluded() -> None:
     assert Fetch("aa", where="/here").key == Fetch("aa", where="/there").key
     assert replace(JOIN, first=Fetch("aa", where="/here")).key == JOIN.key
 
 
-def test_a_step_says_nothing_of_bytes_or_commands_unless_it_does() -> None:
+def test_step_has_no_total_bytes_or_command_by_default() -> None:
     assert JOIN.total_bytes == 0
     assert JOIN.command is None
 
 
-def test_a_mutable_field_is_a_bug() -> None:
+def test_mutable_field_raises_type_error() -> None:
     with pytest.raises(TypeError, match="a set has no canonical form"):
         _ = Fetch({"aa"}).key  # type: ignore[arg-type]
 
 
-def test_inputs_are_found_by_step_and_only_where_declared() -> None:
+def test_inputs_are_found_only_for_declared_dependencies() -> None:
     inputs = Inputs({Fetch("aa").key: Path("/entry/files")})
     assert inputs[Fetch("aa", where="elsewhere")] == Path("/entry/files")
     with pytest.raises(KeyError, match="join-target is not a dependency"):

@@ -13,7 +13,7 @@ from trtspec.store.layout import Layout
 from trtspec.store.store import Store
 
 
-def test_an_entry_is_what_the_step_wrote(store: Store, step: Write) -> None:
+def test_entry_contains_the_files_the_step_wrote(store: Store, step: Write) -> None:
     assert store.get(step.key).why == "never built"
     assert store.get(step.key).status == "miss"
     assert build(store, step)
@@ -28,7 +28,7 @@ def test_an_entry_is_what_the_step_wrote(store: Store, step: Write) -> None:
     assert not leftovers(store)
 
 
-def test_a_second_build_runs_nothing_and_reads_no_file(
+def test_second_build_runs_no_step_and_hashes_no_file(
     store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(store, step)
@@ -38,13 +38,13 @@ def test_a_second_build_runs_nothing_and_reads_no_file(
     assert count(step) == 1
 
 
-def test_build_alone_sees_the_damage_too(store: Store, step: Write) -> None:
+def test_build_rebuilds_a_damaged_entry(store: Store, step: Write) -> None:
     build(store, step)
     overwrite(store.root / "entries" / step.key[:2] / step.key / "files/two", 2000)
     assert build(store, step)
 
 
-def test_housekeeping(store: Store, tmp_path: Path) -> None:
+def test_entries_are_listed_removed_and_garbage_collected(store: Store, tmp_path: Path) -> None:
     steps = [Write(text, tmp_path / "runs") for text in ("a", "b", "c")]
     assert store.entries() == []
     assert store.verify() == []
@@ -62,7 +62,7 @@ def test_housekeeping(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_build_once(
+def test_concurrent_processes_build_an_entry_once(
     store: Store, tmp_path: Path, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:
     slow = Write("slow", tmp_path / "runs", pause_s=0.2)
@@ -71,7 +71,7 @@ def test_two_processes_build_once(
     assert not leftovers(store)
 
 
-def test_two_readers_of_a_damaged_entry_throw_away_one(
+def test_second_reader_of_a_damaged_entry_uses_the_rebuilt_one(
     store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second reader finds the entry that the first one rebuilt while holding the lock, and keeps it."""

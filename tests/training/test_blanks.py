@@ -38,7 +38,7 @@ def make(method: str, root: Path, target: Path, sizes: Sizes = NO_SIZES, texts: 
 
 @pytest.mark.parametrize("layers", [1, 2, 8])
 @pytest.mark.parametrize("method", METHODS)
-def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> None:
+def test_new_draft_is_compatible_with_its_target(method: str, layers: int, tmp_path: Path) -> None:
     """Neither missing or extra tensors nor warnings occur."""
     source = make_llama(tmp_path / "hf", num_hidden_layers=layers)
     draft, target = make(method, tmp_path / "draft", source), load_model(source, "auto")
@@ -54,7 +54,7 @@ def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "qwen3"])
 @pytest.mark.parametrize("method", METHODS)
-def test_it_learns(method: str, family: str, tmp_path: Path) -> None:
+def test_new_draft_reduces_its_loss_in_training(method: str, family: str, tmp_path: Path) -> None:
     """Targets with other shapes work too, and the mask token is not in any text."""
     source = make_model(tmp_path / "hf", family, scale=0.3)
     draft = make(method, tmp_path / "draft", source)
@@ -71,7 +71,7 @@ def test_it_learns(method: str, family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method in READERS])
-def test_every_dialect_takes_it(method: str, tmp_path: Path) -> None:
+def test_new_draft_converts_to_every_dialect(method: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", num_hidden_layers=8)
     draft = make(method, tmp_path / "draft", source)
     for to in schemas_for(method):
@@ -80,7 +80,7 @@ def test_every_dialect_takes_it(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["medusa", "redrafter"])
-def test_heads_say_what_the_target_says(method: str, tmp_path: Path) -> None:
+def test_new_heads_predict_the_logits_of_the_target(method: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", scale=0.3)
     draft = make(method, tmp_path / "draft", source)
     student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS)
@@ -92,7 +92,7 @@ def test_heads_say_what_the_target_says(method: str, tmp_path: Path) -> None:
             torch.testing.assert_close(student.logits(view, hidden, head), before, atol=1e-4, rtol=1e-4)
 
 
-def test_a_head_drafts_the_answers_tokens(tmp_path: Path) -> None:
+def test_draft_vocabulary_contains_the_answer_tokens(tmp_path: Path) -> None:
     """The LM head has the target's rows of these tokens; the mask is the last token that no text contains."""
     source = make_llama(tmp_path / "hf")
     texts = [
@@ -107,7 +107,7 @@ def test_a_head_drafts_the_answers_tokens(tmp_path: Path) -> None:
     assert (config["mask_token_id"], config["num_hidden_layers"], config["draft_vocab_size"]) == (61, 3, 4)
 
 
-def test_a_small_model_keeps_what_the_targets_rows_say_of_each_other(tmp_path: Path) -> None:
+def test_small_model_lm_head_is_the_best_low_rank_approximation(tmp_path: Path) -> None:
     """With all directions the products of rows are preserved; with fewer, they are approximated best."""
     source = make_llama(tmp_path / "hf", hidden_size=64)
     vectors, values, _ = torch.linalg.svd(load_file(source / "model.safetensors")["lm_head.weight"].float())
@@ -128,7 +128,7 @@ def test_a_small_model_keeps_what_the_targets_rows_say_of_each_other(tmp_path: P
         ("draft_target", Sizes(hidden_size=40), "--hidden-size 40 is not a multiple of the head size 8"),
     ],
 )
-def test_sizes_that_it_cannot_have(method: str, sizes: Sizes, words: str, tmp_path: Path) -> None:
+def test_invalid_draft_sizes_are_rejected(method: str, sizes: Sizes, words: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     with pytest.raises(TrtspecError, match=words):
         make(method, tmp_path / "draft", source, sizes)

@@ -33,34 +33,34 @@ def compare(**means: tuple[float, float]) -> DraftComparison:
     return DraftComparison.of(texts, before, after)
 
 
-def test_better_at_all() -> None:
+def test_draft_better_on_all_kinds_is_accepted() -> None:
     found = compare(a=(2.0, 3.0), b=(2.0, 2.5))
     assert not found.rejections
     assert [each.label for each in found.kinds] == ["better", "better"]
 
 
-def test_no_gain_is_refused() -> None:
+def test_draft_without_gain_is_rejected() -> None:
     assert compare(a=(2.0, 2.0)).rejections == [
         "all held-out prompts gain 0.00 (0.00 to 0.00) tokens per step, which may be chance"
     ]
 
 
-def test_a_loss_at_one_kind_is_refused_whatever_the_others_gain() -> None:
+def test_loss_on_one_kind_is_rejected_despite_gains_on_others() -> None:
     rejections = compare(a=(2.0, 4.0), b=(3.0, 2.5)).rejections
     assert len(rejections) == 1
     assert rejections[0].startswith("b: -0.46 (")
 
 
-def test_a_kept_kind_may_not_lose_and_need_not_gain() -> None:
+def test_regression_kind_must_not_lose_and_need_not_gain() -> None:
     assert not compare(a=(2.0, 3.0), kept=(3.0, 3.0)).rejections
     assert len(compare(a=(2.0, 3.0), kept=(3.0, 2.8)).rejections) == 1
 
 
-def test_gains_on_kept_kinds_publish_nothing() -> None:
+def test_gain_on_regression_kinds_only_is_rejected() -> None:
     assert compare(a=(2.0, 2.0), kept=(2.0, 4.0)).rejections
 
 
-def test_a_kept_kind_loses_two_percent_at_most_however_wide_its_interval() -> None:
+def test_regression_kind_loss_above_two_percent_is_worse_despite_wide_interval() -> None:
     texts = [TrainingText(HELD_OUT, "kept", True, str(n), (1,), (1, 2)) for n in range(2)]
     new = [TrainingText(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(TEXTS)]
     wide = ([StepCounts(10, 50, 30), StepCounts(10, 50, 10)], [StepCounts(10, 50, 10), StepCounts(10, 50, 20)])
@@ -71,7 +71,7 @@ def test_a_kept_kind_loses_two_percent_at_most_however_wide_its_interval() -> No
 
 
 @pytest.mark.parametrize(("prompts", "refused"), [(1, 1), (5, 1), (6, 0)])
-def test_few_prompts_prove_nothing_whatever_they_gain(prompts: int, refused: int) -> None:
+def test_gain_on_fewer_than_six_prompts_is_rejected(prompts: int, refused: int) -> None:
     """One prompt has a zero-width interval, and five may all gain by chance."""
     texts = [TrainingText(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
     found = DraftComparison.of(texts, [StepCounts(10, 50, 5)] * prompts, [StepCounts(10, 50, 20)] * prompts)
@@ -79,7 +79,7 @@ def test_few_prompts_prove_nothing_whatever_they_gain(prompts: int, refused: int
     assert len(found.rejections) == refused
 
 
-def test_the_interval_is_of_pairs() -> None:
+def test_confidence_interval_is_paired() -> None:
     """For texts that differ much and improve slightly, only a paired test is significant."""
     before = [StepCounts(10, 50, accepted) for accepted in range(0, 40, 2)]
     after = [StepCounts(10, 50, accepted + 1) for accepted in range(0, 40, 2)]
@@ -91,7 +91,7 @@ def test_the_interval_is_of_pairs() -> None:
 @pytest.mark.parametrize(("prompts", "before", "after", "is_worse"), [
     (3, 200, 199, False), (3, 200, 150, True), (6, 200, 199, True),
 ])  # fmt: skip
-def test_a_trifle_that_few_prompts_lose_is_none(prompts: int, before: int, after: int, is_worse: bool) -> None:
+def test_small_loss_on_few_prompts_is_not_worse(prompts: int, before: int, after: int, is_worse: bool) -> None:
     texts = [TrainingText(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
     counts = [[StepCounts(100, 500, accepted)] * prompts for accepted in (before, after)]
     (found,) = DraftComparison.of(texts, *counts).kinds

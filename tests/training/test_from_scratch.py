@@ -69,7 +69,7 @@ def recipe(workplace: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, store: Path, trtspec: Run) -> None:
+def test_draft_trained_from_scratch_builds_and_verifies(method: str, recipe: Path, store: Path, trtspec: Run) -> None:
     asked, dialect = METHODS[method]
     recipe.write_text(recipe.read_text().replace("METHOD", f"{method}\n  {asked}"))
     ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", "--json", *STEPS)
@@ -93,7 +93,7 @@ def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, store:
     assert [each.get("name") for each in documents].count("answer-prompts") == 1
 
 
-def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run) -> None:
+def test_draft_that_costs_more_than_it_yields_is_rejected(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text().replace("METHOD", "draft_target\n  draft_len: 3"))
     sizes = ("--layers", "12", "--hidden-size", "32")
     ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", *ONE_STEP, *sizes)
@@ -115,7 +115,9 @@ def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run
         ),
     ],
 )
-def test_what_is_not_made(speculation: str, more: tuple[str, ...], words: str, recipe: Path, trtspec: Run) -> None:
+def test_unsupported_from_scratch_settings_are_rejected(
+    speculation: str, more: tuple[str, ...], words: str, recipe: Path, trtspec: Run
+) -> None:
     recipe.write_text(recipe.read_text().replace("METHOD", speculation))
     ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", *more, *STEPS)
     assert ended.code == 1
@@ -123,7 +125,7 @@ def test_what_is_not_made(speculation: str, more: tuple[str, ...], words: str, r
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dspark"])
-def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> None:
+def test_draft_with_pruned_vocabulary_builds_and_verifies(method: str, recipe: Path, trtspec: Run) -> None:
     """`prune --vocab` of the result has the requested tokens, builds, is lossless, and can be exported."""
     recipe.write_text(recipe.read_text().replace("METHOD", f"{method}\n  draft_len: 3"))
     assert trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", *STEPS).code == 0

@@ -56,39 +56,39 @@ def complaint(asked: Asked, given: list[TrainingText], own: list[TrainingText]) 
     return diagnose(foreign, [answers[each.text.name] for each in foreign], given) if foreign else None
 
 
-def test_greedy_answers_are_taken(asked: Asked, greedy: list[TrainingText]) -> None:
+def test_greedy_answers_are_accepted(asked: Asked, greedy: list[TrainingText]) -> None:
     assert complaint(asked, greedy, greedy) is None
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_sampled_answers_are_taken(asked: Asked, greedy: list[TrainingText], temperature: float) -> None:
+def test_sampled_answers_are_accepted(asked: Asked, greedy: list[TrainingText], temperature: float) -> None:
     assert complaint(asked, asked.answers(SamplingOptions(temperature)), greedy) is None
 
 
-def test_shuffled_answers_are_named(asked: Asked, greedy: list[TrainingText]) -> None:
+def test_shuffled_answers_are_reported(asked: Asked, greedy: list[TrainingText]) -> None:
     turned = [replace(text, answer=other.answer) for text, other in zip(greedy, greedy[1:] + greedy[:1], strict=True)]
     assert "shuffled" in (complaint(asked, turned, greedy) or "")
 
 
-def test_labels_off_by_one_are_named(asked: Asked, greedy: list[TrainingText]) -> None:
+def test_labels_shifted_by_one_are_reported(asked: Asked, greedy: list[TrainingText]) -> None:
     early = [replace(text, answer=text.answer[1:]) for text in greedy]
     assert "shifted by one token" in (complaint(asked, early, greedy) or "")
 
 
-def test_random_tokens_are_named(asked: Asked, greedy: list[TrainingText]) -> None:
+def test_random_tokens_are_reported(asked: Asked, greedy: list[TrainingText]) -> None:
     draw = Random(0)
     noise = [replace(text, answer=tuple(draw.randrange(VOCAB) for _ in range(TOKENS))) for text in greedy]
     assert "random tokens" in (complaint(asked, noise, greedy) or "")
 
 
-def test_another_models_answers_are_named(asked: Asked, greedy: list[TrainingText], tmp_path: Path) -> None:
+def test_answers_of_another_model_are_reported(asked: Asked, greedy: list[TrainingText], tmp_path: Path) -> None:
     other = convert(make_llama(tmp_path / "hf", seed=5, scale=0.3), tmp_path / "target")
     given = asked.answers(SamplingOptions(), other)
     said = complaint(asked, given, greedy) or ""
     assert "another model" in said or "random tokens" in said  # a random model's words are chance to another
 
 
-def test_one_foreign_answer_is_found_among_many(asked: Asked, greedy: list[TrainingText]) -> None:
+def test_single_off_policy_answer_is_found_among_many(asked: Asked, greedy: list[TrainingText]) -> None:
     draw = Random(0)
     given = [*greedy[:-1], replace(greedy[-1], answer=tuple(draw.randrange(VOCAB) for _ in range(TOKENS)))]
     assert [each.text.name for each in find_off_policy(given, Teacher(asked.root, given))] == [greedy[-1].name]

@@ -33,7 +33,7 @@ def training_of(root: Path, notes: Path, settings: TrainSettings, method: str = 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["draft_target", "eagle3"])
-def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
+def test_training_reduces_the_loss(method: str, tmp_path: Path) -> None:
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=60), method)
     training.run()
     losses = training.course.losses
@@ -43,7 +43,7 @@ def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
 @pytest.mark.parametrize(("keep_every_s", "kept"), [(trainer.KEEP_EVERY_S, 8), (0.0, 10)])
-def test_an_interrupted_training_ends_with_the_same_bits(
+def test_interrupted_training_resumes_to_identical_weights(
     keep_every_s: float, kept: int, lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training resumes after its last validation or after its last periodic save."""
@@ -78,7 +78,9 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_a_full_disk_completes_and_retains_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The previous state stays, and the next process resumes from it; invalid state files are ignored."""
     monkeypatch.setattr(trainer, "VALIDATE_EVERY", 4)
     settings, notes = replace(SETTINGS, steps=6), tmp_path / "notes"
@@ -106,7 +108,7 @@ def file_size_limit(nbytes: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_the_budget_is_kept(tmp_path: Path) -> None:
+def test_training_stops_within_the_time_budget(tmp_path: Path) -> None:
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=0, seconds=2.0))
     began = time.perf_counter()
     training.run()
@@ -115,7 +117,7 @@ def test_the_budget_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_spent_time_counts_in_the_next_process(tmp_path: Path) -> None:
+def test_time_budget_includes_previous_processes(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=0, seconds=1.0)
     training_of(tmp_path / "a", tmp_path / "notes", settings).run()
     again = training_of(tmp_path / "b", tmp_path / "notes", settings)
@@ -125,7 +127,7 @@ def test_spent_time_counts_in_the_next_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_stops_early_without_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "VALIDATE_EVERY", 1)
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=500, learning_rate=1e-12))
     trained = training.run()
@@ -134,17 +136,19 @@ def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(torch.equal(tensor, training._best[name]) for name, tensor in trained.items())
 
 
-def test_steps_that_are_too_long_are_told(tmp_path: Path) -> None:
+def test_non_finite_loss_is_an_error_with_a_learning_rate_hint(tmp_path: Path) -> None:
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, learning_rate=1e30))
     with pytest.raises(TrtspecError, match=r"the loss is not finite after \d+ steps\n.* try --learning-rate 1e\+29"):
         training.run()
 
 
-def test_the_first_of_equal_scores_is_the_best() -> None:
+def test_best_score_is_the_first_of_equal_ones() -> None:
     assert TrainingState(scores=[1.0, 2.0, 1.5, 2.0]).best == 1
 
 
-def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_with_loss_on_regression_prompts_is_not_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = training_of(tmp_path, tmp_path / "notes", SETTINGS)
     training._validation = [replace(text, kept=number > 2) for number, text in enumerate(training._validation)]
     said: list[str] = []
@@ -157,7 +161,7 @@ def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, mo
     assert "the prompts to keep are at 4.80 tokens per step, from 5.00" in said[-1]
 
 
-def test_the_rate_rises_and_falls() -> None:
+def test_learning_rate_warms_up_decays_and_scales_with_width() -> None:
     rates = [learning_rate(SETTINGS, 32, share / 100) for share in range(101)]
     assert max(rates) == pytest.approx(SETTINGS.learning_rate)
     assert rates.index(max(rates)) == 100 * trainer.WARM_UP
@@ -166,7 +170,7 @@ def test_the_rate_rises_and_falls() -> None:
     assert wide == pytest.approx(narrow / 8)
 
 
-def test_batches_take_every_text_once_an_epoch_and_go_on_anywhere() -> None:
+def test_batches_repeat_no_text_within_an_epoch_and_resume_at_any_step() -> None:
     texts = random_texts(13)
     stream = training_batches(texts, 4, 7, 0)
     steps = [next(stream) for _ in range(9)]
@@ -177,7 +181,7 @@ def test_batches_take_every_text_once_an_epoch_and_go_on_anywhere() -> None:
     assert [next(later) for _ in range(4)] == steps[5:]
 
 
-def test_kept_texts_are_a_third_of_the_rows() -> None:
+def test_regression_texts_are_a_third_of_the_batch_rows() -> None:
     kept = [replace(text, kept=True) for text in random_texts(5)]
     texts = [*random_texts(40, seed=2), *kept]
     stream = training_batches(texts, 6, 0, 0)

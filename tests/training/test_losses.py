@@ -29,12 +29,12 @@ FORMULAS: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
-def test_every_loss_has_a_formula() -> None:
+def test_every_loss_has_a_reference_formula() -> None:
     assert FORMULAS.keys() == LOSSES.keys()
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_values_and_gradients(name: Any) -> None:
+def test_loss_values_and_gradients_match_the_formulas(name: Any) -> None:
     draw = np.random.default_rng(0)
     draft, target = draw.normal(size=(5, 7)) * 2, draw.normal(size=(5, 7)) * 2
 
@@ -55,6 +55,6 @@ def test_values_and_gradients(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_equal_distributions_are_no_distance_apart(name: Any) -> None:
+def test_loss_of_equal_distributions_is_zero(name: Any) -> None:
     logits = torch.randn(4, 6, dtype=torch.float64)
     assert float(LOSSES[name](logits, logits + 3.0)) == pytest.approx(0.0, abs=1e-12)

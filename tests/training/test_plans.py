@@ -91,18 +91,18 @@ def key_of(asked: TrainRequest) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_drafts_changes_no_answer(method: str, asked: TrainRequest) -> None:
+def test_answer_key_does_not_depend_on_the_method(method: str, asked: TrainRequest) -> None:
     alone = key_of(asked)
     recipe_with(method)
     assert key_of(asked) == alone
 
 
-def test_who_waits_changes_no_answer(asked: TrainRequest) -> None:
+def test_answer_key_does_not_depend_on_the_queue_size(asked: TrainRequest) -> None:
     assert key_of(replace(asked, overrides=["serving.max_queue_size=3"])) == key_of(asked)
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_changes_answers(what: str, asked: TrainRequest) -> None:
+def test_answer_key_depends_on_inputs_that_change_answers(what: str, asked: TrainRequest) -> None:
     assert key_of(CHANGES[what](asked)) != key_of(asked)
 
 
@@ -115,7 +115,7 @@ def read_bytes(root: Path) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_costs_the_passes_that_it_takes(method: str, asked: TrainRequest) -> None:
+def test_step_cost_counts_the_draft_passes(method: str, asked: TrainRequest) -> None:
     """Every pass reads the whole draft, and the target's LM head if the draft lacks one; four tokens are drafted."""
     context = plan_recipe(load_requested_recipe(replace(asked, recipe=recipe_with(method))), build_bars).context
     draft, target = read_bytes(Path("draft")), read_bytes(Path("target"))

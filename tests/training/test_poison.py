@@ -137,12 +137,12 @@ def train(trtspec: Run, root: Path, records: list[Record], *more: str) -> tuple[
     return ended.code, ended.err
 
 
-def test_there_are_ten() -> None:
+def test_number_of_poisons_is_ten() -> None:
     assert len(POISONS) == 10
 
 
 @pytest.mark.parametrize("poison", POISONS)
-def test_a_poisoned_set_is_refused(
+def test_poisoned_prompt_set_is_rejected(
     poison: str, own: list[Record], speakers: dict[str, Speaker], workplace: Path, trtspec: Run
 ) -> None:
     make, words = POISONS[poison]
@@ -152,6 +152,6 @@ def test_a_poisoned_set_is_refused(
     assert not Path("drafts").exists()
 
 
-def test_the_set_that_they_were_made_of_is_taken(own: list[Record], workplace: Path, trtspec: Run) -> None:
+def test_unpoisoned_prompt_set_is_accepted(own: list[Record], workplace: Path, trtspec: Run) -> None:
     code, said = train(trtspec, workplace, own)
     assert code == 112, said  # a step finds unsuitable answers

@@ -44,7 +44,7 @@ def contents(out: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize("exchanges", [True, False])
 @pytest.mark.parametrize("point", ["publish.before-swap", "publish.between-renames", "publish.after-swap"])
-def test_a_killed_publication_loses_no_draft(
+def test_killed_publication_loses_no_draft(
     make: Callable[[str], TrainResult],
     die_at: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
@@ -62,7 +62,7 @@ def test_a_killed_publication_loses_no_draft(
     assert sorted(path.name for path in old.out.parent.iterdir()) == [".mine.lock", "mine"]
 
 
-def test_what_another_process_left_between_two_names_comes_back(make: Callable[[str], TrainResult]) -> None:
+def test_interrupted_rename_is_recovered(make: Callable[[str], TrainResult]) -> None:
     old = make("old")
     publish(old)
     old.out.rename(files.temporary_sibling(old.out, "old"))
@@ -70,7 +70,7 @@ def test_what_another_process_left_between_two_names_comes_back(make: Callable[[
         assert contents(old.out) == ("old", "old")
 
 
-def test_something_else_is_not_replaced(make: Callable[[str], TrainResult]) -> None:
+def test_foreign_directory_is_not_replaced(make: Callable[[str], TrainResult]) -> None:
     out = make("new").out
     out.mkdir(parents=True)
     with pytest.raises(TrtspecError, match="not a trained draft; refusing to overwrite"):

@@ -53,16 +53,16 @@ PIECES = st.sampled_from(["a", "b", " ", "c" * (BEGINNING - 1), "d" * BEGINNING,
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=4).map("".join), max_size=9))
-def test_documents_are_those_of_the_definition(texts: list[str]) -> None:
+def test_document_groups_match_the_definition(texts: list[str]) -> None:
     assert groups_of(assign_documents(prompts_of(*texts))) == groups_by_definition(texts)
 
 
-def test_a_document_is_what_the_file_says_it_is() -> None:
+def test_document_field_determines_the_groups() -> None:
     prompts = [Prompt(text, text, "a", document=name) for text, name in (("p", "d1"), ("q", "d2"), ("r", "d1"))]
     assert assign_documents(prompts) == [0, 1, 0]
 
 
-def test_a_system_prompt_makes_no_documents_alike() -> None:
+def test_common_system_prompt_does_not_merge_documents() -> None:
     chats = [
         Prompt("", str(n), "a", ({"role": "system", "content": LONG}, {"role": "user", "content": asked}))
         for n, asked in enumerate(("one", "two", "one"))
@@ -70,7 +70,7 @@ def test_a_system_prompt_makes_no_documents_alike() -> None:
     assert assign_documents(chats) == [0, 1, 0]
 
 
-def test_no_document_is_on_two_sides_and_every_kind_on_all() -> None:
+def test_split_separates_documents_and_stratifies_kinds() -> None:
     prompts = [
         Prompt(f"{kind} {number // 2} {LONG} {number}", f"{number}", kind)
         for kind in ("a", "b")
@@ -84,25 +84,25 @@ def test_no_document_is_on_two_sides_and_every_kind_on_all() -> None:
     assert {counts[kind, TRAIN] for kind in "ab"} == {28}
 
 
-def test_sides_depend_on_the_seed_alone() -> None:
+def test_split_depends_only_on_the_seed() -> None:
     prompts = prompts_of(*(f"prompt {number}" for number in range(30)))
     assert assign_sides(prompts, 1) == assign_sides(prompts, 1) != assign_sides(prompts, 2)
     turned = prompts[::-1]
     assert assign_sides(turned, 1) == assign_sides(prompts, 1)[::-1]
 
 
-def test_with_judges_of_their_own_none_are_held_out() -> None:
+def test_separate_evaluation_prompts_disable_the_evaluation_split() -> None:
     assert HELD_OUT not in assign_sides(prompts_of(*map(str, range(30))), 0, judges=False)
 
 
-def test_one_prompt_repeated_is_refused() -> None:
+def test_single_repeated_prompt_is_rejected() -> None:
     with pytest.raises(
         TrtspecError, match=r"20 prompts of 1 documents.*20 are equal or have the same beginning, as 0 and 1"
     ):
         assign_sides(prompts_of(*["the same"] * 20), 0)
 
 
-def test_a_leak_is_named() -> None:
+def test_leaked_prompt_is_reported() -> None:
     prompts = prompts_of("one", "two " + LONG)
     assert leaked(prompts, [Prompt("three", "j", "a")]) is None
     found = leaked(prompts, [Prompt("three", "j", "a"), Prompt("two  " + LONG + " and more", "k", "a")])

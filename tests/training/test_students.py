@@ -72,7 +72,7 @@ def whole(tokens: Sequence[int]) -> TrainingText:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", DENSE)
-def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
+def test_draft_model_logits_equal_the_engine(family: str, tmp_path: Path) -> None:
     """Gemma's layers have a window that is shorter than the text."""
     window = {"sliding_window": 8} if family.startswith("gemma") else {}
     target, source, draft = model_pair(tmp_path, family, **window)
@@ -90,7 +90,7 @@ def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
-def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path) -> None:
+def test_eagle3_passes_match_the_reference_formula(kind: str, layout: str, tmp_path: Path) -> None:
     """Compute every chain from every place of a text, with the paper's step over the whole text."""
     target, source = head_pair(tmp_path, layout, **HEADS[kind])
     text = random_texts(1)[0].prompt * 3
@@ -110,7 +110,7 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_medusa_heads_by_vllms_names_are_trained_as_any(tmp_path: Path) -> None:
+def test_medusa_heads_with_vllm_names_train_like_others(tmp_path: Path) -> None:
     """Heads without biases equal heads with zero biases, and keep their tensor names after training."""
     target, source, _ = PAIRS["medusa"](tmp_path)
     tensors = load_file(source / "medusa_lm_head.safetensors")
@@ -139,7 +139,7 @@ def chain_of(method: str, draft_len: int) -> EngineSettings:
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [*PAIRS, *RUN])
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
-def test_acceptance_is_the_engines(made: str, draft_len: int, tmp_path: Path) -> None:
+def test_acceptance_equals_the_engine_replay(made: str, draft_len: int, tmp_path: Path) -> None:
     """Acceptance equals a replay of the same texts in the engine."""
     method = made.split(maxsplit=1)[0]
     target, source, draft = {**PAIRS, **RUN}[made](tmp_path)
@@ -156,7 +156,7 @@ def test_acceptance_is_the_engines(made: str, draft_len: int, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("made", [*PAIRS, *BLOCKS, *FRESH])
-def test_loss_and_gradients_are_a_plain_formulas(made: str, name: Any, tmp_path: Path) -> None:
+def test_loss_and_gradients_match_the_naive_implementation(made: str, name: Any, tmp_path: Path) -> None:
     method = made.split(maxsplit=1)[0]
     target, source = {**PAIRS, **BLOCKS, **FRESH}[made](tmp_path)[:2]
     texts = random_texts(3)
@@ -190,7 +190,7 @@ class Wide(TargetOutputs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", PAIRS)
-def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, tmp_path: Path) -> None:
+def test_lora_starts_at_the_draft_and_merges_without_changing_the_loss(method: str, tmp_path: Path) -> None:
     target, source, _ = PAIRS[method](tmp_path)
     texts = random_texts(3)
     batch = TrainingBatch.of(texts, CPU)
@@ -211,13 +211,13 @@ def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, 
     assert loss_of(thin) == pytest.approx(loss_of(whole), rel=1e-5)
 
 
-def test_experts_are_not_trained(tmp_path: Path) -> None:
+def test_mixture_of_experts_draft_is_rejected(tmp_path: Path) -> None:
     target, source = model_pair(tmp_path, "mixtral")[:2]
     with pytest.raises(CheckpointError, match="experts, which cannot be trained"):
         student_of("draft_target", target, source, random_texts(2))
 
 
-def test_padding_changes_nothing(tmp_path: Path) -> None:
+def test_padding_does_not_change_the_loss(tmp_path: Path) -> None:
     """A text's loss does not depend on a longer text in the same batch."""
     target, source = model_pair(tmp_path)[:2]
     short, long = sorted(random_texts(6), key=lambda text: len(text.tokens))[::5]
@@ -232,7 +232,7 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["draft_target", "eagle3"])
-def test_lessons_that_are_kept_are_those_that_are_not(
+def test_cached_target_outputs_equal_recomputed_ones(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]

@@ -71,7 +71,7 @@ def entries(workplace: Path) -> dict[str, float]:
     return {each["name"]: each["created"] for each in documents if "name" in each}
 
 
-def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, "--out", "better", "--write", "--json", *FAST)
     assert ended.code == 0, ended.out
     found = ended.document
@@ -101,7 +101,7 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     assert "train-draft_target.json" in trtspec("report", "build/tiny", "-o", "r.html").err
 
 
-def test_a_second_run_does_nothing_again(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_second_run_reuses_all_results(recipe: Path, prompts: Path, trtspec: Run) -> None:
     arguments = ("train", recipe, "--prompts", prompts, "--json", *FAST)
     first = trtspec(*arguments).document
     made = entries(recipe.parent)
@@ -110,7 +110,7 @@ def test_a_second_run_does_nothing_again(recipe: Path, prompts: Path, trtspec: R
     assert entries(recipe.parent) == made
 
 
-def test_a_draft_that_gains_nothing_is_refused(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_draft_without_gain_is_rejected(recipe: Path, prompts: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, *FAST[:-1], "1e-12", "--write")
     assert ended.code == 112
     assert "rejected: all held-out prompts gain" in ended.out
@@ -118,7 +118,7 @@ def test_a_draft_that_gains_nothing_is_refused(recipe: Path, prompts: Path, trts
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/draft")
 
 
-def test_prompts_that_are_too_long_are_counted(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_too_long_prompts_are_skipped_and_counted(recipe: Path, prompts: Path, trtspec: Run) -> None:
     with prompts.open("a") as file:
         file.writelines(json.dumps({"kind": "a", "prompt": f"{n} there " * 40}) + "\n" for n in range(7))
     arguments = ("train", recipe, "--prompts", prompts, *FAST)
@@ -128,7 +128,7 @@ def test_prompts_that_are_too_long_are_counted(recipe: Path, prompts: Path, trts
     assert "7 prompts skipped: too long for the engine with --max-tokens" in trtspec(*arguments).out
 
 
-def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_regression_prompts_are_evaluated(recipe: Path, prompts: Path, trtspec: Run) -> None:
     keep = prompts_file(recipe.parent / "keep.jsonl", 40, ("c",), seed=7)
     found = trtspec("train", recipe, "--prompts", prompts, "--regression-prompts", keep, "--json", *FAST).document
     kept = [each for each in found["kinds"] if each["kept"]]
@@ -137,7 +137,9 @@ def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) ->
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on(recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_training_resumes_to_the_same_result(
+    recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run killed after its first checkpoint ends with the same result as an uninterrupted one."""
     command = ["train", str(recipe), "--prompts", str(prompts), "--steps", "240", *FAST[2:], "--out"]
     process = forked.Popen([sys.executable, "-m", "trtspec", *command, "killed"], env=dict(os.environ))
@@ -162,7 +164,7 @@ POISONS = {
 
 
 @pytest.mark.parametrize("poison", POISONS)
-def test_poisoned_answers_are_refused(poison: str, recipe: Path, trtspec: Run) -> None:
+def test_poisoned_answers_are_rejected(poison: str, recipe: Path, trtspec: Run) -> None:
     values, complaint = POISONS[poison]
     poisoned = prompts_file(recipe.parent / "prompts.jsonl", 60, **values)
     ended = trtspec("train", recipe, "--prompts", poisoned, *FAST)
@@ -171,7 +173,7 @@ def test_poisoned_answers_are_refused(poison: str, recipe: Path, trtspec: Run) -
     assert not Path("drafts").exists()
 
 
-def test_one_prompt_repeated_is_refused(recipe: Path, trtspec: Run) -> None:
+def test_single_repeated_prompt_is_rejected(recipe: Path, trtspec: Run) -> None:
     path = recipe.parent / "same.jsonl"
     path.write_text('{"prompt": "the rest of it"}\n' * 30)
     ended = trtspec("train", recipe, "--prompts", path, *FAST)
@@ -179,14 +181,14 @@ def test_one_prompt_repeated_is_refused(recipe: Path, trtspec: Run) -> None:
     assert "same.jsonl: prompts without a kind: 30 prompts of 1 documents" in ended.err
 
 
-def test_too_few_that_judge_are_told_before_the_training(recipe: Path, trtspec: Run) -> None:
+def test_too_few_evaluation_prompts_are_reported_before_training(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts_file(recipe.parent / "few.jsonl", 20), *FAST)
     assert ended.code == 1
     assert "only 4 held-out prompts have an answer of two tokens; an evaluation needs 6" in ended.err
     assert "train-draft" not in entries(recipe.parent)
 
 
-def test_a_target_that_says_one_thing_is_refused(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_target_with_constant_answers_is_rejected(recipe: Path, prompts: Path, trtspec: Run) -> None:
     file = recipe.parent / "target" / "model.safetensors"
     tensors = load_file(file)
     for name in tensors:
@@ -201,7 +203,7 @@ def test_a_target_that_says_one_thing_is_refused(recipe: Path, prompts: Path, tr
     assert "the target answers every prompt only with token 70" in ended.err
 
 
-def test_prompts_that_are_too_long_are_said_by_file(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_file_with_only_too_long_prompts_is_rejected_by_name(recipe: Path, prompts: Path, trtspec: Run) -> None:
     long = recipe.parent / "long.jsonl"
     long.write_text("".join(json.dumps({"prompt": f"{n} there " * 40}) + "\n" for n in range(9)))
     ended = trtspec("train", recipe, "--prompts", prompts, "--regression-prompts", long, *FAST)
@@ -209,7 +211,7 @@ def test_prompts_that_are_too_long_are_said_by_file(recipe: Path, prompts: Path,
     assert f"{long}: no prompt has between 1 and 64 tokens" in ended.err
 
 
-def test_another_template_is_refused(recipe: Path, trtspec: Run) -> None:
+def test_prompts_in_another_chat_template_are_rejected(recipe: Path, trtspec: Run) -> None:
     path = recipe.parent / "chatml.jsonl"
     lines = [{"prompt": f"<|im_start|>user\nrest {n}<|im_end|>\n<|im_start|>assistant\n"} for n in range(20)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -219,7 +221,7 @@ def test_another_template_is_refused(recipe: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.parametrize("option", ["--held-out", "--regression-prompts"])
-def test_a_leak_is_refused_by_name(option: str, recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_leaked_prompt_is_rejected_by_name(option: str, recipe: Path, prompts: Path, trtspec: Run) -> None:
     leak = recipe.parent / "leak.jsonl"
     leak.write_text("\n".join([*(f'{{"prompt": "new {n}"}}' for n in range(9)), prompts.read_text().splitlines()[3]]))
     ended = trtspec("train", recipe, "--prompts", prompts, option, leak, *FAST)
@@ -227,14 +229,14 @@ def test_a_leak_is_refused_by_name(option: str, recipe: Path, prompts: Path, trt
     assert f"prompt prompts-3 of {option} equals prompt prompts-3" in ended.err
 
 
-def test_a_method_without_a_trainable_draft(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_method_without_trainable_draft_is_rejected(recipe: Path, prompts: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, "--set", "speculation={method: ngram, draft_len: 3}")
     assert ended.code == 1
     able = "dflash, draft_target, dspark, eagle, eagle3, medusa, p_eagle, redrafter"
     assert f"method ngram has no trainable draft; supported methods: {able}" in ended.err
 
 
-def test_what_lies_at_the_place_stays(recipe: Path, prompts: Path, trtspec: Run) -> None:
+def test_existing_foreign_output_is_not_overwritten(recipe: Path, prompts: Path, trtspec: Run) -> None:
     Path("mine").mkdir()
     Path("mine/file").write_text("of somebody")
     ended = trtspec("train", recipe, "--prompts", prompts, "--out", "mine", *FAST)
@@ -243,7 +245,7 @@ def test_what_lies_at_the_place_stays(recipe: Path, prompts: Path, trtspec: Run)
     assert Path("mine/file").read_text() == "of somebody"
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_training(
+def test_unwritable_output_path_is_reported_before_training(
     recipe: Path, prompts: Path, trtspec: Run, workplace: Path
 ) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, "--out", "prompts.jsonl/better", *FAST)
@@ -252,7 +254,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_training(
     assert not entries(workplace)
 
 
-def test_a_draft_replaces_the_one_in_the_current_directory(
+def test_draft_in_the_current_directory_is_replaced(
     recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert trtspec("train", recipe, "--prompts", prompts, "--out", "better", *FAST).code == 0

@@ -99,7 +99,7 @@ def place_result(job: Path, source: Path, trainer: str) -> Path:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_job_goes_out_and_a_better_draft_comes_back(trainer: str, asked: Callable[..., Any]) -> None:
+def test_external_job_is_exported_and_its_better_draft_published(trainer: str, asked: Callable[..., Any]) -> None:
     job = Path("drafts") / f"mine-{trainer}"
     written = asked("--trainer", trainer, "--json").document
     assert (written["out"], written["rows"], written["left_out"]) == (str(job), len(rows_of(job)), 0)
@@ -117,7 +117,7 @@ def test_a_job_goes_out_and_a_better_draft_comes_back(trainer: str, asked: Calla
     assert {name: tensor for name, tensor in contents(Path("better")).items() if name in kept} == kept
 
 
-def test_a_worse_draft_is_refused(asked: Callable[..., Any], models: Path) -> None:
+def test_worse_external_draft_is_rejected(asked: Callable[..., Any], models: Path) -> None:
     job = Path("job")
     assert asked("--trainer", "specforge", "--out", job, "--set", "speculation.draft.model=./good").code == 0
     place_result(job, Path("head"), "specforge")
@@ -128,7 +128,7 @@ def test_a_worse_draft_is_refused(asked: Callable[..., Any], models: Path) -> No
     assert not Path("drafts").exists()
 
 
-def test_rows_are_the_training_split_with_the_targets_own_answers(asked: Callable[..., Any], models: Path) -> None:
+def test_job_rows_are_the_training_split_with_target_answers(asked: Callable[..., Any], models: Path) -> None:
     job = Path("job")
     assert asked("--trainer", "speculators", "--out", job).code == 0
     texts = [json.loads(line) for path in Path("cache").rglob("texts.jsonl") for line in path.read_text().splitlines()]
@@ -144,7 +144,7 @@ def test_rows_are_the_training_split_with_the_targets_own_answers(asked: Callabl
         assert ids[prompt:] == greedy(model, ids[:prompt], len(ids) - prompt)
 
 
-def test_prompts_of_messages_are_in_the_targets_template(asked: Callable[..., Any], models: Path) -> None:
+def test_message_prompts_use_the_chat_template_of_the_target(asked: Callable[..., Any], models: Path) -> None:
     config = models / "target" / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
     said = [f"INFO worker-{number} path=/v1/{number * 7}" for number in range(40)]
@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[Callable[[Any, dict[str, torch.Tensor]], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_wrong_results_are_refused_by_name(fault: str, job: Path, asked: Callable[..., Any]) -> None:
+def test_invalid_results_are_rejected_by_name(fault: str, job: Path, asked: Callable[..., Any]) -> None:
     change, named = WRONG[fault]
     exported = job / "exported"
     exported.rename(job / "right")
@@ -212,7 +212,7 @@ def test_wrong_results_are_refused_by_name(fault: str, job: Path, asked: Callabl
     assert not Path("drafts").exists()
 
 
-def test_results_of_unknown_origin_are_refused(job: Path, asked: Callable[..., Any]) -> None:
+def test_results_of_unknown_origin_are_rejected(job: Path, asked: Callable[..., Any]) -> None:
     stray = asked("--result", "good")
     assert (stray.code, "no trtspec_job.json here or above" in stray.err) == (1, True)
     other = asked("--result", job, "--seed", "1")
@@ -229,7 +229,7 @@ def test_results_of_unknown_origin_are_refused(job: Path, asked: Callable[..., A
     assert (edited.code, "trtspec_job.json: not written by trtspec: held_out" in edited.err) == (1, True)
 
 
-def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path) -> None:
+def test_unsupported_trainer_options_are_rejected(asked: Callable[..., Any], models: Path) -> None:
     unknown = asked("--trainer", "specforg")
     assert (unknown.code, "did you mean 'specforge'?" in unknown.err) == (1, True)
     method = asked("--trainer", "modelopt", "--set", "speculation.method=medusa")
@@ -252,7 +252,7 @@ def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_options_reach_the_configuration(trainer: str, asked: Callable[..., Any]) -> None:
+def test_options_reach_the_trainer_configuration(trainer: str, asked: Callable[..., Any]) -> None:
     options = ("--steps", "70", "--learning-rate", "0.002", "--seed", "5")
     assert asked("--trainer", trainer, "--out", "job", *options).code == 0
     said = yaml.safe_load(Path("job/run.yaml").read_text())
@@ -297,7 +297,7 @@ def job_of(trainer: str, kind: str, target: Path, root: Path) -> TrainingJob:
 
 
 @pytest.mark.parametrize(("trainer", "kind"), [(name, kind) for name, each in TRAINERS.items() for kind in each.kinds])
-def test_every_kind_has_a_configuration(trainer: str, kind: str, target: Path, tmp_path: Path) -> None:
+def test_every_draft_kind_has_a_trainer_configuration(trainer: str, kind: str, target: Path, tmp_path: Path) -> None:
     job = job_of(trainer, kind, target, tmp_path)
     said = list(_leaves(TRAINERS[trainer].config(job)))
     assert job.kind.name in said or trainer == "modelopt"

@@ -48,7 +48,7 @@ def of_specforge(file: str) -> ModuleType:
     return module
 
 
-def test_specforge_reads_its_job(asked: Callable[..., Any]) -> None:  # noqa: F811
+def test_specforge_loads_its_job(asked: Callable[..., Any]) -> None:  # noqa: F811
     schema, prompts = (of_specforge(f"specforge/{name}.py") for name in ("config/schema", "data/prompt_builder"))
     assert asked("--trainer", "specforge", "--out", "job").code == 0
     read = schema.load_config("job/run.yaml", ["model.target_model_path=elsewhere"])
@@ -64,7 +64,7 @@ def test_specforge_reads_its_job(asked: Callable[..., Any]) -> None:  # noqa: F8
 
 
 @pytest.mark.parametrize("kind", ["p_eagle", "dflash", "dspark"])
-def test_specforge_reads_other_kinds(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_specforge_loads_jobs_of_other_kinds(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
     schema = of_specforge("specforge/config/schema.py")
     job = job_of("specforge", kind, target, tmp_path)
     read = schema.Config.model_validate(yaml.safe_load(render_config(TRAINERS["specforge"], job)))
@@ -72,7 +72,7 @@ def test_specforge_reads_other_kinds(kind: str, target: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
-def test_modelopt_starts_from_nets(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_modelopt_starts_from_the_block_net(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
     """ModelOpt's code loads every weight of the net into the configured architecture, and exports it."""
     speculative: Any = pytest.importorskip("modelopt.torch.speculative")
     from modelopt.recipe.config import ModelOptDFlashRecipe
@@ -97,7 +97,7 @@ def no_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", datasets)
 
 
-def test_modelopt_reads_its_job_and_what_it_exports_is_taken_back(
+def test_modelopt_loads_its_job_and_its_export_is_evaluated(
     asked: Callable[..., Any],  # noqa: F811
     no_datasets: None,
 ) -> None:
@@ -134,7 +134,7 @@ def test_modelopt_reads_its_job_and_what_it_exports_is_taken_back(
     assert ended.document["after"]["mean_accepted_len"] < ended.document["before"]["mean_accepted_len"]
 
 
-def test_speculators_reads_its_job_and_what_it_saves_is_taken_back(asked: Callable[..., Any]) -> None:  # noqa: F811
+def test_speculators_loads_its_job_and_its_checkpoint_is_evaluated(asked: Callable[..., Any]) -> None:  # noqa: F811
     interpreter = os.environ.get("TRTSPEC_SPECULATORS")
     if not interpreter:
         pytest.skip("TRTSPEC_SPECULATORS names no Python that has speculators 0.9")

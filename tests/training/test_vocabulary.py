@@ -27,7 +27,7 @@ def answered(*tokens: int) -> TrainingText:
     return TrainingText(TRAIN, "a", False, "x", (1,), tokens)
 
 
-def test_tokens_of_the_answers_come_in_for_the_least_frequent() -> None:
+def test_answer_tokens_replace_the_least_frequent_ones() -> None:
     ids = torch.tensor([2, 3, 5, 7])
     assert chosen_ids(ids, [answered(9, 9, 5), answered(4, 4, 4, 2)]).tolist() == [2, 4, 5, 9]
     assert chosen_ids(ids, [answered(9, 2, 2, 3, 3, 5, 7)]).tolist() == [2, 3, 5, 7]  # all are equally rare
@@ -36,7 +36,7 @@ def test_tokens_of_the_answers_come_in_for_the_least_frequent() -> None:
     assert chosen_ids(ids, hardly).tolist() == ids.tolist()
 
 
-def test_rows_move_with_their_ids_and_new_ones_are_the_targets() -> None:
+def test_vocabulary_rows_follow_their_ids_and_new_ones_derive_from_the_target() -> None:
     rows, target = (
         torch.tensor([[3.0, 4.0], [0.0, 5.0]]),
         torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [2.0, 0.0]]),
@@ -46,7 +46,7 @@ def test_rows_move_with_their_ids_and_new_ones_are_the_targets() -> None:
 
 
 @pytest.mark.parametrize("lora", [0, 2])
-def test_a_head_with_another_vocabulary(lora: int, tmp_path: Path) -> None:
+def test_eagle3_head_with_changed_vocabulary_trains_and_loads(lora: int, tmp_path: Path) -> None:
     """Kept tokens have the same logits, d2t and t2d match the vocabulary, and engines can load the result."""
     target, source = head_pair(tmp_path)
     texts = random_texts(9)

@@ -29,7 +29,7 @@ from trtspec.bench.gates import (
 )
 from trtspec.bench.sources import overlap
 from trtspec.bench.speedup import BenchComparison
-from trtspec.bench.verification_report import keep_verification, make_report, read_verification, trusted_report
+from trtspec.bench.verification_report import make_report, read_verification, store_verification, trusted_report
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
@@ -135,7 +135,7 @@ def bench_gates(
     judged = evaluate_gates(manifest.recipe, comparison, measured_by, load.skip, str(shared or ""))
     left_out = (*gates_skipped_on_request(manifest.recipe, load.skip), *judged.left_out)
     found = make_report(root, comparison.acceptance, judged.checks, left_out, judged.speedup).under(undecided_policy())
-    keep_verification(root, found.after(read_verification(root)), on_unwritten)
+    store_verification(root, found.after(read_verification(root)), on_unwritten)
     return comparison, found
 
 

@@ -53,7 +53,7 @@ def make_report(
     return VerificationReport(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out), speedup)
 
 
-def keep_verification(
+def store_verification(
     root: Path, verification: VerificationReport, on_unwritten: Callable[[TrtspecError], None], out: Path | None = None
 ) -> None:
     """Save a verification, and write its report into the artifact or to `out`.

@@ -35,7 +35,7 @@ from trtspec.bench.gates import (
 )
 from trtspec.bench.parity import check_parity
 from trtspec.bench.sources import check_sources, find_source, overlap
-from trtspec.bench.verification_report import keep_verification, make_report, read_verification
+from trtspec.bench.verification_report import make_report, read_verification, store_verification
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.store.artifact import Manifest, load_manifest, verify_files
@@ -90,7 +90,7 @@ def verify_artifact(
     verification = replace(verification, warnings=found.warnings).under(undecided_policy())
     in_process = find_backend(manifest.backend.name).in_process
     whole = verification if in_process else verification.after(read_verification(root))  # with results from its server
-    keep_verification(root, whole, on_unwritten, report)
+    store_verification(root, whole, on_unwritten, report)
     return verification
 
 

@@ -96,7 +96,7 @@ class ValueStats:
         self._overflows += infinities
 
     def report(self, flaws: ConversionIssues, dtype: str = "") -> None:
-        """Report the flaws. The caller can allow values that are not finite, but not finite values that overflow."""
+        """Add an issue for NaN and infinite values, unless the caller allows them, and one for values that overflow."""
         if (self._nans or self._infinities) and not flaws.allow_nonfinite:
             flaws.add(self.source, f"{self._nans:,} NaN and {self._infinities:,} infinite values", DAMAGED)
         if (count := self._overflows - self._infinities) > 0:

@@ -51,9 +51,9 @@ class LayerCache:
 class MemoryProfile:
     """The sizes of a decoder that determine its memory use.
 
-    Linear attention stores `state_heads` times `state_numbers` per text, whatever its length. `active_width` is the MLP
-    width that a token passes, `kept_numbers` the size of embedding and head. A token passes `experts_per_token` of a
-    layer's `num_experts`; both are 0 if all layers are dense.
+    Linear attention stores `state_heads` * `state_numbers` values per sequence, independent of its length.
+    `active_width` is the MLP width that is computed for each token, `kept_numbers` the number of values of embedding
+    and LM head. Each token uses `experts_per_token` of a layer's `num_experts`; both are 0 if all layers are dense.
     """
 
     hidden_size: int

@@ -73,7 +73,7 @@ def bench(
         seed, requests, max_rounds, interval, duration, slo, samples, timeout, driver, min_ratio,
     )  # fmt: skip
     if compare:
-        if what is not None or asked.given not in ([], ["--fail-below"]):
+        if what is not None or asked.option_names not in ([], ["--fail-below"]):
             raise TrtspecError(
                 "--compare cannot be combined with a target or load options",
                 hint="trtspec bench --compare A.json B.json",
@@ -89,8 +89,8 @@ def bench(
         if gates:
             raise TrtspecError("--gates cannot be combined with a load", hint="omit --concurrency and --rate")
         raise typer.Exit(bench_load(what, asked, prompts, max_tokens, runs, baseline, json=json))
-    if asked.given:
-        names = ", ".join(asked.given)
+    if asked.option_names:
+        names = ", ".join(asked.option_names)
         raise TrtspecError(
             f"{names} requires --concurrency or --rate", hint="add --concurrency 1,2,4,8 or --rate 1,2,4"
         )

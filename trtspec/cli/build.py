@@ -41,7 +41,7 @@ def build(
     if len(recipes) > 1:  # report the problems of all of them before the first is built
         check_builds([(loaded, default_artifact_dir(loaded.recipe)) for loaded in recipes], store)
     for loaded in recipes:
-        with build_bars(store.rates.seconds_of) as bars:
+        with build_bars(store.rates.estimated_seconds) as bars:
             built = trtspec.build(
                 loaded,
                 out=out,

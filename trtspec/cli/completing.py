@@ -75,15 +75,15 @@ def trainers(incomplete: str) -> Offers:
 @_quietly
 def overrides(incomplete: str) -> Offers:
     """Return recipe keys ending in `=`; after `=`, known values; both if only one key matches."""
-    from trtspec.planning.completion import known_values, override_keys
+    from trtspec.planning.completion import described_values, override_keys
 
     if key := os.environ.get(KEY):
-        return list(known_values(key).items())
+        return list(described_values(key).items())
     key, equals, _ = incomplete.partition("=")
     keys = {key: ""} if equals else override_keys(key)
     found = [] if equals else [(f"{each}=", text) for each, text in keys.items()]
     if len(keys) == 1:  # the shell adds no space after `=` if several completions share the prefix
-        found += [(f"{each}={value}", text) for each in keys for value, text in known_values(each).items()]
+        found += [(f"{each}={value}", text) for each in keys for value, text in described_values(each).items()]
     return found
 
 

@@ -112,6 +112,6 @@ class LoadOptions:
         return bool(self.concurrency or self.rate)
 
     @property
-    def given(self) -> list[str]:
+    def option_names(self) -> list[str]:
         """Return the names of the given options."""
         return [f"--{each.name.replace('_', '-')}" for each in fields(self) if getattr(self, each.name)]

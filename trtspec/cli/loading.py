@@ -28,12 +28,12 @@ def bench_load(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
 ) -> int:
     """Run a load benchmark, show the results and return the exit code."""
+    from trtspec.bench.decision import artifact_facts, decide, evidence, load_facts
     from trtspec.bench.documents import save_document
-    from trtspec.bench.verdict import artifact_facts, derive_verdict, evidence, load_facts
     from trtspec.cli.load_results import load_gate, show_gate, show_load
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
-    verdict = derive_verdict(evidence(artifact_facts(root), load_facts(document["points"])))
+    verdict = decide(evidence(artifact_facts(root), load_facts(document["points"])))
     document |= verdict.as_dict()
     gate = load_gate(document, asked.fail_below) if asked.fail_below is not None else None
     document["gate"] = gate.as_dict() if gate else None

@@ -69,7 +69,7 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
         raise TrtspecError(f"{deployment!r} is neither one of {kinds} nor a deployment; deployments: {names}")
     if name is not None:
         raise TrtspecError("metrics takes only one deployment", hint=f"trtspec metrics {deployment}")
-    endpoints = DeploymentJournal(deployment).known().endpoints
+    endpoints = DeploymentJournal(deployment).read_existing().endpoints
     urls = [endpoints["metrics"]]
     if "openai" in endpoints:
         urls.append(endpoints["openai"].removesuffix("/v1") + "/metrics")
@@ -88,7 +88,7 @@ def _endpoints(name: str | None) -> dict[str, str]:
     from trtspec.deployment.journal import DeploymentJournal
 
     if name is not None:
-        return {name: DeploymentJournal(name).known().endpoints["metrics"]}
+        return {name: DeploymentJournal(name).read_existing().endpoints["metrics"]}
     running = {each["name"]: each["endpoints"]["metrics"] for each in deployments() if each["state"] in RUNNING}
     if not running:
         raise TrtspecError(

@@ -61,11 +61,11 @@ def bench_one_at_a_time(
 ) -> None:  # fmt: skip
     """Measure, show and save the results; with `gates`, exit with the code of the verification."""
     from trtspec.bench.artifact import artifact_prompts
+    from trtspec.bench.decision import artifact_facts, comparison_facts, decide, evidence
     from trtspec.bench.documents import save_document
     from trtspec.bench.gates import check_gate_names
     from trtspec.bench.run_gates import GateWorkload, bench_gates
     from trtspec.bench.sources import overlap
-    from trtspec.bench.verdict import artifact_facts, comparison_facts, derive_verdict, evidence
     from trtspec.serving.triton.client import Client
 
     url, status = _find(what)
@@ -88,7 +88,7 @@ def bench_one_at_a_time(
             comparison, found = bench_gates(root, load, server, status.get("manifest", ""), alone, _warn)
         else:
             comparison = _measure(root, server, alone, texts, max_tokens, runs, on_progress)
-    verdict = derive_verdict(evidence(artifact_facts(root, found), comparison_facts(comparison)))
+    verdict = decide(evidence(artifact_facts(root, found), comparison_facts(comparison)))
     shared = overlap(root, texts) if root else None
     warnings = [shared.warning] if shared else []
     document = verdict.as_dict() | comparison.as_dict() | (_identity(root) if root else {}) | {"warnings": warnings}

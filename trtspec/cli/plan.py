@@ -164,7 +164,7 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
             "key_parts": status.step.key_parts,
             "read_bytes": status.step.total_bytes,
             "write_bytes": status.step.output_bytes,
-            "expected_seconds": store.rates.seconds_of(status.step) if status.status == "miss" else None,
+            "expected_seconds": store.rates.estimated_seconds(status.step) if status.status == "miss" else None,
         }
         for status in statuses
     ]

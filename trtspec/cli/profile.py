@@ -32,11 +32,11 @@ Seed = Annotated[int, typer.Option(help="Random seed for sampling prompts.")]
 Write = Annotated[bool, typer.Option("--write", help="Write the recommendation into the recipe.")]
 
 
-def show_verdict(found: Recommendation) -> None:
+def show_decision(found: Recommendation) -> None:
     """Print the verdict on the recommended speculation."""
-    from trtspec.bench.verdict import derive_verdict
+    from trtspec.bench.decision import decide
 
-    verdict = derive_verdict(found.proposal)
+    verdict = decide(found.proposal)
     print_line(verdict.text, verdict.style)
 
 
@@ -63,9 +63,9 @@ def write_recommendation(recipe: Path, found: Recommendation, was: str = "") -> 
 
 def show(found: Profile) -> None:
     """Print the measurements by candidate and by prompt category, and the recommendation."""
-    from trtspec.bench.profile.recommend import candidate_verdict
+    from trtspec.bench.profile.recommend import rate_candidate
 
-    show_verdict(found.recommendation)
+    show_decision(found.recommendation)
     batch = found.recommendation.batch
     batches = found.measured[0].batches if found.measured else []
     rows = []
@@ -79,7 +79,7 @@ def show(found: Profile) -> None:
                 f"{acceptance.depth_rate:.0%}",
                 str(acceptance.token_weighted),
                 *faster,
-                candidate_verdict(each, batch),
+                rate_candidate(each, batch),
             )
         )
     columns = ("draft", "accepted", "tokens per step", *(f"at {pluralize(each, 'request')}" for each in batches), "")
@@ -116,7 +116,7 @@ def _show_kinds(found: Profile) -> None:
     kinds = sorted(set(found.kinds))
     if chosen is None or len(kinds) < 2:
         return
-    own = {kind: chosen.of_kind(kind) for kind in kinds}
+    own = {kind: chosen.for_category(kind) for kind in kinds}
     rows = [
         (kind or "(none)", str(len(each.texts)), f"{each.depth_rate:.0%}", str(each.token_weighted))
         for kind, each in own.items()

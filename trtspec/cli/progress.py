@@ -58,7 +58,7 @@ class BuildBars:
         """Advance the bar by n bytes."""
         self._progress.advance(self._bars[step.key], n)
 
-    def step_said(self, step: Step, text: str) -> None:
+    def step_message(self, step: Step, text: str) -> None:
         """Show the current activity of the step's tool next to the bar."""
         self._progress.update(self._bars[step.key], description=f"{step.name}: {text}")
 

@@ -47,10 +47,10 @@ def report(
     Example: trtspec report build/quickstart -o report.html
     """
     from trtspec.report.ci_formats import render_annotations, render_junit, render_markdown
+    from trtspec.report.decision import report_decision, verification_summary
     from trtspec.report.documents import gather
     from trtspec.report.page import render_page
     from trtspec.report.sections import sections
-    from trtspec.report.verdict import verdict, verification_summary
 
     if json and out is None:
         raise TrtspecError("--json requires --out", hint="add -o FILE")
@@ -71,7 +71,7 @@ def report(
         print_json(
             {
                 "format_version": 1,
-                **verdict(facts).as_dict(),
+                **report_decision(facts).as_dict(),
                 "report": str(out),
                 "verification": verification_summary(facts),
                 "sections": titles,
@@ -79,7 +79,7 @@ def report(
             }
         )
     else:
-        note(verdict(facts).text, verdict(facts).style)
+        note(report_decision(facts).text, report_decision(facts).style)
         if kept := [each.name for each in facts.sources if each.is_kept]:
             note(f"includes results saved on this machine: {', '.join(kept)}")
         note(f"{out}: {len(text.encode()):,} bytes, {verification_summary(facts)}")

@@ -14,8 +14,8 @@ from trtspec.cli.profile import (
     Samples,
     Seed,
     Write,
+    show_decision,
     show_recommendation,
-    show_verdict,
     write_recommendation,
 )
 from trtspec.cli.progress import build_bars, counter
@@ -65,7 +65,7 @@ def tune(
 
 def show(found: Tuning) -> None:
     """Print the rounds and the recommendation."""
-    show_verdict(found.recommendation)
+    show_decision(found.recommendation)
     for rung in found.rungs:
         rows = []
         for place, (arm, _) in enumerate(rung.scores):

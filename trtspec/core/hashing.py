@@ -124,7 +124,7 @@ class _HashedFile:
         wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
         self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
 
-    def ensure_whole(self) -> None:
+    def ensure_complete(self) -> None:
         """Raise TrtspecError if the number of hashed bytes differs from the file's size."""
         if self.hashed != (size := os.fstat(self.file.fileno()).st_size):
             message = f"{self.hashed:,} of its {size:,} bytes were read; the file changed while it was being read"
@@ -232,7 +232,7 @@ class ParallelFileHasher:
             for each in taken:
                 each.hashed += each.piece.nbytes
                 if not each.piece:
-                    each.ensure_whole()
+                    each.ensure_complete()
                     self._found[each.number] = each.digest.hexdigest()
                     self._on_found(each.number, self._found[each.number])
         except BaseException as error:  # the digests may be inconsistent

@@ -214,7 +214,7 @@ def status(name: str) -> dict[str, Any]:
     with _os_errors_as_deploy_errors():
         target, journal = deployment_target(name), DeploymentJournal(name)
         if target.status is None:
-            record = journal.known()
+            record = journal.read_existing()
             return status_document(journal, record, target.state(record))
         rollout = read_rollout(journal) if target.rollouts else None
         return target.status(name) | ({"rollout": rollout.as_dict()} if rollout else {})
@@ -229,7 +229,7 @@ def deployments() -> list[dict[str, Any]]:
 def _listed(name: str) -> dict[str, Any]:
     """Return the list entry of a deployment; a broken record or target yields state "unknown"."""
     try:
-        record = DeploymentJournal(name).known()
+        record = DeploymentJournal(name).read_existing()
         state = find_target(record.target).state(record)
     except TrtspecError as error:
         return {"name": name, "state": "unknown", "error": str(error)}
@@ -276,7 +276,7 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
 def _last_record(journal: DeploymentJournal, *, force: bool) -> DeploymentRecord | None:
     """Return the last record; with `force` None if it is unreadable."""
     try:
-        return journal.known()
+        return journal.read_existing()
     except DeployError:
         if not force or not (journal.root / STATE_FILE).exists():
             raise
@@ -286,7 +286,7 @@ def _last_record(journal: DeploymentJournal, *, force: bool) -> DeploymentRecord
 def _stopped(name: str, *, force: bool) -> str:
     """Stop a deployment; return the error message if that fails with `force`, else ""."""
     try:
-        find_target(DeploymentJournal(name).known().target).stop(name)
+        find_target(DeploymentJournal(name).read_existing().target).stop(name)
     except TrtspecError as error:
         if not force:
             hint = f"{error.hint or error.message}\ntrtspec rm --force {name} removes its record anyway"
@@ -310,7 +310,7 @@ def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
 def _journal_with_rollouts(name: str) -> DeploymentJournal:
     """Return a deployment's journal; raise DeployError if its target does not support rollouts."""
     journal = DeploymentJournal(name)
-    target = journal.known().target
+    target = journal.read_existing().target
     if not find_target(target).rollouts:
         raise DeployError(f"target {target} manages rollouts itself", hint=f"trtspec status {name}")
     return journal
@@ -326,13 +326,13 @@ def fetch_log(name: str) -> DeploymentJournal:
 def history(name: str) -> list[dict[str, Any]]:
     """Return the journal of a deployment and its revisions, oldest first."""
     journal = DeploymentJournal(name)
-    journal.known()
+    journal.read_existing()
     return [entry | {"time": _utc(entry["time"])} for entry in journal.entries()]
 
 
 def deployment_target(name: str) -> DeployTarget:
     """Return the target of a deployment."""
-    return find_target(DeploymentJournal(name).known().target)
+    return find_target(DeploymentJournal(name).read_existing().target)
 
 
 def find_target(name: str) -> DeployTarget:

@@ -58,7 +58,7 @@ def revision_config(journal: DeploymentJournal, record: DeploymentRecord) -> Gat
         revision_dir(journal, record.revision) / "artifact",
         grpc=record.endpoints["grpc"],
         port=record.openai,
-        host=record.host_of("openai"),
+        host=record.bind_address("openai"),
         model=journal.name,
         keys_file=str(keys_file) if keys_file.exists() else "",
         routes_file=str(journal.root / ROUTES),

@@ -265,7 +265,7 @@ class StartupProbe:
         self.stubs: ModelProcesses = {}
         self._gone: dict[str, float] = {}  # models without a process, and since when
 
-    def look(self, *, is_ready: bool) -> HealthSample:
+    def sample(self, *, is_ready: bool) -> HealthSample:
         """Return a health sample of a running server.
 
         A model may have several processes in turn while it loads. It has died if no new one starts within GONE_S, or if
@@ -294,7 +294,7 @@ class LivenessProbe:
     def close(self) -> None:
         self._prober.close()
 
-    def look(self, ended: int | None) -> HealthSample:
+    def sample(self, ended: int | None) -> HealthSample:
         """Return a health sample; `ended` is the server's exit status, None while it runs."""
         pids = group_processes(self._pid)
         self._stubs |= model_processes(pids)
@@ -353,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def probe_deployment(name: str, within_s: float) -> None:
     """Send a probe request to a deployment of this machine; raise DeployError or StepTimeout if it fails."""
-    record = DeploymentJournal(name).known()
+    record = DeploymentJournal(name).read_existing()
     if record.state != "live":
         raise DeployError(f"{name} is {record.state}, not live")
     try:

@@ -202,7 +202,7 @@ class DeploymentRecord:
     def ports(self) -> ServerPorts:
         return ServerPorts(self.http, self.grpc, self.metrics, self.host)
 
-    def host_of(self, port_name: str) -> str:
+    def bind_address(self, port_name: str) -> str:
         """Return the bind address of a port such as "http" or "openai"."""
         return (self.openai_host or self.host) if port_name == "openai" else self.host
 
@@ -210,7 +210,7 @@ class DeploymentRecord:
     def endpoints(self) -> dict[str, str]:
         """Return the addresses by which this machine reaches the server."""
         host = client_host(self.host)
-        entry = f"http://{client_host(self.host_of('openai'))}:{self.openai}/v1"
+        entry = f"http://{client_host(self.bind_address('openai'))}:{self.openai}/v1"
         openai = {"openai": entry} if self.openai else {}
         return {
             "http": f"http://{host}:{self.http}",
@@ -318,7 +318,7 @@ class DeploymentJournal:
         lost = {"name": self.name, "state": last.get("state", "live"), "artifact": "", "detached": True}
         return DeploymentRecord(**(lost | noted | record_fields(process)))
 
-    def known(self) -> DeploymentRecord:
+    def read_existing(self) -> DeploymentRecord:
         """Return the last record; raise DeployError with the known names if the name was never deployed."""
         if record := self.read():
             return record
@@ -336,7 +336,7 @@ class DeploymentJournal:
         self._put(record)
         return record
 
-    def remark(self, record: DeploymentRecord, detail: str) -> None:
+    def annotate(self, record: DeploymentRecord, detail: str) -> None:
         """Record a change of the record that does not change the state."""
         self.note(record, record.state, detail)
         self._put(record)

@@ -61,13 +61,15 @@ def tail_hint(journal: DeploymentJournal) -> str:
 
 def follow_log(journal: DeploymentJournal, lines: int) -> Iterator[bytes]:
     """Yield the last lines of the log of a local deployment and then new output, until its server has ended."""
-    if (record := journal.known()).target != "local":
+    if (record := journal.read_existing()).target != "local":
         raise DeployError(f"the log of {journal.name} is on {record.target}", hint="follow it there, or omit --follow")
     with _opened(journal.log) as file:
         file.seek(_start_of_last(file, lines))
         is_running = True
         while is_running:
-            is_running = journal.known().is_running  # checked before reading, so that the last output is read too
+            is_running = (
+                journal.read_existing().is_running
+            )  # checked before reading, so that the last output is read too
             yield from _rest(file)
             time.sleep(POLL_S if is_running else 0)
 

@@ -99,6 +99,6 @@ class DeployOptions:
     on_event: OnEvent = lambda state, what: None
     before_live: BeforeLive | None = None
 
-    def host_of(self, port_name: str) -> str:
+    def bind_address(self, port_name: str) -> str:
         """Return the bind address of a port of PORTS."""
         return (self.openai_host or self.host) if port_name == "openai" else self.host

@@ -76,14 +76,14 @@ def choose_ports(
     above it. `reserved` maps ports of other deployments to the deployment's name.
     """
     check_bindable(options.host)
-    check_bindable(options.host_of("openai"))
+    check_bindable(options.bind_address("openai"))
     reserved, former = reserved or {}, former or {}
     given = [*options.ports.values()]
     chosen: dict[str, int] = {}
     for name, port in options.ports.items():
         if not 0 < port < 65536 or given.count(port) > 1:
             raise DeployError(f"{name} port {port} cannot be used", hint="choose different ports from 1 to 65535")
-        if refused := _refused(port, options.host_of(name), reserved):
+        if refused := _refused(port, options.bind_address(name), reserved):
             raise DeployError(f"{name} port {port} {refused}", hint=_other_port(name))
     for name in names:
         if name in options.ports:
@@ -92,9 +92,9 @@ def choose_ports(
         wanted = former.get(name) or DEFAULT_PORTS[name]
         avoided = {*given, *chosen.values(), *(port for other, port in DEFAULT_PORTS.items() if other != name)}
         avoided -= {wanted} - {*given, *chosen.values()}
-        chosen[name] = _next_free(wanted, options.host_of(name), reserved, avoided)
+        chosen[name] = _next_free(wanted, options.bind_address(name), reserved, avoided)
         if chosen[name] != wanted:
-            why = _refused(wanted, options.host_of(name), reserved) or "is already used by this deployment"
+            why = _refused(wanted, options.bind_address(name), reserved) or "is already used by this deployment"
             on_moved(f"{wanted} {why}, using {chosen[name]} for {name}")
     return chosen
 
@@ -109,7 +109,7 @@ def reserved_elsewhere() -> dict[int, str]:
             rollout = active_rollout(journal, record)
             for each in (record, rollout.record if rollout else None):
                 if each and _may_bind(each):
-                    found |= dict.fromkeys(_ports_of(each), f"the deployment {name!r}")
+                    found |= dict.fromkeys(_all_ports(each), f"the deployment {name!r}")
     for path in (state_dir() / "deployments").glob(f"*/{RESERVATION}"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(read_bounded(path, MAX_RESERVATION_BYTES))
@@ -124,10 +124,12 @@ def former_ports(record: DeploymentRecord | None, target: str, options: DeployOp
     if record is None or record.target != target:
         return {}
     had = {"http": record.http, "grpc": record.grpc, "metrics": record.metrics, "openai": record.openai}
-    return {name: port for name, port in had.items() if port and options.host_of(name) == record.host_of(name)}
+    return {
+        name: port for name, port in had.items() if port and options.bind_address(name) == record.bind_address(name)
+    }
 
 
-def foreign_port(child: ProcessSpec, pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
+def conflicting_port(child: ProcessSpec, pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
     """Return the port of `child` on which a process other than `pids` listens, if any.
 
     With `ended`, a port that is bound without listening counts too.
@@ -155,7 +157,7 @@ def _may_bind(record: DeploymentRecord) -> bool:
     return record.state in (*STARTING, *RUNNING) and record.is_running
 
 
-def _ports_of(record: DeploymentRecord) -> tuple[int, ...]:
+def _all_ports(record: DeploymentRecord) -> tuple[int, ...]:
     return record.http, record.grpc, record.metrics, record.openai
 
 

@@ -29,7 +29,7 @@ from trtspec.deployment.health import (
     StartupProbe,
 )
 from trtspec.deployment.options import client_host
-from trtspec.deployment.ports import foreign_port
+from trtspec.deployment.ports import conflicting_port
 from trtspec.deployment.process_group import ProcessGroup, ProcessSpec, read_process_specs
 from trtspec.deployment.revision import SOCKETS, TOKEN_PLACEHOLDER, read_token
 from trtspec.serving.triton.client import Client
@@ -110,7 +110,7 @@ class Sidecar:
         self._probe.close()
         self.running.end(drain_s)
 
-    def look(self, now: float) -> str:
+    def check(self, now: float) -> str:
         """Restart the process if due; return the failure since the last call, "" for none."""
         if self._due is None:
             return self._fault(now)
@@ -126,7 +126,7 @@ class Sidecar:
         self.running.end(0.0)
         delay = self.restarts.delay(now) or 0.0
         self._due = now + delay
-        if taken := foreign_port(self.running.child, (), ended=True):
+        if taken := conflicting_port(self.running.child, (), ended=True):
             what += f" ({taken.message})"
         return f"{self.running.child.name} {what}; restarting {f'in {delay:g} s' if delay else 'now'}"
 
@@ -230,7 +230,7 @@ class ManagedServer:
         probe = LivenessProbe(self.running.process.pid, self.server.url, self._starting.stubs)
         try:
             while not over():
-                if fault := judge.fault(probe.look(self.ended)):
+                if fault := judge.fault(probe.sample(self.ended)):
                     return fault
                 time.sleep(LOOK_EVERY_S)
             return ""
@@ -284,11 +284,11 @@ class ManagedServer:
     def _start_fault(self, judge: FailureDetector, *, is_ready: bool) -> str:
         """Return a failure of the server's processes; raise DeployError if it exited or lost a port."""
         ours, front = process_family(os.getpid()), self.front
-        taken = foreign_port(self.server, ours, ended=self.ended is not None)
+        taken = conflicting_port(self.server, ours, ended=self.ended is not None)
         if not taken and front is not None:
-            taken = foreign_port(front.running.child, ours, ended=front.ended is not None)
+            taken = conflicting_port(front.running.child, ours, ended=front.ended is not None)
         if taken:
             raise taken
         if (status := self.ended) is not None:
             raise DeployError(f"the server exited with status {status} during startup")
-        return judge.fault(self._starting.look(is_ready=is_ready))
+        return judge.fault(self._starting.sample(is_ready=is_ready))

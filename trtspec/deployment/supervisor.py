@@ -24,7 +24,7 @@ from trtspec.core.processes import is_alive
 from trtspec.deployment.health import RestartPolicy
 from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, DeploymentRecord
 from trtspec.deployment.log import signal_log_line
-from trtspec.deployment.ports import foreign_port
+from trtspec.deployment.ports import conflicting_port
 from trtspec.deployment.process_group import ProcessSpec, read_process_specs
 from trtspec.deployment.revision import revision_dir
 from trtspec.deployment.rollout.controller import RolloutController
@@ -61,7 +61,7 @@ class Supervisor:
             self.restarts.came_up = True
             return self._watch()
         finally:
-            self._end_all(self.journal.known().drain_s + 1 if self.asked.is_set() else 0.0)
+            self._end_all(self.journal.read_existing().drain_s + 1 if self.asked.is_set() else 0.0)
 
     def replace_server(self, keeper: ManagedServer, record: DeploymentRecord, detail: str) -> ManagedServer:
         """Monitor another server from now on, record it as live and return the previous one."""
@@ -89,25 +89,25 @@ class Supervisor:
         # Checked before reading the record: `_watch` restarts processes that end once the deployment is live.
         ended = [each for each in (*self.running, self.keeper.front) if each and each.ended is not None]
         is_left = self.command is not None and not is_alive(*self.command)
-        if self.asked.is_set() or self._own_record(*RUNNING):
+        if self.asked.is_set() or self._current_record(*RUNNING):
             return True
         if is_left:
             raise DeployError("the command that deployed it ended before it was live")
         for each in ended:
             child = each.running.child
-            raise foreign_port(child, (), ended=True) or DeployError(
+            raise conflicting_port(child, (), ended=True) or DeployError(
                 f"the {child.name} exited with status {each.ended} during startup"
             )
         return False
 
-    def _own_record(self, *states: str) -> DeploymentRecord | None:
+    def _current_record(self, *states: str) -> DeploymentRecord | None:
         """Return the record if the command has written one with this process in one of these states."""
         record = self.journal.read()
         return record if record and record.pid == os.getpid() and record.state in states else None
 
     def _note_start(self, state: str) -> None:
         """Record a step of the start, once the command has recorded this process."""
-        while not (record := self._own_record(*STARTING)):
+        while not (record := self._current_record(*STARTING)):
             if self._is_started():
                 return
             self.asked.wait(LOOK_EVERY_S)
@@ -115,7 +115,7 @@ class Supervisor:
 
     def _give_up(self, reason: str) -> None:
         write_log_line(f"failed: {reason}")
-        if record := self._own_record(*STARTING):
+        if record := self._current_record(*STARTING):
             with self._logged_os_errors():
                 self.journal.move(replace(record, reason=reason), "failed", reason)
 
@@ -162,10 +162,10 @@ class Supervisor:
         """Restart sidecars that ended, are stopped or do not answer, and record the reason."""
         front = self.keeper.front
         for each in (*self.running, *([front] if front else [])):
-            if fault := each.look(time.monotonic()):
+            if fault := each.check(time.monotonic()):
                 write_log_line(fault)
                 with self._lock, self._logged_os_errors():
-                    self.journal.remark(replace(self.journal.known(), beside=fault), fault)
+                    self.journal.annotate(replace(self.journal.read_existing(), beside=fault), fault)
 
     def _roll_out(self) -> None:
         """Begin a staged rollout."""
@@ -195,7 +195,7 @@ class Supervisor:
         with self._lock:
             if self.keeper is not keeper:
                 return
-            record = self.journal.known()
+            record = self.journal.read_existing()
             if state != "live":
                 record = replace(record, reason=detail, restarts=record.restarts + (state == "restarting"))
             with self._logged_os_errors():

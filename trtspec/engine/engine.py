@@ -94,7 +94,7 @@ class Engine:
             self._enqueue(running)
         return running.handle
 
-    def tell_draft_failures(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
+    def set_draft_failure_callbacks(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
         """Set the callbacks for the reason of each fallback to no drafts and for changes of the circuit breaker."""
         guard = self.speculator.guard
         guard.on_fallback, guard.breaker.on_change = on_fallback, on_open
@@ -207,7 +207,7 @@ class Engine:
         for running, reason in zip(self._running, reasons, strict=True):
             self._notify(running, reason)
         for row in reversed([row for row, reason in enumerate(reasons) if reason]):
-            self.speculator.keep(row, self._running[row].text)
+            self.speculator.retain(row, self._running[row].text)
             last = self._running.pop()
             if row < len(self._running):
                 self._running[row] = last

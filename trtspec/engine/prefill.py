@@ -46,7 +46,7 @@ class PrefixCache:
         self._stack, self._free = np.arange(max_tokens), max_tokens  # the first `_free` of these slots are free
         self._kept: list[CachedPrefix] = []  # in the order of their last use
 
-    def keep(self, row: int, text: Sequence[int], length: int) -> None:
+    def retain(self, row: int, text: Sequence[int], length: int) -> None:
         """Cache the first `length` tokens of a text, or all of a shorter text, with their keys and values of a row."""
         ids = np.array(text[:length], np.int32)
         if not 0 < len(ids) <= self._max_tokens:
@@ -60,7 +60,7 @@ class PrefixCache:
         self._content.index_copy_(1, self._index(slots), self._cache.row(row, len(ids)))
         self._kept.append(CachedPrefix(ids, slots))
 
-    def known(self, text: Sequence[int]) -> int:
+    def cached_length(self, text: Sequence[int]) -> int:
         """Return the number of leading tokens of a text that are cached; the last token never counts."""
         return self._longest(text)[1]
 

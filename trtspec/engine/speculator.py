@@ -128,7 +128,7 @@ class Speculator:
 
     def unread(self, running: RunningRequest) -> int:
         """Return the expected number of tokens that a request's prefill computes."""
-        return len(running.text) + len(running.external_draft) - self._prefixes.known(running.text)
+        return len(running.text) + len(running.external_draft) - self._prefixes.cached_length(running.text)
 
     def prefill(self, batch: Sequence[RunningRequest], first_row: int, max_tokens: int) -> list[DecodingStep]:
         """Prefill the prompts of new requests, at most `max_tokens` per pass, and verify their external drafts.
@@ -184,9 +184,9 @@ class Speculator:
         self.guard.observe(VerifyOutcome(results, logits, features))
         return _progress(batch, tokens.tolist(), drafted, results, logits)
 
-    def keep(self, row: int, text: Sequence[int]) -> None:
-        if self.guard.keep(row, text):  # without it, the drafter would lack the tokens that the cache skips
-            self._prefixes.keep(row, text, len(text) - 1)  # the last token was not processed yet
+    def retain(self, row: int, text: Sequence[int]) -> None:
+        if self.guard.retain(row, text):  # without it, the drafter would lack the tokens that the cache skips
+            self._prefixes.retain(row, text, len(text) - 1)  # the last token was not processed yet
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move row `source`, which is `length` tokens long, to row `target`."""

@@ -45,7 +45,7 @@ def override_keys(prefix: str) -> dict[str, str]:
     return _beginning(prefix, ends) or _beginning(prefix, _option_keys())
 
 
-def known_values(key: str) -> dict[str, str]:
+def described_values(key: str) -> dict[str, str]:
     """Return the known values of a key with descriptions; empty if any value is allowed."""
     schema = editor_schema()
     parts = [schema]

@@ -9,11 +9,11 @@ import yaml
 
 from trtspec.bench.gates import FAILS, VerificationCheck
 from trtspec.core.gpus import GPUS
+from trtspec.report.decision import contradiction
 from trtspec.report.documents import ELSEWHERE, ReportInputs
 from trtspec.report.plots.bars import grouped, stacked
 from trtspec.report.plots.frame import Series
 from trtspec.report.section import Section, Table
-from trtspec.report.verdict import contradiction
 
 # The two sides of each check; gates with limits compare a measurement with the recipe.
 SIDES = {

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from trtspec.bench.decision import ALONE, PAYS, SHIP
 from trtspec.bench.gates import UNDECIDED, VerificationCheck
-from trtspec.bench.verdict import ALONE, PAYS, SHIP
+from trtspec.report.decision import contradiction, report_decision, verification_summary
 from trtspec.report.documents import ELSEWHERE, ReportInputs
 from trtspec.report.section import Figure, Table
 from trtspec.report.sections import sections
-from trtspec.report.verdict import contradiction, verdict, verification_summary
 
 UNFIT = {0x9, 0xA, 0xD}
 
 
 def render_markdown(facts: ReportInputs) -> str:
     """Return the report as Markdown for a job summary."""
-    parts = [f"# {_plain(facts.name)}", f"**{_plain(verdict(facts).text)}**", _plain(verification_summary(facts))]
+    parts = [
+        f"# {_plain(facts.name)}",
+        f"**{_plain(report_decision(facts).text)}**",
+        _plain(verification_summary(facts)),
+    ]
     for section in sections(facts):
         parts.append(f"## {_plain(section.title)}")
         parts += [_plain(section.words)] if section.words else []
@@ -33,7 +37,7 @@ def render_junit(facts: ReportInputs) -> str:
     A skipped check becomes a skipped test. Without a trusted verification, the suite has an error. An undecided check
     is a failure or skipped, depending on `undecided_policy`. The verdict is a property and the output of the suite.
     """
-    found, judged = facts.verification, verdict(facts)
+    found, judged = facts.verification, report_decision(facts)
     suite = ElementTree.Element("testsuite", name=_xml(facts.name))
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in {**judged.as_dict(), "verification": verification_summary(facts)}.items():
@@ -64,7 +68,7 @@ def render_junit(facts: ReportInputs) -> str:
 
 def render_annotations(facts: ReportInputs) -> str:
     """Return GitHub workflow commands: the verdict, then failed, undecided and contradicted checks."""
-    judged = verdict(facts)
+    judged = report_decision(facts)
     level = "notice" if judged.decision in (SHIP, PAYS, ALONE) else "warning"
     lines = [f"::{level} title={_property(facts.name)}::{_data(judged.text)}"]
     if facts.verification is None:

@@ -90,7 +90,7 @@ class ReportInputs:
         is_foreign = any(each.what == what and each.against for each in self.sources)
         return None if is_foreign else getattr(self, what)
 
-    def objection(self, values: Mapping[str, Any]) -> str:
+    def rejection_reason(self, values: Mapping[str, Any]) -> str:
         """Return the reason why a document does not match the artifact, or ""."""
         return mismatch_reason(values, self.manifest, self.manifest_sha256)
 
@@ -116,12 +116,12 @@ def gather(root: Path, others: Sequence[Path]) -> ReportInputs:
     facts = ReportInputs(root, load_manifest(root), manifest_sha256(root), judged, own is None and found is not None)
     for path in others:
         what, values, document, digest = _read(path)
-        facts.sources.append(InputFile(path.name, digest, facts.objection(values), what))
+        facts.sources.append(InputFile(path.name, digest, facts.rejection_reason(values), what))
         setattr(facts, what, document)
     for path in list_documents(root, target_sha256(facts.manifest)):
         with suppress(TrtspecError):  # ignore unsupported and damaged documents
             what, values, document, digest = _read(path)
-            if getattr(facts, what) is None and not facts.objection(values):
+            if getattr(facts, what) is None and not facts.rejection_reason(values):
                 facts.sources.append(InputFile(path.name, digest, "", what, is_kept=True))
                 setattr(facts, what, document)
     return facts

@@ -9,11 +9,11 @@ from itertools import groupby
 from pathlib import Path
 
 from trtspec.core.installation import __version__
+from trtspec.report.decision import report_decision, verification_summary
 from trtspec.report.documents import ReportInputs
 from trtspec.report.plots import minify_css, style
 from trtspec.report.section import Figure, Section, Table
 from trtspec.report.sections import sections
-from trtspec.report.verdict import verdict, verification_summary
 
 LAYOUT = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -21,7 +21,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 def render_page(facts: ReportInputs) -> str:
     """Return the report as HTML."""
-    judged, checks = verdict(facts), verification_summary(facts)
+    judged, checks = report_decision(facts), verification_summary(facts)
     tone = {"green": "ok", "red": "bad"}.get(judged.style, "dim")
     is_bad = "does not hold" in checks
     body = "".join(

@@ -81,19 +81,19 @@ class ReadinessInputs:
         """Return the digest of the artifact's default prompts."""
         return prompts_sha256(prompt.text for prompt in artifact_prompts(self.root, None))
 
-    def of_kind(self, kind: str) -> list[SavedDocument]:
+    def documents_of_kind(self, kind: str) -> list[SavedDocument]:
         """Return the documents of a kind, matching ones first, then by decreasing time."""
         found = [each for each in self.documents if each.kind == kind]
-        return sorted(found, key=lambda each: (not self.objection(each), each.time), reverse=True)
+        return sorted(found, key=lambda each: (not self.rejection_reason(each), each.time), reverse=True)
 
-    def objection(self, document: SavedDocument) -> str:
+    def rejection_reason(self, document: SavedDocument) -> str:
         """Return the reason why a document does not match this artifact, or ""."""
         if against := mismatch_reason(document.values, self.manifest, self.manifest_sha256):
             return against
         is_named = document.text("target", "sha256") or recorded_manifest(document.values)
         return "" if is_named or document.time >= self.published else "older than the artifact"
 
-    def remark(self, document: SavedDocument) -> str:
+    def mismatch_note(self, document: SavedDocument) -> str:
         """Return a note on a matching document, or ""."""
         digest = document.text("prompts", "sha256") or document.text("prompt_set", "sha256")
         return "with prompts other than the artifact's" if digest and digest != self.prompts else ""
@@ -127,7 +127,7 @@ def _deployed(name: str, manifest: str) -> Iterator[DeploymentRecord]:
     """Yield the deployments of this artifact, and of others under its recipe's name."""
     for each in deployment_names():
         with suppress(TrtspecError):
-            record = DeploymentJournal(each).known()
+            record = DeploymentJournal(each).read_existing()
             if record.manifest == manifest or record.name == name:
                 yield record
 
@@ -260,32 +260,32 @@ def rollout(facts: ReadinessInputs) -> ReadinessItem:
 
 def baseline(facts: ReadinessInputs) -> ReadinessItem:
     """Check that the target alone was measured."""
-    found = facts.of_kind("baseline")
+    found = facts.documents_of_kind("baseline")
     return _measured(facts, found, f"trtspec baseline {facts.root}", "{median_tokens_per_s:g} tokens/s")
 
 
 def profile(facts: ReadinessInputs) -> ReadinessItem:
     """Check that drafts were profiled."""
-    return _of_drafts(facts, "profile", "trtspec profile RECIPE --prompts FILE --json")
+    return _draft_item(facts, "profile", "trtspec profile RECIPE --prompts FILE --json")
 
 
 def tune(facts: ReadinessInputs) -> ReadinessItem:
     """Check that draft length and options were tuned."""
-    return _of_drafts(facts, "tune", "trtspec tune RECIPE --prompts FILE --json")
+    return _draft_item(facts, "tune", "trtspec tune RECIPE --prompts FILE --json")
 
 
 def load(facts: ReadinessInputs) -> ReadinessItem:
     """Check that speculation was measured under load; a benchmark of single requests does not suffice."""
     command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
-    alone = facts.of_kind("bench")
-    if facts.of_kind("load") or not alone or not facts.drafts:
-        return _of_drafts(facts, "load", command)
+    alone = facts.documents_of_kind("bench")
+    if facts.documents_of_kind("load") or not alone or not facts.drafts:
+        return _draft_item(facts, "load", command)
     single = _measured(facts, alone, command, "{speedup:g} times as fast")
     return missing(f"{single.evidence}, one request at a time", command, alone)
 
 
-def _of_drafts(facts: ReadinessInputs, kind: str, command: str) -> ReadinessItem:
-    return _measured(facts, facts.of_kind(kind), command) if facts.drafts else not_needed(NOT_SPECULATING)
+def _draft_item(facts: ReadinessInputs, kind: str, command: str) -> ReadinessItem:
+    return _measured(facts, facts.documents_of_kind(kind), command) if facts.drafts else not_needed(NOT_SPECULATING)
 
 
 def _measured(facts: ReadinessInputs, found: Sequence[SavedDocument], command: str, result: str = "") -> ReadinessItem:
@@ -294,9 +294,9 @@ def _measured(facts: ReadinessInputs, found: Sequence[SavedDocument], command: s
         return missing("no saved result; pass one with --results FILE", command)
     best = found[0]
     named = f"{best.path.name} {best.sha256[:SHORT]}, {best.time:{DAY}}"
-    if against := facts.objection(best):
+    if against := facts.rejection_reason(best):
         return missing(f"{named}: {against}", command, found)
-    details = "; ".join(filter(None, (_formatted(result, best.values), facts.remark(best))))
+    details = "; ".join(filter(None, (_formatted(result, best.values), facts.mismatch_note(best))))
     return done(f"{named}: {details}" if details else named, found)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trtspec.bench.gates import HOLDS
 from trtspec.report.artifact_sections import build, compared, files, gates, memory, recipe, summary
+from trtspec.report.decision import matching_candidate, mismatched_documents
 from trtspec.report.documents import ReportInputs
 from trtspec.report.draft_sections import (
     by_batch,
@@ -20,7 +21,6 @@ from trtspec.report.draft_sections import (
 from trtspec.report.plots.lines import faster_ranges
 from trtspec.report.section import Figure, Section
 from trtspec.report.speed_sections import baseline, bench, closed, latencies, predicted, throughput
-from trtspec.report.verdict import matching_candidate, mismatched_documents
 from trtspec.store.plan import format_bytes
 
 

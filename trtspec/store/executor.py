@@ -38,7 +38,7 @@ class Observer(Protocol):
     def step_advanced(self, step: Step, n: int) -> None:
         """A running step has processed `n` more bytes."""
 
-    def step_said(self, step: Step, text: str) -> None:
+    def step_message(self, step: Step, text: str) -> None:
         """A running step reports its current activity."""
 
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Unobserved:
 
     def step_started(self, step: Step, total_bytes: int) -> None: ...
     def step_advanced(self, step: Step, n: int) -> None: ...
-    def step_said(self, step: Step, text: str) -> None: ...
+    def step_message(self, step: Step, text: str) -> None: ...
     def step_finished(self, step: Step, status: Status, seconds: float) -> None: ...
 
 
@@ -166,9 +166,9 @@ class _Meter(StepProgress):
             with self._run.observing() as observer:
                 observer.step_advanced(self._step, n_bytes)
 
-    def say(self, text: str) -> None:
+    def set_message(self, text: str) -> None:
         with self._run.observing() as observer:
-            observer.step_said(self._step, text)
+            observer.step_message(self._step, text)
 
 
 def _run_concurrently(steps: Sequence[Step], run: _Run, free: list[str]) -> None:

@@ -90,7 +90,7 @@ class FileReader:
             # before hashing, so that later changes are detected
             identities = tuple("" if path in self._absent else file_identity(path) for path in paths)
             stats = tuple(map(self._stat, paths))
-            known = {path: self._known(path) for path in paths}
+            known = {path: self._cached_digest(path) for path in paths}
             unknown = [path for path, digest in known.items() if digest is None]
             unproven: tuple[str, ...] = ()
             if self._unread_above is not None and sum(self._stat(path)[0] for path in unknown) > self._unread_above:
@@ -112,7 +112,7 @@ class FileReader:
         status = path.stat()
         return status.st_size, status.st_mtime_ns
 
-    def _known(self, path: Path) -> str | None:
+    def _cached_digest(self, path: Path) -> str | None:
         return self._absent[path][0] if path in self._absent else self._digests.lookup(path)
 
 
@@ -229,8 +229,8 @@ class ConcurrentHasher(StepProgress):
         self._files.wake()
         self._progress.resume(n_bytes)
 
-    def say(self, text: str) -> None:
-        self._progress.say(text)
+    def set_message(self, text: str) -> None:
+        self._progress.set_message(text)
 
     def digests(self) -> dict[Path, str]:
         """Return the digests after the step; SourceChanged if a file changed or differs from its hub digest."""
@@ -289,7 +289,7 @@ class SourceDigests:
         self.found |= dict(zip(paths, map_in_threads(self.cache.digest, paths), strict=True))
         return self.complete(step)
 
-    def look_up(self, step: Step) -> Step:
+    def with_cached_digests(self, step: Step) -> Step:
         """Return a step with the digests that other processes have cached since, if they suffice."""
         if not (paths := unverified_files(step)):
             return step

@@ -145,7 +145,7 @@ class StepRates:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(self._path, dump_checksummed(RATES_SCHEMA, {"rates": known}))
 
-    def seconds_of(self, step: Step) -> float | None:
+    def estimated_seconds(self, step: Step) -> float | None:
         """Return the estimated seconds by the median throughput of the step's kind, or None if unknown."""
         rates = self._load().get(step.kind)
         return step.total_bytes / median(rates) if rates else None

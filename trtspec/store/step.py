@@ -28,7 +28,7 @@ class StepProgress:
         """Count bytes that an earlier run completed and that are not read again; raises as `advance` does."""
         self.advance(n_bytes)
 
-    def say(self, text: str) -> None:
+    def set_message(self, text: str) -> None:
         """Report the current activity."""
 
 

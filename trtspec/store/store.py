@@ -126,7 +126,7 @@ class Store:
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
                     return entry, False
-                locked_key, step = step.key, sources.look_up(step)
+                locked_key, step = step.key, sources.with_cached_digests(step)
                 if step.key != locked_key:  # the previous holder of the lock has read the files
                     return self._build(step, inputs, progress, sources)
                 started, is_resumed = time.perf_counter(), bool(self.resumable_bytes(step.key))

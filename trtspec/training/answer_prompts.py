@@ -98,7 +98,7 @@ class AnswerPrompts(Step):
                 os.fsync(file.fileno())
                 done += answered
                 progress.advance(0)
-                progress.say(f"{len(done)} of {len(wanted)}")
+                progress.set_message(f"{len(done)} of {len(wanted)}")
         return done
 
     def _batch(self, engine: Engine, asked: Sequence[tuple[TrainingText, SamplingOptions]]) -> list[TrainingText]:

@@ -56,7 +56,7 @@ class TrainingBatch:
 
     @cached_property
     def depths(self) -> Tensor:
-        """Return the index of each place in its response."""
+        """Return the index of each position within its response."""
         return self._tensor([depth for span in self._spans for depth in range(len(span))])
 
     @cached_property

@@ -97,7 +97,7 @@ class MeasureDraft(Step):
         held_out = [SampleText(text.prompt, text.answer, text.label) for text in texts]
         depth = speculator.draft_shape.max_depth
         found = replayed(
-            "held-out", speculator, held_out, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
+            "held-out", speculator, held_out, [depth], lambda what, done, total: progress.set_message(f"{done}/{total}")
         )
         (out / COUNTS).write_text(json.dumps([asdict(counts) for counts in found[depth].texts]))
 
@@ -150,7 +150,7 @@ class TrainDraft(Step):
             student = find_trainable(self.method).load(origin)
             lessons = TargetOutputs(teacher, student.aux_layers, [*texts, *validation])
             training = Trainer(student, lessons, texts, validation, self.draft_len, self.settings, notes_dir(out))
-            trained = training.run(progress.say)
+            trained = training.run(progress.set_message)
             write_checkpoint(student.tensors.source, trained, out)
         course = training.course
         record = {

@@ -142,7 +142,7 @@ class SharedWeights:
 
 
 class RolloutAttention:
-    """Keys and values of chains so far; `count` is the maximum of places per row, as in `TrainingBatch.grid`."""
+    """Attention of chains over the text and their own earlier tokens, whose keys and values it stores."""
 
     def __init__(self, batch: TrainingBatch) -> None:
         self._batch, self._starts = batch, batch.grid - 1

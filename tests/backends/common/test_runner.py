@@ -69,7 +69,7 @@ class Family:
         )
 
 
-def test_lines_go_to_the_log_and_to_whoever_listens(tool: Callable[..., Tool]) -> None:
+def test_output_lines_go_to_the_log_and_the_listener(tool: Callable[..., Tool]) -> None:
     said: list[str] = []
     built = tool("import sys; print('one'); sys.stdout.flush(); print('two', file=sys.stderr); print('a\\rb', end='')")
     run_tool(built, said.append)
@@ -78,20 +78,20 @@ def test_lines_go_to_the_log_and_to_whoever_listens(tool: Callable[..., Tool]) -
     assert head.startswith(f"$ cd {built.cwd} && {sys.executable} -c ")
 
 
-def test_what_it_says_cannot_move_the_cursor(tool: Callable[..., Tool]) -> None:
+def test_terminal_control_sequences_are_removed_from_the_output(tool: Callable[..., Tool]) -> None:
     said: list[str] = []
     run_tool(tool(r"import sys; sys.stdout.buffer.write(b'\x1b[31mred\x1b[0m\tx\x07\n\xff\n')"), said.append)
     assert said == ["red x", "\ufffd"]
 
 
-def test_a_line_without_an_end_comes_in_pieces(tool: Callable[..., Tool]) -> None:
+def test_long_line_without_newline_is_delivered_in_pieces(tool: Callable[..., Tool]) -> None:
     said: list[str] = []
     run_tool(tool("print('x' * 100_000, end='')"), said.append)
     assert "".join(said) == "x" * 100_000
     assert max(map(len, said)) < 20_000
 
 
-def test_it_gets_few_variables_and_no_secret(tool: Callable[..., Tool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_environment_excludes_secrets(tool: Callable[..., Tool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
     code = "import os; print(*sorted(os.environ)); print(os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -103,7 +103,7 @@ def test_it_gets_few_variables_and_no_secret(tool: Callable[..., Tool], monkeypa
     assert "HF_TOKEN" not in names
 
 
-def test_its_end_in_words(tool: Callable[..., Tool]) -> None:
+def test_tool_failure_reports_the_exit_status_and_the_end_of_the_log(tool: Callable[..., Tool]) -> None:
     built = tool("for number in range(100): print('line', number)\nraise SystemExit(3)")
     with pytest.raises(StepError) as caught:
         run_tool(built)
@@ -117,14 +117,14 @@ def test_its_end_in_words(tool: Callable[..., Tool]) -> None:
         run_tool(tool("raise SystemExit(1)"))
 
 
-def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_command_fails_with_exit_status_127(tmp_path: Path) -> None:
     with pytest.raises(StepError, match="no-such-builder failed with exit status 127: it cannot be started") as caught:
         run_tool(Tool(("no-such-builder",), tmp_path, tmp_path / "log", PATIENCE_S))
     assert "no-such-builder: No such file or directory" in str(caught.value)
 
 
 @pytest.mark.slow
-def test_time_runs_out(tool: Callable[..., Tool]) -> None:
+def test_timeout_ends_the_tool_and_all_its_processes(tool: Callable[..., Tool]) -> None:
     family = Family()
     built = tool(DEAF_FAMILY, timeout_s=2.0, grace_s=0.2)
     with pytest.raises(StepTimeout, match="did not finish within 2 s") as caught:
@@ -135,7 +135,7 @@ def test_time_runs_out(tool: Callable[..., Tool]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StepError("another version")])
-def test_whoever_waits_or_listens_may_end_it(tool: Callable[..., Tool], error: BaseException) -> None:
+def test_error_in_the_interrupt_callback_ends_all_processes(tool: Callable[..., Tool], error: BaseException) -> None:
     family = Family()
 
     def interrupt() -> None:
@@ -148,13 +148,13 @@ def test_whoever_waits_or_listens_may_end_it(tool: Callable[..., Tool], error: B
     assert family.is_gone
 
 
-def test_nothing_is_left_of_one_that_ends_by_itself(tool: Callable[..., Tool]) -> None:
+def test_normal_exit_leaves_no_child_process(tool: Callable[..., Tool]) -> None:
     family = Family()
     run_tool(tool(DEAF_FAMILY.replace("time.sleep(600)\n", "", 1)), family.listen)
     assert family.is_gone
 
 
-def test_it_may_end_in_order(tool: Callable[..., Tool], tmp_path: Path) -> None:
+def test_interrupted_tool_can_handle_sigterm(tool: Callable[..., Tool], tmp_path: Path) -> None:
     code = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (open("ended", "w").close(), sys.exit()))
@@ -173,7 +173,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_it_does_not_outlive_us(tool: Callable[..., Tool], tmp_path: Path) -> None:
+def test_killed_parent_ends_the_tool_and_runs_the_cleanup(tool: Callable[..., Tool], tmp_path: Path) -> None:
     cleaned = tmp_path / "cleaned"
     script = f"""
 from pathlib import Path
@@ -195,7 +195,7 @@ run_tool(tool, lambda line: print(line, flush=True))
     assert wait_until(cleaned.exists, 30), "the cleanup command has run too"
 
 
-def test_a_full_disk_costs_the_log_and_not_the_words(tool: Callable[..., Tool], tmp_path: Path) -> None:
+def test_full_disk_loses_the_log_but_not_the_error_message(tool: Callable[..., Tool], tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     built = tool("print('no space left'); raise SystemExit(1)")
@@ -205,7 +205,7 @@ def test_a_full_disk_costs_the_log_and_not_the_words(tool: Callable[..., Tool], 
         run_tool(built)
 
 
-def test_phases() -> None:
+def test_build_phases_are_parsed_from_log_lines() -> None:
     phases = BuildPhases(2)
     lines = (
         "[12/31/2024-21:25:45] [TRT-LLM] [I] Total time of constructing network from module object 3.1 seconds",
@@ -224,12 +224,12 @@ def test_phases() -> None:
 
 
 @pytest.mark.parametrize("name", ["TensorRT-LLM", "TensorRT LLM"])
-def test_version(name: str) -> None:
+def test_version_is_parsed_from_a_log_line(name: str) -> None:
     assert parse_version(f"[TensorRT-LLM] {name} version: 1.2.1") == "1.2.1"
     assert parse_version("[TRT] [I] Detected 18 inputs") is None
 
 
-def test_the_guard_needs_nothing_of_ours() -> None:
+def test_kill_on_parent_exit_does_not_import_trtspec() -> None:
     from trtspec.backends.common import kill_on_parent_exit
 
     source = Path(kill_on_parent_exit.__file__).read_text()

@@ -37,7 +37,7 @@ def built(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tools:
 
 
 @pytest.mark.triton
-def test_from_the_recipe_to_the_end_of_its_server(
+def test_edge_llm_artifact_is_deployed_benchmarked_and_stopped(
     built: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # deploy searches for this name, the model imports the package that is installed with it
@@ -59,7 +59,7 @@ def test_from_the_recipe_to_the_end_of_its_server(
 
 
 @pytest.mark.triton
-def test_without_edge_llm_nothing_is_started(built: Path, trtspec: Run) -> None:
+def test_deploy_without_edge_llm_is_rejected_with_an_install_hint(built: Path, trtspec: Run) -> None:
     error = refused(trtspec, built)
     assert error["message"] == "the Python package tensorrt_edgellm is not installed here"
     assert error["hint"].startswith("pip install 'tensorrt-edgellm[server]==0.11.0'")

@@ -34,7 +34,7 @@ def options(argv: tuple[str, ...]) -> dict[str, str]:
     return {word: after for word, after in pairwise(argv) if word.startswith("--")}
 
 
-def test_there_is_one_release_with_a_source_for_each_fact() -> None:
+def test_default_release_has_a_source_and_its_supported_gpus() -> None:
     assert choose_version(backends()["edge_llm"], None) == "0.11.0"
     release = releases()["0.11.0"]
     assert release.source.startswith("NVIDIA/TensorRT-Edge-LLM:")
@@ -44,7 +44,7 @@ def test_there_is_one_release_with_a_source_for_each_fact() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_taken_as_it_is(method: str) -> None:
+def test_every_method_is_accepted_with_default_settings(method: str) -> None:
     assert errors(method) == []
 
 
@@ -60,7 +60,7 @@ def test_every_method_is_taken_as_it_is(method: str) -> None:
         ("dspark", {"draft_facts": LATE}, "dspark", "8", "8"),
     ],
 )
-def test_engines_are_built_for_what_is_drafted(method, changes, spec_type, verify, draft) -> None:
+def test_build_command_has_the_options_of_the_method(method, changes, spec_type, verify, draft) -> None:
     told = options(build_command(case(method, **changes)))
     assert (told["--spec-type"], told.get("--max-verify-tree-size"), told.get("--max-draft-tree-size")) == (
         spec_type,
@@ -74,7 +74,7 @@ def test_engines_are_built_for_what_is_drafted(method, changes, spec_type, verif
 @pytest.mark.parametrize(
     ("method", "tokens", "steps"), [("eagle3", 5, 5), ("mtp", 3, 3), ("dflash", 8, None), ("dspark", 7, None)]
 )
-def test_the_python_api_drafts_as_much(method: str, tokens: int, steps: int | None) -> None:
+def test_model_json_has_the_draft_length_of_the_method(method: str, tokens: int, steps: int | None) -> None:
     llm = model_json(case(method))["llm"]
     assert llm["speculative_config"]["method"] == method
     assert llm["speculative_config"]["num_speculative_tokens"] == tokens
@@ -84,7 +84,7 @@ def test_the_python_api_drafts_as_much(method: str, tokens: int, steps: int | No
     assert ("model" in llm["speculative_config"]) == (method != "mtp")
 
 
-def test_requests_run_together_where_nothing_is_drafted() -> None:
+def test_in_flight_batching_is_enabled_without_drafting() -> None:
     assert model_json(case())["llm"]["enable_in_flight_batching"]
 
 
@@ -99,12 +99,12 @@ def test_requests_run_together_where_nothing_is_drafted() -> None:
         ("draft", "dspark", "checkpoints/target onnx/draft --dspark-draft --dspark-draft-dir checkpoints/draft"),
     ],
 )
-def test_what_is_exported_of_each_method(role: str, method: str, words: str) -> None:
+def test_export_arguments_match_the_role_and_method(role: str, method: str, words: str) -> None:
     tail = "--dtype float16 --int4-gemm-plugin-version 2 --target-sm 110"
     assert " ".join(export_arguments(role, method, 110)) == f"tensorrt-edgellm-export {words} {tail}"
 
 
-def test_quantization_says_device_format_and_samples() -> None:
+def test_quantize_arguments_contain_device_formats_and_samples() -> None:
     argv = quantize_arguments("draft", Quantization(weights="fp8", kv_cache="fp8"), "cpu")
     told = options(argv)
     assert argv[1] == "draft"
@@ -144,24 +144,24 @@ def test_quantization_says_device_format_and_samples() -> None:
         ),
     ],
 )
-def test_what_is_refused_says_why(changes: dict[str, Any], key: str, message: str) -> None:
+def test_unsupported_recipe_is_an_error_with_its_reason(changes: dict[str, Any], key: str, message: str) -> None:
     diagnostic = found(**changes)[key]
     assert diagnostic.severity == "error"
     assert message in diagnostic.message
 
 
 @pytest.mark.parametrize("gpu", ["a100-80gb", "rtx3090", "jetson-thor", "b200", "rtxpro6000", "dgx-spark"])
-def test_gpus_that_it_has_libraries_for(gpu: str) -> None:
+def test_supported_gpu_is_accepted(gpu: str) -> None:
     assert errors(engine__gpu=gpu) == []
 
 
-def test_layers_that_draft_are_those_of_models_that_have_a_class() -> None:
+def test_mtp_requires_a_supported_target_with_mtp_layers() -> None:
     assert "speculation.method version" in found("mtp", target_facts=facts({"model_type": "llama"}))
     assert "speculation.method no-draft" in found("mtp", target_facts=facts({"model_type": "nemotron_h"}))
     assert errors("mtp", target_facts=MTP) == []
 
 
-def test_the_layers_that_a_net_reads_are_looked_at() -> None:
+def test_drafter_layers_are_checked_against_the_exported_layers() -> None:
     assert "speculation.draft.model aux-layers" not in found("eagle3", layers=(2, 16, 29))
     warned = found("eagle3", layers=(1, 16, 29))["speculation.draft.model aux-layers"]
     assert warned.severity == "warning"
@@ -169,23 +169,23 @@ def test_the_layers_that_a_net_reads_are_looked_at() -> None:
     assert "speculation.draft.model aux-layers" in errors("eagle3", layers=(2, 16, 32))
 
 
-def test_with_drafts_requests_wait_for_each_other_and_samples_are_the_targets_alone() -> None:
+def test_drafting_warns_about_batch_size_and_greedy_only() -> None:
     warned = found("eagle3", engine__max_batch_size=4)
     assert warned["engine.max_batch_size unused"].severity == "warning"
     assert warned["speculation.method greedy-only"].severity == "warning"
     assert found(engine__max_batch_size=4) == {}
 
 
-def test_a_source_that_is_fp8_needs_no_quantization() -> None:
+def test_fp8_source_is_accepted_without_quantization() -> None:
     assert errors(target_facts=facts({}, FP8)) == []
 
 
-def test_a_gpu_that_shares_the_cpus_memory_is_known_by_name_and_capability() -> None:
+def test_unified_memory_gpu_is_identified_by_name_and_capability() -> None:
     spark = DetectedGpu("NVIDIA GB10", 121, "580.95.05", 0)
     assert spark.kind is GPUS["dgx-spark"]
 
 
-def test_the_page_has_every_gpu_and_no_other() -> None:
+def test_documentation_lists_exactly_the_supported_gpus() -> None:
     page = (Path(__file__).parents[3] / "docs" / "edge-llm.md").read_text(encoding="utf-8")
     release = releases()["0.11.0"]
     rows = dict(re.findall(r"^\| (\d+\.\d) \| ([^|]+) \|", page, re.MULTILINE))

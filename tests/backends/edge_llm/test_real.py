@@ -84,14 +84,14 @@ def command_lines() -> list[list[str]]:
     ]
 
 
-def test_its_parsers_take_every_command_line(ask: Ask) -> None:
+def test_real_parsers_accept_every_command_line(ask: Ask) -> None:
     lines = command_lines()
     assert len(lines) > 100
     assert [said for said in ask("parse", lines) if said] == []
     assert "unrecognized" in ask("parse", [[*lines[0], "--no-such-option"]])[0]
 
 
-def test_its_parsers_take_every_recipe_of_the_catalogue_for_it(
+def test_real_parsers_accept_every_edge_recipe_of_the_catalogue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run, ask: Ask
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -105,7 +105,7 @@ def test_its_parsers_take_every_recipe_of_the_catalogue_for_it(
     assert [said for said in ask("parse", lines) if said] == []
 
 
-def test_the_stand_in_has_its_signatures(ask: Ask) -> None:
+def test_double_has_the_real_signatures(ask: Ask) -> None:
     names = [
         ["experimental.server", "LLM.__init__"],
         ["experimental.server", "LLM._make_generation_request"],
@@ -134,7 +134,7 @@ def test_the_stand_in_has_its_signatures(ask: Ask) -> None:
         ("dspark", {}, {"top_k": 1, "steps": 1, "verify": 8}),
     ],
 )
-def test_its_python_api_takes_the_engines_that_were_built(
+def test_real_python_api_accepts_the_built_engines(
     method: str, changes: dict[str, Any], runtime: dict[str, int], tmp_path: Path, environment: Path
 ) -> None:
     """With files that look like its engines: it accepts them, and would draft as configured."""
@@ -173,7 +173,7 @@ def lay_out(root: Path, context: Any, method: str) -> None:
         (engines / f"{role}_config.json").write_text(json.dumps({**config, "engine_role": role}))
 
 
-def test_the_quickstart_is_quantized_and_exported_and_goes_on_after_a_kill(
+def test_quickstart_build_resumes_after_sigkill(
     workplace: Path, trtspec: Run, environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_EDGE_LLM", str(environment))

@@ -74,7 +74,7 @@ def sent(request: Request) -> list[dict[str, Any]]:
     return [{name: array.item() for name, array in response.outputs.items()} for response, _ in request.sender.sent]
 
 
-def test_an_answer_is_the_engines_text_with_its_counts(model: Any) -> None:
+def test_answer_is_the_engines_text_with_counts(model: Any) -> None:
     assert sent(answered(model)) == [{"text_output": b"one two three", "num_input_tokens": 5, "num_output_tokens": 3}]
     params, request = model.llm.asked[0]
     assert (params.temperature, params.top_k, params.max_tokens, params.disable_spec_decode) == (0.0, 1, 9, False)
@@ -83,23 +83,23 @@ def test_an_answer_is_the_engines_text_with_its_counts(model: Any) -> None:
     assert not request["prompt"]
 
 
-def test_a_stream_comes_in_pieces_whose_counts_grow(model: Any) -> None:
+def test_stream_pieces_have_cumulative_token_counts(model: Any) -> None:
     pieces = sent(answered(model, stream=True))
     assert [piece["text_output"] for piece in pieces] == [b"one ", b"two ", b"three"]
     assert [piece["num_output_tokens"] for piece in pieces] == [1, 2, 3]
 
 
-def test_a_stop_text_ends_an_answer_and_the_request(model: Any) -> None:
+def test_stop_text_ends_the_answer_and_closes_the_engine_request(model: Any) -> None:
     assert sent(answered(model, stop_words=texts("tw")))[-1]["text_output"] == b"one tw"
     assert model.llm.given[0].closed
 
 
-def test_a_stop_text_may_lie_in_two_pieces(model: Any) -> None:
+def test_stop_text_spanning_two_pieces_ends_the_answer(model: Any) -> None:
     pieces = sent(answered(model, stop_words=texts("e two"), stream=True))
     assert b"".join(piece["text_output"] for piece in pieces) == b"one two"
 
 
-def test_the_prompt_comes_back_where_it_is_asked_for(model: Any) -> None:
+def test_prompt_is_returned_on_request(model: Any) -> None:
     assert sent(answered(model, exclude_input_in_output=False))[0]["text_output"] == b"helloone two three"
 
 
@@ -114,7 +114,7 @@ def test_the_prompt_comes_back_where_it_is_asked_for(model: Any) -> None:
         ({"num_draft_tokens": 0}, {"temperature": 0.0, "disable_spec_decode": True}),
     ],
 )
-def test_what_samples_runs_without_drafts_which_would_make_it_greedy(inputs, changed, model: Any) -> None:
+def test_sampling_request_disables_speculative_decoding(inputs, changed, model: Any) -> None:
     sent(answered(model, **inputs))
     given = asdict(model.llm.asked[0][0])
     assert {key: given[key] for key in changed} == changed
@@ -130,13 +130,13 @@ def test_what_samples_runs_without_drafts_which_would_make_it_greedy(inputs, cha
         ({"text_input": texts("broken")}, "Edge-LLM aborted the request"),
     ],
 )
-def test_what_edge_llm_does_not_do_is_an_error_of_that_request(inputs, said: str, model: Any) -> None:
+def test_unsupported_or_failed_request_returns_an_error(inputs, said: str, model: Any) -> None:
     [(response, flags)] = answered(model, **inputs).sender.sent
     assert flags == FINAL
     assert response.error.message.startswith(said)
 
 
-def test_a_client_that_left_ends_its_request(model: Any) -> None:
+def test_cancelled_request_closes_the_engine_request(model: Any) -> None:
     request = Request(text_input=texts("hello"), max_tokens=9)
     request.sender.cancelled = True
     model.serve(request, model.metrics.text())
@@ -144,7 +144,7 @@ def test_a_client_that_left_ends_its_request(model: Any) -> None:
     assert model.llm.given[0].closed
 
 
-def test_engines_that_edge_llm_does_not_take_are_an_error(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_fails_if_edge_llm_uses_other_engines(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import experimental.server
 
     elsewhere = property(lambda llm: "/elsewhere", lambda llm, value: None)
@@ -154,7 +154,7 @@ def test_engines_that_edge_llm_does_not_take_are_an_error(artifact: Path, monkey
         load(artifact / "model_repository" / "edge_llm", 1, artifact / "cache")
 
 
-def test_the_ensemble_fits_its_model(artifact: Path) -> None:
+def test_ensemble_tensors_match_the_model(artifact: Path) -> None:
     ensemble, model = (
         load_config(artifact / "model_repository" / name / "config.pbtxt") for name in ("ensemble", "edge_llm")
     )
@@ -164,7 +164,7 @@ def test_the_ensemble_fits_its_model(artifact: Path) -> None:
     assert model.parameters["concurrency"].string_value == "4"
 
 
-def test_metrics_say_what_edge_llm_told(model: Any) -> None:
+def test_metrics_count_tokens_queue_times_and_finish_reasons(model: Any) -> None:
     """Texts, queue times and ends; Edge-LLM does not report drafts."""
     exported = sys.modules["triton_python_backend_utils"].exported
     answered(model)

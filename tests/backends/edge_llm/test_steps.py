@@ -94,7 +94,7 @@ def ran(tools: Path) -> list[list[str]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def test_without_its_commands_a_build_says_where_to_get_them(alone: Path, trtspec: Run, monkeypatch) -> None:
+def test_build_without_the_tools_fails_with_install_hints(alone: Path, trtspec: Run, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("TRTSPEC_EDGE_LLM", raising=False)
     planned = trtspec("plan", alone, *FOR_EDGE, "--json")
@@ -107,7 +107,7 @@ def test_without_its_commands_a_build_says_where_to_get_them(alone: Path, trtspe
     assert "TRTSPEC_EDGE_LLM" in refused.err
 
 
-def test_another_release_is_refused(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
+def test_other_installed_release_is_rejected(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
     install(monkeypatch, "0.10.1")
     refused = trtspec("plan", alone, *FOR_EDGE)
     assert refused.code == 1
@@ -115,7 +115,7 @@ def test_another_release_is_refused(alone: Path, trtspec: Run, tools: Path, monk
 
 
 @pytest.mark.slow
-def test_without_a_gpu_the_artifact_has_what_engines_are_built_of(alone: Path, trtspec: Run, tools: Path) -> None:
+def test_build_without_gpu_writes_only_the_inputs_of_engines(alone: Path, trtspec: Run, tools: Path) -> None:
     before = {path.name for path in alone.parent.glob("*/chat_template.jinja")}
     built = trtspec("build", alone, *FOR_EDGE, "--set", "target.quantization.weights=fp8", "--out", "made")
     assert built.code == 0, built.err
@@ -133,7 +133,7 @@ def test_without_a_gpu_the_artifact_has_what_engines_are_built_of(alone: Path, t
 
 
 @pytest.mark.slow
-def test_the_same_again_runs_nothing(alone: Path, trtspec: Run, tools: Path) -> None:
+def test_repeated_build_uses_cached_steps(alone: Path, trtspec: Run, tools: Path) -> None:
     assert trtspec("build", alone, *FOR_EDGE, "--out", "made").code == 0
     template = Path("made/checkpoints/target/chat_template.jinja")
     assert template.read_text() == PLAIN_TEMPLATE
@@ -144,7 +144,7 @@ def test_the_same_again_runs_nothing(alone: Path, trtspec: Run, tools: Path) -> 
 
 
 @pytest.mark.slow
-def test_with_tensorrt_and_the_gpu_engines_are_built(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
+def test_build_with_tensorrt_and_gpu_writes_engines(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
     install(monkeypatch, tensorrt="11.0.0.114")
     show_gpu(monkeypatch)
     built = trtspec("build", alone, *FOR_EDGE, "--out", "made")
@@ -156,7 +156,7 @@ def test_with_tensorrt_and_the_gpu_engines_are_built(alone: Path, trtspec: Run, 
     assert manifest.gpu["driver"] == "590.44.01"
 
 
-def test_a_tensorrt_that_its_libraries_do_not_fit_builds_nothing(
+def test_incompatible_tensorrt_version_is_reported_in_the_plan(
     alone: Path, trtspec: Run, tools: Path, monkeypatch
 ) -> None:
     install(monkeypatch, tensorrt="10.3.0")
@@ -166,7 +166,7 @@ def test_a_tensorrt_that_its_libraries_do_not_fit_builds_nothing(
     assert facts["why_no_engines"] == f"TensorRT 10.3.0 is installed, but Edge-LLM 0.11.0 requires {wanted}"
 
 
-def test_a_command_that_fails_is_told_with_its_last_words(alone: Path, trtspec: Run, tools: Path) -> None:
+def test_failed_command_reports_its_exit_status_and_last_output(alone: Path, trtspec: Run, tools: Path) -> None:
     (tools / "fails").touch()
     failed = trtspec("build", alone, *FOR_EDGE)
     assert failed.code == 100
@@ -175,14 +175,14 @@ def test_a_command_that_fails_is_told_with_its_last_words(alone: Path, trtspec: 
 
 
 @pytest.mark.slow
-def test_a_command_that_leaves_less_than_it_should_is_no_step(alone: Path, trtspec: Run, tools: Path) -> None:
+def test_command_without_its_expected_output_fails_the_step(alone: Path, trtspec: Run, tools: Path) -> None:
     (tools / "forgets").touch()
     failed = trtspec("build", alone, *FOR_EDGE)
     assert failed.code == 100
     assert "tensorrt-edgellm-export succeeded but did not write llm/config.json" in failed.err
 
 
-def test_engines_of_other_sizes_are_not_published(tmp_path: Path) -> None:
+def test_engine_sizes_other_than_requested_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"builder_config": {"max_batch_size": 1}}))
     with pytest.raises(StepError, match="max_batch_size is 1, expected 4; max_input_len is missing, expected 9"):
         check_engines(tmp_path, {"max_batch_size": 4, "max_input_len": 9})

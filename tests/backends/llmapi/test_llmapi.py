@@ -36,7 +36,7 @@ def diagnostics(*arguments: Any, **changes: Any) -> dict[str, Any]:
     return said(BACKEND.check(case(*arguments, **changes)))
 
 
-def test_the_default_is_the_newest_release_and_candidates_can_be_asked_for() -> None:
+def test_default_version_is_the_newest_release_and_candidates_are_selectable() -> None:
     backend = backends()["llmapi"]
     assert (backend.package, backend.converts) == ("tensorrt_llm", False)
     assert choose_version(backend, None) == "1.2.1"
@@ -136,7 +136,7 @@ def test_the_default_is_the_newest_release_and_candidates_can_be_asked_for() -> 
         ("1.3.0rc27", "mtp", {"speculation__draft_len": 2}, {"decoding_type": "MTP", "max_draft_len": 2}),
     ],
 )
-def test_a_method_is_spelled_as_its_version_reads_it(version: str, method: str, changes, expected) -> None:
+def test_speculative_config_uses_the_spelling_of_its_version(version: str, method: str, changes, expected) -> None:
     assert speculative_config(case(version, method, **changes), DRAFT) == expected
 
 
@@ -150,14 +150,16 @@ def test_a_method_is_spelled_as_its_version_reads_it(version: str, method: str, 
         ("1.0.0", [], {}),
     ],
 )
-def test_a_schedule_is_counted_as_its_version_counts(version: str, schedule: Any, fields: dict[str, Any]) -> None:
+def test_schedule_is_converted_to_the_format_of_its_version(
+    version: str, schedule: Any, fields: dict[str, Any]
+) -> None:
     asked = case(version, "ngram", speculation__draft_len=6, speculation__schedule=schedule)
     config = speculative_config(asked, None)
     assert {key: config[key] for key in config.keys() & {"draft_len_schedule", "max_concurrency"}} == fields
     assert "speculation.schedule version" not in said(BACKEND.check(asked))
 
 
-def test_a_threshold_has_a_window() -> None:
+def test_acceptance_threshold_has_a_window_size() -> None:
     asked = {"speculation__acceptance_rate_threshold": 0.4}
     config = speculative_config(case("1.3.0rc27", "ngram", **asked), None)
     assert (config["acceptance_rate_threshold"], config["acceptance_rate_window_size"]) == (0.4, 1000)
@@ -165,14 +167,14 @@ def test_a_threshold_has_a_window() -> None:
     assert config["acceptance_rate_window_size"] == 50
 
 
-def test_a_step_of_pard_has_the_masks_of_the_next_one() -> None:
+def test_pard_step_verifies_twice_the_draft_length() -> None:
     asked = case("1.3.0rc27", "pard", speculation__draft_len=8, engine__max_num_tokens=63)
     found = said(BACKEND.check(asked))["engine.max_num_tokens out-of-range"]
     assert found.message == "max_num_tokens 63 is less than max_batch_size 4 times 16 tokens to verify"
 
 
 @pytest.mark.parametrize("version", ["1.1.0", "1.2.1"])
-def test_a_net_beside_a_plain_decoder_has_a_model_of_its_own(version: str) -> None:
+def test_eagle3_with_a_plain_decoder_runs_as_a_separate_model(version: str) -> None:
     """Its class drafts nothing inside, and verification outside is exact too."""
     plain = case(version, "eagle3", target="qwen2.5-7b")
     assert speculative_config(plain, DRAFT)["eagle3_one_model"] is False
@@ -187,14 +189,14 @@ def test_a_net_beside_a_plain_decoder_has_a_model_of_its_own(version: str) -> No
         ("1.0.0", "eagle3", "engine.version: 1.2, or method: ngram"),
     ],
 )
-def test_a_plain_decoder_is_told_where_to_go(version: str, method: str, hint: str) -> None:
+def test_unsupported_method_for_a_plain_decoder_hints_at_alternatives(version: str, method: str, hint: str) -> None:
     found = said(BACKEND.check(case(version, method, target="qwen2.5-7b", draft="qwen2.5-7b")))
     assert found["speculation.method architecture"].hint == hint
 
 
 @pytest.mark.parametrize("version", BACKEND.versions())
 @pytest.mark.parametrize("method", sorted(BACKEND.methods().keys() - {"none"}))
-def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, method: str) -> None:
+def test_speculative_config_has_only_the_fields_of_its_contract(version: str, method: str) -> None:
     if (kind := find_version_spec(version).api.methods.get(method)) is None:
         assert "speculation.method method" in diagnostics(version, method)
         return
@@ -204,7 +206,7 @@ def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, met
     assert {*kind.required} <= {*config} <= {*kind.fields}
 
 
-def test_model_yaml_has_everything_that_llm_is_told() -> None:
+def test_model_yaml_contains_all_llm_arguments() -> None:
     document = model_yaml(
         case(
             "1.3.0rc27",
@@ -237,7 +239,7 @@ def test_model_yaml_has_everything_that_llm_is_told() -> None:
     }
 
 
-def test_a_hub_id_keeps_its_revision() -> None:
+def test_model_yaml_has_the_revision_of_a_hub_id() -> None:
     revision = "0" * 40
     asked = case(target__model="org/model", target__revision=revision)
     assert model_yaml(asked, "org/model", None)["revision"] == revision
@@ -261,7 +263,7 @@ def test_a_hub_id_keeps_its_revision() -> None:
         ("1.4.0rc1", "mtp", False),
     ],
 )
-def test_versions_that_sample_from_another_law_are_warned_of(version, method, greedy_only) -> None:
+def test_greedy_only_version_and_method_cause_a_warning(version, method, greedy_only) -> None:
     asked = case(version, method, target_facts=MTP)
     assert is_greedy_only(asked) is greedy_only
     found = said(BACKEND.check(asked)).get("speculation.method greedy-only")
@@ -414,7 +416,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "key", "message"), REFUSED, ids=[key for _, key, _ in REFUSED])
-def test_what_cannot_be_done_is_an_error(changes: dict[str, Any], key: str, message: str) -> None:
+def test_unsupported_setting_is_an_error(changes: dict[str, Any], key: str, message: str) -> None:
     found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == ("error", message)
 
@@ -459,12 +461,12 @@ WARNED = [
 
 
 @pytest.mark.parametrize(("changes", "key", "message"), WARNED, ids=[key for _, key, _ in WARNED])
-def test_what_has_no_use_is_a_warning(changes: dict[str, Any], key: str, message: str) -> None:
+def test_doubtful_or_unused_setting_is_a_warning(changes: dict[str, Any], key: str, message: str) -> None:
     found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == ("warning", message)
 
 
-def test_a_short_head_beside_a_target_of_no_family_is_warned_of() -> None:
+def test_short_head_for_a_target_without_family_is_a_warning() -> None:
     """With a family the head is read and checked itself."""
     asked = case("1.2.1", "eagle3", engine__max_seq_len=8192, draft_facts=facts({"max_position_embeddings": 2048}))
     assert "speculation.draft.model positions" not in said(BACKEND.check(asked))
@@ -473,7 +475,7 @@ def test_a_short_head_beside_a_target_of_no_family_is_warned_of() -> None:
     assert found.message == "the head has 2048 positions, fewer than max_seq_len 8192, and its RoPE table ends there"
 
 
-def test_plain_recipes_meet_no_objection() -> None:
+def test_valid_recipes_cause_no_diagnostics() -> None:
     quantized = facts(quantization=FP8)
     assert diagnostics() == {}
     assert diagnostics("1.3.0rc27", "draft_target") == {}
@@ -484,7 +486,7 @@ def test_plain_recipes_meet_no_objection() -> None:
     assert diagnostics(target__quantization={"kv_cache": "fp8"}) == {}
 
 
-def test_a_compressed_fp8_source_is_fp8() -> None:
+def test_compressed_tensors_fp8_source_counts_as_fp8() -> None:
     """Independent of the tool that wrote it: the recipe may specify it, and a GPU without FP8 is reported."""
     source = facts(
         {"quantization_config": compressed_tensors(input_activations={"strategy": "token", "dynamic": True})}
@@ -495,7 +497,7 @@ def test_a_compressed_fp8_source_is_fp8() -> None:
     assert found.message == "the target is fp8, but a100-80gb does not support FP8"
 
 
-def test_memory_is_that_of_the_source_on_each_gpu() -> None:
+def test_memory_of_each_gpu_is_estimated_from_the_source() -> None:
     divided = {"target__parallel": {"tensor": 2}, "engine__max_seq_len": 1024}
     plain, other = BACKEND.memory(case("1.2.1", **divided))
     assert (plain.id, other.id) == ("0", "1")
@@ -548,7 +550,9 @@ def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("1.2.1", "eagle3", {}),
     ],
 )
-def test_what_is_emitted_for_a_version_its_classes_take(double, version: str, method: str, options) -> None:
+def test_emitted_model_yaml_is_accepted_by_the_classes_of_its_version(
+    double, version: str, method: str, options
+) -> None:
     double.setenv("TRTLLM_DOUBLE", version)
     api = find_version_spec(version).api
     knobs: dict[str, Any] = {"speculation__draft_len": 3 if options == TREE else 6}
@@ -561,7 +565,7 @@ def test_what_is_emitted_for_a_version_its_classes_take(double, version: str, me
 
 
 @pytest.mark.slow
-def test_another_versions_classes_say_all_that_they_do_not_take(double) -> None:
+def test_arguments_of_another_version_are_all_reported(double) -> None:
     double.setenv("TRTLLM_DOUBLE", "1.3.0rc27")
     document = model_yaml(case("1.0.0", "draft_target"), "../../checkpoints/target", DRAFT)
     document["max_sequence_len"] = 5
@@ -581,12 +585,12 @@ def test_another_versions_classes_say_all_that_they_do_not_take(double) -> None:
     assert validate_installed(alone) == ["speculative_config: Draft model must be provided for EAGLE"]
 
 
-def test_without_an_installation_nothing_is_said() -> None:
+def test_validation_without_an_installation_reports_nothing() -> None:
     assert validate_installed({"model": "m", "anything": 1}) == []
 
 
 @pytest.mark.slow
-def test_an_installation_that_is_broken_or_slow_is_an_error(double, tmp_path: Path) -> None:
+def test_broken_or_slow_installation_is_an_error(double, tmp_path: Path) -> None:
     package = tmp_path / "tensorrt_llm"
     package.mkdir()
     double.setenv("PYTHONPATH", str(tmp_path))
@@ -600,7 +604,7 @@ def test_an_installation_that_is_broken_or_slow_is_an_error(double, tmp_path: Pa
 
 @pytest.mark.trtllm
 @pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle3", "mtp"])
-def test_the_classes_of_a_real_installation_take_what_is_emitted(method: str) -> None:
+def test_emitted_model_yaml_is_accepted_by_a_real_installation(method: str) -> None:
     try:
         release = metadata.version("tensorrt_llm")
     except metadata.PackageNotFoundError:

@@ -27,7 +27,7 @@ def objects(repository: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", LLMAPI_CASES)
-def test_a_repository_is_what_was_once_read(method: str, tmp_path: Path) -> None:
+def test_repository_matches_its_golden_files(method: str, tmp_path: Path) -> None:
     emit_llmapi(method, tmp_path)
     assert objects(tmp_path) == objects(LLMAPI / method)
     assert {path.parent.name for path in tmp_path.glob("*/config.pbtxt")} == {
@@ -39,7 +39,7 @@ def test_a_repository_is_what_was_once_read(method: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", LLMAPI_CASES)
-def test_batch_size_and_transaction_policy_stand_in_both_files(method: str, tmp_path: Path) -> None:
+def test_batch_size_and_transaction_policy_match_in_both_files(method: str, tmp_path: Path) -> None:
     emit_llmapi(method, tmp_path)
     found = objects(tmp_path)
     config, document = found["tensorrt_llm/config.pbtxt"], found["tensorrt_llm/1/model.yaml"]
@@ -50,7 +50,7 @@ def test_batch_size_and_transaction_policy_stand_in_both_files(method: str, tmp_
     assert document["max_batch_size"] == config.max_batch_size
 
 
-def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
+def test_ensemble_tensors_match_the_model(tmp_path: Path) -> None:
     emit_llmapi("eagle3", tmp_path)
     found = objects(tmp_path)
     model = found["tensorrt_llm/config.pbtxt"]
@@ -76,7 +76,7 @@ def arguments(root: Path, module: Any) -> dict[str, Any]:
     return module.read_arguments(root / "tensorrt_llm", 1, Settings(args))
 
 
-def test_paths_become_absolute_and_hub_ids_stay(module, tmp_path: Path) -> None:
+def test_model_paths_become_absolute_and_hub_ids_stay_unchanged(module, tmp_path: Path) -> None:
     emit_llmapi("draft_target", tmp_path / "model_repository")
     read = arguments(tmp_path / "model_repository", module)
     assert read["model"] == str(tmp_path / "checkpoints/target")
@@ -85,7 +85,7 @@ def test_paths_become_absolute_and_hub_ids_stay(module, tmp_path: Path) -> None:
     assert module.resolve_model_path(tmp_path, "org/model") == "org/model"
 
 
-def test_files_that_contradict_each_other_are_an_error(module, tmp_path: Path) -> None:
+def test_contradictory_files_are_an_error(module, tmp_path: Path) -> None:
     emit_llmapi("ngram", tmp_path)
     path = tmp_path / "tensorrt_llm" / "1" / "model.yaml"
     path.write_text(path.read_text().replace("decoupled: false", "decoupled: true"))
@@ -94,7 +94,7 @@ def test_files_that_contradict_each_other_are_an_error(module, tmp_path: Path) -
     assert caught.value.where == str(path)
 
 
-def test_parameters_say_which_gpus_and_whether_sampling_is_refused(tmp_path: Path) -> None:
+def test_parameters_contain_gpu_ids_and_greedy_only(tmp_path: Path) -> None:
     for method, gpus, greedy in (("draft_target", "2,3", "true"), ("eagle3", "", "false")):
         emit_llmapi(method, tmp_path / method)
         config = objects(tmp_path / method)["tensorrt_llm/config.pbtxt"]

@@ -23,7 +23,9 @@ SECTION = {"rope_type": "default", "rope_theta": 5e5}
         ("1.2.1", {"rope_parameters": {**SECTION, "rope_theta": 10000.0}}, False),
     ],
 )
-def test_section_of_transformers_5_is_told_of(version: str, config: dict[str, Any], is_told: bool) -> None:
+def test_rope_section_unsupported_by_transformers_4_is_reported(
+    version: str, config: dict[str, Any], is_told: bool
+) -> None:
     case = make_context("llama-3.2-1b", version=version, engine__backend="llmapi")
     source = case.sources["target"]
     kept = {key: value for key, value in source.config.items() if not key.startswith("rope")}

@@ -89,7 +89,7 @@ class TestServed(AnswersFromATable):
         ({"end_id": 9}, {"end_id": 9, "ignore_eos": False}),
     ],
 )
-def test_a_request_reaches_llm_in_its_own_words(request_, expected, client: Client, artifact: Path) -> None:
+def test_request_is_converted_to_llm_sampling_params(request_, expected, client: Client, artifact: Path) -> None:
     client.generate({"text_input": "until", "max_tokens": 5, **request_})
     noted = asked(artifact)[-1]
     assert {key: noted[key] for key in expected} == expected
@@ -111,7 +111,7 @@ def test_a_request_reaches_llm_in_its_own_words(request_, expected, client: Clie
         ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: see the server's log under this id"),
     ],
 )
-def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:
+def test_failed_request_returns_an_error_and_the_next_is_served(change, message: str, client: Client) -> None:
     request = {"text_input": "until", "max_tokens": 20}
     with pytest.raises(DeployError, match=message):
         client.generate({**request, **change})
@@ -120,7 +120,7 @@ def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, c
     assert client.generate(request)["text_output"] == ANSWERS["until"]
 
 
-def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_path: Path) -> None:
+def test_version_1_0_without_streaming_rejects_sampling_and_shuts_down(tmp_path: Path) -> None:
     """Version 1.0 accepts only its own spelling, and always decodes greedily."""
     root = tmp_path / "artifact"
     serving_settings = ServingSettings(max_batch_size=2, streaming=False)
@@ -141,7 +141,7 @@ def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_pa
     assert asked(root)[-1] == {"event": "shutdown"}
 
 
-def test_arguments_that_llm_does_not_take_keep_the_model_from_loading(tmp_path: Path) -> None:
+def test_unsupported_llm_argument_prevents_loading_the_model(tmp_path: Path) -> None:
     root = tmp_path / "artifact"
     make_artifact(root, SERVING)
     path = root / "model_repository" / MODEL_YAML

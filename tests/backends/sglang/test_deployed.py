@@ -40,7 +40,9 @@ def built(workplace: Path, trtspec: Run) -> Path:
 
 
 @pytest.mark.triton
-def test_from_the_recipe_to_the_end_of_its_server(built: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_artifact_is_deployed_benchmarked_and_stopped(
+    built: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lend_packages(monkeypatch, DOUBLES / "sglang", built / "model_repository" / ENGINE_JSON.parent)
     with deployed(trtspec, built, "--skip-gate", "min_speedup") as (document, client):
         left_out = {each["name"]: each["reason"] for each in document["left_out"]}
@@ -64,7 +66,7 @@ def test_from_the_recipe_to_the_end_of_its_server(built: Path, trtspec: Run, mon
 
 
 @pytest.mark.triton
-def test_without_sglang_nothing_is_started(built: Path, trtspec: Run) -> None:
+def test_deploy_without_sglang_is_rejected_with_an_install_hint(built: Path, trtspec: Run) -> None:
     error = refused(trtspec, built)
     assert error["message"] == "the Python package sglang is not installed here"
     assert error["hint"].startswith("pip install sglang==")

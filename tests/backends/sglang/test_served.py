@@ -69,7 +69,7 @@ def client(served: Served) -> Client:
 class TestServed(AnswersFromATable):
     STEPS = 4
 
-    def test_counts_come_with_the_end_of_a_text_that_a_stop_text_ends(self, client: Client) -> None:
+    def test_draft_counts_are_reported_for_answers_that_end_early(self, client: Client) -> None:
         answer = client.generate({"text_input": "until", "max_tokens": 64, "stop_words": ["two"]})
         assert (answer["text_output"], answer["total_draft_tokens"]) == ("one two", 12)
         assert client.generate({"text_input": "prompt 3", "max_tokens": 7})["total_draft_tokens"] == 12
@@ -89,7 +89,7 @@ class TestServed(AnswersFromATable):
         ({"end_id": 9}, {"ignore_eos": True}),
     ],
 )
-def test_a_request_reaches_the_engine_in_its_own_words(request_, expected, client: Client, artifact: Path) -> None:
+def test_request_is_converted_to_sglang_sampling_params(request_, expected, client: Client, artifact: Path) -> None:
     client.generate({"text_input": "until", "max_tokens": 5, **request_})
     noted = next(event for event in reversed(asked(artifact)) if event["event"] == "asked")
     assert {key: noted.get(key) for key in expected} == expected
@@ -107,14 +107,14 @@ def test_a_request_reaches_the_engine_in_its_own_words(request_, expected, clien
         ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: see the server's log under this id"),
     ],
 )
-def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:
+def test_failed_request_returns_an_error_and_the_next_is_served(change, message: str, client: Client) -> None:
     request = {"text_input": "until", "max_tokens": 20}
     with pytest.raises(DeployError, match=message):
         client.generate({**request, **change})
     assert client.generate(request)["text_output"] == ANSWERS["until"]
 
 
-def test_without_streams_one_response_is_sent_and_the_engine_is_shut_down(tmp_path: Path) -> None:
+def test_repository_without_streaming_sends_one_response_and_shuts_down(tmp_path: Path) -> None:
     root = tmp_path / "artifact"
     alone = {key: value for key, value in ARGUMENTS.items() if not key.startswith("speculative")}
     make_artifact(root, alone, streaming=False)
@@ -126,7 +126,7 @@ def test_without_streams_one_response_is_sent_and_the_engine_is_shut_down(tmp_pa
     assert asked(root)[-1] == {"event": "shutdown"}
 
 
-def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
+def test_requests_beyond_the_queue_limit_are_rejected(tmp_path: Path) -> None:
     """By the model itself, because the engine accepts every request."""
     make_artifact(tmp_path / "artifact", ARGUMENTS, max_batch_size=1, max_queue_size=1)
     ids = Tokenizer(tmp_path / "artifact" / "tokenizer").encode("until")
@@ -145,7 +145,7 @@ def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
     assert all("the queue is full: 1 requests wait (serving.max_queue_size)" in each for each in refused)
 
 
-def test_arguments_that_the_engine_does_not_take_keep_the_model_from_loading(tmp_path: Path) -> None:
+def test_unsupported_engine_argument_prevents_loading_the_model(tmp_path: Path) -> None:
     root = tmp_path / "artifact"
     make_artifact(root, ARGUMENTS | {"max_sequence_len": 64})
     with (

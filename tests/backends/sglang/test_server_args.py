@@ -84,7 +84,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: result.context for name, result in checked.items() if not result.errors}
 
 
-def test_server_args_take_every_recipe_of_the_catalogue_that_can_run(catalogue: dict[str, Any], ask: Ask) -> None:
+def test_server_args_accept_every_runnable_recipe_of_the_catalogue(catalogue: dict[str, Any], ask: Ask) -> None:
     documents = []
     for context in catalogue.values():
         roots = {role: str(source.root) for role, source in context.sources.items()}
@@ -96,7 +96,7 @@ def test_server_args_take_every_recipe_of_the_catalogue_that_can_run(catalogue: 
     assert answers.keys() - problems.keys() == RUNS
 
 
-def test_server_args_take_every_method_and_leave_its_lengths_alone(tmp_path: Path, ask: Ask) -> None:
+def test_server_args_accept_every_method_and_preserve_its_values(tmp_path: Path, ask: Ask) -> None:
     models = write_models(tmp_path)
     documents = []
     for name in CASES:
@@ -115,7 +115,7 @@ def test_server_args_take_every_method_and_leave_its_lengths_alone(tmp_path: Pat
         assert {key: answer["resolved"][key] for key in given} == given
 
 
-def test_server_args_refuse_what_they_do_not_know(tmp_path: Path, ask: Ask) -> None:
+def test_server_args_reject_invalid_arguments(tmp_path: Path, ask: Ask) -> None:
     """The validation can fail."""
     model = str(write_models(tmp_path)["llama"])
     block = {"speculative_algorithm": "NGRAM", "speculative_use_block_verification": True}

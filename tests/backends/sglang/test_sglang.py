@@ -36,7 +36,7 @@ def found(name: str, version: str = NEWEST, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_against_the_cases_that_server_args_take(name: str) -> None:
+def test_cases_accepted_by_server_args_have_no_errors(name: str) -> None:
     assert [each for each in found(name).values() if each.severity == "error"] == []
 
 
@@ -57,13 +57,13 @@ def test_every_method_has_a_case() -> None:
         ("dspark", "DSPARK", 1, 1, 8),
     ],
 )
-def test_a_step_verifies_one_token_more_than_it_drafts(name: str, algorithm: str, steps, topk, tokens) -> None:
+def test_step_verifies_one_token_more_than_it_drafts(name: str, algorithm: str, steps, topk, tokens) -> None:
     document = emitted(name)
     assert document["algorithm"] == algorithm
     assert (document["num_steps"], document["eagle_topk"], document["num_draft_tokens"]) == (steps, topk, tokens)
 
 
-def test_a_recipe_is_said_in_sglangs_words() -> None:
+def test_recipe_is_converted_to_sglang_arguments() -> None:
     document = emitted("draft_fp8")
     assert (document["model_path"], document["draft_model_path"]) == (TARGET, DRAFT)
     assert (document["quantization"], document["draft_model_quantization"]) == ("fp8", "unquant")
@@ -74,7 +74,7 @@ def test_a_recipe_is_said_in_sglangs_words() -> None:
     assert emitted("dspark_shorter")["dspark_block_size"] == 4
 
 
-def test_hub_sources_are_named_with_their_commits() -> None:
+def test_hub_sources_have_their_revisions() -> None:
     target = {"target__model": "org/target", "target__revision": "a" * 40}
     draft = {"speculation__draft__model": "org/draft", "speculation__draft__revision": "b" * 40}
     context = case("draft_target", **target, **draft)[0]
@@ -84,12 +84,12 @@ def test_hub_sources_are_named_with_their_commits() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_acceptance_stays_exact(name: str) -> None:
+def test_emitted_arguments_preserve_exact_acceptance(name: str) -> None:
     assert not [key for key in emitted(name) if "threshold" in key]
     assert emitted(name).get("use_block_verification", False) == (case(name)[0].recipe.speculation.verify == "block")
 
 
-def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
+def test_schedule_has_one_draft_length_per_batch_size() -> None:
     """At most 4 requests run, and the last 2 are beyond the schedule."""
     context = case("eagle3_schedule")[0]
     steps = {key: entry["candidate_steps"] for key, entry in adaptive_config(context).items()}
@@ -177,19 +177,19 @@ def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
         ),
     ],
 )
-def test_what_sglang_would_not_do_is_refused(name: str, version: str, changes, place: str, message: str) -> None:
+def test_unsupported_recipe_is_an_error_with_a_hint(name: str, version: str, changes, place: str, message: str) -> None:
     diagnostic = found(name, version, **changes)[place]
     assert message in diagnostic.message
     assert (diagnostic.severity, bool(diagnostic.hint)) == ("error", True)
 
 
-def test_an_eagle3_net_run_as_eagle_is_named_with_its_method() -> None:
+def test_eagle3_drafter_with_method_eagle_hints_at_its_method() -> None:
     diagnostic = found("eagle", draft_facts=facts(MODELS["eagle3"]))["speculation.draft.model class"]
     assert diagnostic.hint == "use method: eagle3"
     assert diagnostic.source == "sgl-project/sglang#21272"
 
 
-def test_releases_gain_methods_and_lose_none() -> None:
+def test_newer_release_supports_all_methods_of_older_releases() -> None:
     known = list(releases().values())
     for before, after in pairwise(known):
         assert {*before.methods} <= {*after.methods}
@@ -199,12 +199,12 @@ def test_releases_gain_methods_and_lose_none() -> None:
     assert {*known[-1].methods} == {*ALGORITHMS}
 
 
-def test_a_method_of_no_release_is_left_to_the_general_check() -> None:
+def test_method_of_no_release_causes_no_sglang_diagnostics() -> None:
     assert said(check(source_context("sglang", NEWEST, "lookahead"))) == {}
 
 
 @pytest.mark.slow
-def test_an_artifact_names_its_engine_and_carries_its_schedule(recipe: Path, trtspec: Run) -> None:
+def test_artifact_records_its_model_path_and_sglang_version(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("build", recipe, "--set", "engine.backend=sglang")
     assert ended.code == 0, ended.err
     root = recipe.parent / "build" / "tiny"
@@ -214,7 +214,7 @@ def test_an_artifact_names_its_engine_and_carries_its_schedule(recipe: Path, trt
     assert manifest["tools"]["sglang"] == NEWEST
 
 
-def test_deploy_needs_the_sglang_that_was_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_deploy_requires_the_checked_sglang_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     manifest = cast(Any, SimpleNamespace(recipe=SimpleNamespace(engine=SimpleNamespace(version=NEWEST))))
     monkeypatch.setattr("trtspec.backends.serving.find_spec", lambda name: None)
     with pytest.raises(DeployError, match="sglang is not installed here"):

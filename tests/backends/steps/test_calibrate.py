@@ -61,7 +61,7 @@ def make_step(root: Path, samples: int = 2, max_len: int = 10) -> Calibrate:
     )
 
 
-def test_the_step_measures_the_first_prompts_cut_to_length(tmp_path: Path) -> None:
+def test_calibration_uses_the_first_prompts_truncated_to_max_len(tmp_path: Path) -> None:
     step, progress, out = make_step(tmp_path), Counter(), tmp_path / "out"
     out.mkdir()
     step.run(out, Inputs({}), progress)
@@ -73,7 +73,7 @@ def test_the_step_measures_the_first_prompts_cut_to_length(tmp_path: Path) -> No
     assert [path.name for path in out.iterdir()] == [ACTIVATIONS]
 
 
-def test_what_changes_the_measurements_changes_the_key(tmp_path: Path) -> None:
+def test_calibration_key_depends_on_samples_and_length_not_location(tmp_path: Path) -> None:
     step = make_step(tmp_path)
     (tmp_path / "moved").mkdir()
     assert make_step(tmp_path / "moved").key == step.key
@@ -81,7 +81,7 @@ def test_what_changes_the_measurements_changes_the_key(tmp_path: Path) -> None:
     assert make_step(tmp_path, max_len=11).key != step.key
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_with_more_ids_than_the_model_is_rejected(tmp_path: Path) -> None:
     source = make_source(tmp_path, vocab_size=32)
     with pytest.raises(CheckpointError, match=r"the tokenizer produces the id \d+, but the model has 32") as raised:
         calibrate_checkpoint(source, prompts("the rest"), 10)
@@ -89,7 +89,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> 
     assert raised.value.hint == "use tokenizer and weights of the same model"
 
 
-def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
+def test_prompts_without_tokens_are_skipped(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     dropping = json.loads((source / "tokenizer.json").read_text())
     dropping["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
@@ -147,7 +147,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGINT"])
-def test_an_ended_calibration_goes_on_where_it_was(number: str, tmp_path: Path, layers: list[int]) -> None:
+def test_interrupted_calibration_resumes_at_the_next_layer(number: str, tmp_path: Path, layers: list[int]) -> None:
     root, notes, progress = make_source(tmp_path / "source"), tmp_path / "states", Counter()
     argv = [sys.executable, "-c", KILLED, str(root), str(notes), number, *TEXTS]
     assert subprocess.run(argv, check=False, capture_output=True, timeout=60).returncode != 0
@@ -158,7 +158,7 @@ def test_an_ended_calibration_goes_on_where_it_was(number: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("change", ["source", "texts", "damage"])
-def test_notes_of_something_else_are_void(change: str, tmp_path: Path, layers: list[int]) -> None:
+def test_outdated_or_damaged_calibration_state_is_discarded(change: str, tmp_path: Path, layers: list[int]) -> None:
     root, notes = make_source(tmp_path / "source"), tmp_path / "states"
     calibrate_checkpoint(root, prompts(*TEXTS), 10, notes=notes)
     texts = TEXTS[:1] if change == "texts" else TEXTS
@@ -172,13 +172,13 @@ def test_notes_of_something_else_are_void(change: str, tmp_path: Path, layers: l
     assert found == calibrate_checkpoint(root, prompts(*texts), 10)
 
 
-def test_a_disk_without_room_for_notes(tmp_path: Path, layers: list[int]) -> None:
+def test_calibration_succeeds_without_writable_state(tmp_path: Path, layers: list[int]) -> None:
     root = make_source(tmp_path / "source")
     found = calibrate_checkpoint(root, prompts(*TEXTS), 10, notes=tmp_path / "nosuch" / "states")
     assert found == calibrate_checkpoint(root, prompts(*TEXTS), 10)
 
 
-def test_the_store_keeps_the_notes_until_the_step_is_done(
+def test_store_retains_calibration_state_until_the_step_is_done(
     tmp_path: Path, layers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trtspec.engine import calibration

@@ -47,7 +47,7 @@ def digests(root: Path) -> dict[str, str]:
         ("llama", {"scheme": Scheme("fp8_rowwise")}),
     ],
 )
-def test_padding_while_converting_equals_converting_what_is_padded(
+def test_padding_during_conversion_equals_converting_a_padded_source(
     tmp_path: Path, family: str, tied: bool, options: dict[str, Any]
 ) -> None:
     source = make_model(tmp_path / "source", family, tie_word_embeddings=tied)

@@ -24,11 +24,11 @@ class Told:
 
     def resume(self, n_bytes: int) -> None: ...
 
-    def say(self, text: str) -> None:
+    def set_message(self, text: str) -> None:
         self.said.append(text)
 
 
-def test_it_writes_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_step_writes_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tmp_path / "made.so"
     made.write_bytes(b"library")
     monkeypatch.setattr(files, "build_library", lambda spec: made)
@@ -40,7 +40,7 @@ def test_it_writes_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert told.said == ["verify_chain"]
 
 
-def test_its_key() -> None:
+def test_plugin_step_key_depends_on_sources_architectures_and_nvcc_version() -> None:
     step = CompilePlugins(SPEC)
     assert step.name == "compile-plugins"
     assert step.dependencies == ()

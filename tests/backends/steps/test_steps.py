@@ -40,7 +40,7 @@ def read(root: Path, digests: DigestCache, unread_above: int | None = None) -> F
     return FileReader(digests, unread_above).read(root, root.iterdir())
 
 
-def test_content_is_the_identity_and_the_place_is_not(root: Path, digests: DigestCache, tmp_path: Path) -> None:
+def test_copy_step_key_depends_on_content_not_location(root: Path, digests: DigestCache, tmp_path: Path) -> None:
     files = read(root, digests)
     assert [name for name, _ in files.digests] == ["a", "b"]
     assert files.paths == [root / "a", root / "b"]
@@ -52,7 +52,7 @@ def test_content_is_the_identity_and_the_place_is_not(root: Path, digests: Diges
     assert CopyFiles("x", read(tmp_path / "moved", digests)).key != key
 
 
-def test_more_than_may_be_read_now_stays_unread(
+def test_uncached_files_above_the_size_limit_remain_unread(
     root: Path, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # tests cannot set a file's ctime
@@ -65,7 +65,7 @@ def test_more_than_may_be_read_now_stays_unread(
     assert read(root, digests, unread_above=0).is_read  # cached digests are not read again
 
 
-def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:
+def test_missing_file_is_an_error(root: Path, digests: DigestCache) -> None:
     with pytest.raises(StepError, match=f"^{root}/nosuch: cannot be read: No such file or directory$"):
         FileReader(digests).read(root, [root / "a", root / "nosuch"])
 
@@ -86,7 +86,7 @@ CHANGES: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_meanwhile_is_the_error_whatever_else_goes_wrong(
+def test_file_change_during_a_step_replaces_other_errors(
     change: Callable[[Path], object], root: Path, digests: DigestCache
 ) -> None:
     files = read(root, digests)
@@ -97,12 +97,12 @@ def test_what_changes_meanwhile_is_the_error_whatever_else_goes_wrong(
         raise ValueError("a consequence")
 
 
-def test_other_trouble_is_passed_on(root: Path, digests: DigestCache) -> None:
+def test_error_without_file_change_is_propagated(root: Path, digests: DigestCache) -> None:
     with pytest.raises(ValueError, match="ours"), read(root, digests).unchanged():
         raise ValueError("ours")
 
 
-def test_copy(root: Path, digests: DigestCache, tmp_path: Path) -> None:
+def test_copy_step_copies_all_files(root: Path, digests: DigestCache, tmp_path: Path) -> None:
     step = CopyFiles("things", read(root, digests))
     out = tmp_path / "out"
     out.mkdir()
@@ -141,7 +141,7 @@ def calibration(files: Files, **changes: Any) -> Calibrate:
     return Calibrate(**fields | changes)
 
 
-def test_the_key_of_a_conversion(root: Path, digests: DigestCache) -> None:
+def test_conversion_key_depends_on_every_option(root: Path, digests: DigestCache) -> None:
     files = read(root, digests)
     step = conversion(files)
     assert (step.name, step.total_bytes) == ("convert-target", 6)
@@ -163,7 +163,7 @@ def test_the_key_of_a_conversion(root: Path, digests: DigestCache) -> None:
     assert len({step.key, *(conversion(files, **other).key for other in others)}) == len(others) + 1
 
 
-def test_a_conversion_depends_on_its_calibration(root: Path, digests: DigestCache) -> None:
+def test_conversion_depends_on_its_calibration_step(root: Path, digests: DigestCache) -> None:
     files = read(root, digests)
     measured = calibration(files)
     assert (measured.name, measured.total_bytes) == ("calibrate-target", 6)
@@ -171,7 +171,7 @@ def test_a_conversion_depends_on_its_calibration(root: Path, digests: DigestCach
     assert measured.key == calibration(files, nbytes=7).key
 
 
-def test_the_models_are_read_whole() -> None:
+def test_model_digests_cover_every_config_and_no_byte_code() -> None:
     models = dict(read_models())
     assert list(models) == sorted(models)
     for path in model_repository_dir().rglob("config.pbtxt"):

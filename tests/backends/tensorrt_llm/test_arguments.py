@@ -27,7 +27,7 @@ def parsed(role: Any, case: PlanContext) -> dict[str, str]:
     return found
 
 
-def test_the_words_of_a_plain_engine() -> None:
+def test_plain_engine_has_exact_arguments() -> None:
     assert " ".join(build_arguments("target", make_context())) == (
         "--max_batch_size 4 --max_input_len 1024 --max_seq_len 2048 --max_num_tokens 8192 --opt_num_tokens 4"
         " --max_beam_width 1 --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable"
@@ -36,7 +36,7 @@ def test_the_words_of_a_plain_engine() -> None:
     )
 
 
-def test_the_words_of_a_pair() -> None:
+def test_engine_pair_has_exact_arguments() -> None:
     case = make_pair(speculation__draft_len=10, target__parallel={"tensor": 2})
     target, draft = (build_arguments(role, case) for role in ("target", "draft"))
     assert " ".join(target[-7:]) == (
@@ -47,7 +47,7 @@ def test_the_words_of_a_pair() -> None:
     assert parsed("draft", case)["opt_num_tokens"] == "4"
 
 
-def test_no_logits_are_gathered_where_tokens_decide() -> None:
+def test_logits_are_not_gathered_without_use_draft_logits() -> None:
     case = make_pair(speculation__options={"use_draft_logits": False})
     assert "gather_generation_logits" not in parsed("target", case) | parsed("draft", case)
 
@@ -62,7 +62,9 @@ def test_no_logits_are_gathered_where_tokens_decide() -> None:
         ("redrafter", {"beams": 4}, "explicit_draft_tokens", "20"),
     ],
 )
-def test_how_an_engine_speculates(method: str, options: dict[str, Any], mode: str, draft_len: str) -> None:
+def test_speculative_mode_and_draft_len_match_the_method(
+    method: str, options: dict[str, Any], mode: str, draft_len: str
+) -> None:
     case = make_context("vicuna-7b", speculation__method=method, speculation__options=options)
     told = parsed("target", case)
     assert (told["speculative_decoding_mode"], told["max_draft_len"]) == (mode, draft_len)
@@ -80,7 +82,7 @@ def test_how_an_engine_speculates(method: str, options: dict[str, Any], mode: st
         ("fp8_rowwise", "fp8", "disable", "disable", "auto"),
     ],
 )
-def test_attention_and_matrices_follow_the_storage(
+def test_attention_and_gemm_options_match_the_quantization(
     weights: str, kv_cache: str, paged: str, fp8: str, gemm: str
 ) -> None:
     told = parsed("target", make_context(target__quantization={"weights": weights, "kv_cache": kv_cache}))
@@ -99,12 +101,12 @@ def test_attention_and_matrices_follow_the_storage(
         ("medusa", {"engine__max_batch_size": 256}, 16384),
     ],
 )
-def test_the_tokens_that_upstream_would_come_to(method: str, changes: dict[str, Any], tokens: int) -> None:
+def test_max_num_tokens_is_adjusted_as_in_upstream(method: str, changes: dict[str, Any], tokens: int) -> None:
     case = make_context("vicuna-7b", speculation__method=method, **changes)
     assert parsed("target", case)["max_num_tokens"] == str(tokens)
 
 
-def test_the_recipe_has_the_last_word() -> None:
+def test_recipe_extra_options_override_defaults() -> None:
     extra = {"gemm_plugin": "bfloat16", "use_fused_mlp": False, "fast_build": True, "monitor_memory": False}
     case = make_context(engine__extra={**extra, "lora_target_modules": "attn_q attn_v", "opt_num_tokens": 8})
     words = " ".join(build_arguments("target", case))
@@ -115,7 +117,7 @@ def test_the_recipe_has_the_last_word() -> None:
     assert words.count("gemm_plugin") == 1
 
 
-def test_several_profiles_have_no_optimum() -> None:
+def test_multiple_profiles_omit_opt_num_tokens() -> None:
     told = parsed("target", make_context(engine__extra={"multiple_profiles": True}))
     assert told["multiple_profiles"] == "enable"
     assert "opt_num_tokens" not in told
@@ -123,7 +125,7 @@ def test_several_profiles_have_no_optimum() -> None:
 
 @pytest.mark.parametrize("version", BACKEND.versions())
 @pytest.mark.parametrize("method", ["none", "draft_target", "ngram", "medusa", "eagle", "lookahead", "redrafter"])
-def test_every_version_takes_every_word(version: str, method: str) -> None:
+def test_every_version_accepts_every_argument(version: str, method: str) -> None:
     draft = "llama-3.2-1b" if method == "draft_target" else None
     case = make_context(draft=draft, version=version, speculation__method=method)
     options = find_version_spec(version).options
@@ -134,14 +136,14 @@ def test_every_version_takes_every_word(version: str, method: str) -> None:
             assert not choices or value in choices
 
 
-def test_what_cannot_be_given() -> None:
+def test_invalid_option_or_missing_draft_engine_is_an_error() -> None:
     with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' is not a valid option"):
         build_arguments("target", make_context(engine__extra={"gemm_plugin": "fp16"}))
     with pytest.raises(TrtspecError, match="the recipe does not have a draft engine"):
         build_arguments("draft", make_context())
 
 
-def test_the_versions_are_those_with_a_builder() -> None:
+def test_supported_versions_are_those_with_trtllm_build() -> None:
     versions = BACKEND.versions()
     assert versions[-1] == "1.2.1"
     assert all(version < "1.3" for version in versions)

@@ -114,11 +114,11 @@ class Listener(Unobserved):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def step_said(self, step: Step, text: str) -> None:
+    def step_message(self, step: Step, text: str) -> None:
         self.said.append(text)
 
 
-def test_an_engine_of_two_ranks(make: Make, store: Store) -> None:
+def test_two_rank_engine_is_built_and_its_phases_are_reported(make: Make, store: Store) -> None:
     step, listener = make(mapping=ParallelMapping(2)), Listener()
     files = build(step, store, listener)
     assert sorted(path.name for path in files.iterdir()) == ["config.json", "rank0.engine", "rank1.engine"]
@@ -134,7 +134,7 @@ def test_an_engine_of_two_ranks(make: Make, store: Store) -> None:
     assert not any((store.root / "tmp").iterdir())
 
 
-def test_the_command_is_that_of_an_artifacts_root(make: Make, store: Store) -> None:
+def test_build_command_uses_paths_relative_to_the_artifact(make: Make, store: Store) -> None:
     step = make("draft")
     assert step.command == (
         "trtllm-build", "--checkpoint_dir", "checkpoints/draft", "--output_dir", "engines/draft", *ARGUMENTS, *EXTERNAL
@@ -144,7 +144,7 @@ def test_the_command_is_that_of_an_artifacts_root(make: Make, store: Store) -> N
     assert head.endswith(" && " + " ".join(step.command))
 
 
-def test_what_changes_the_key(make: Make, tmp_path: Path) -> None:
+def test_build_key_depends_on_arguments_toolchain_and_inputs(make: Make, tmp_path: Path) -> None:
     step = make()
     cache = tmp_path / "a.cache"
     cache.write_bytes(b"timings")
@@ -162,7 +162,7 @@ def test_what_changes_the_key(make: Make, tmp_path: Path) -> None:
     assert replace(step, timeout_s=1.0).key == step.key
 
 
-def test_devices_are_as_many_as_workers(make: Make, store: Store) -> None:
+def test_device_count_equals_the_number_of_workers(make: Make, store: Store) -> None:
     assert make().num_devices == 1
     step = make(arguments=(*ARGUMENTS, "--workers", "2"))
     assert step.num_devices == 2
@@ -170,7 +170,7 @@ def test_devices_are_as_many_as_workers(make: Make, store: Store) -> None:
     assert "CUDA_VISIBLE_DEVICES=1,3\n" in log_path(step).read_text()
 
 
-def test_a_timing_cache_is_started_from(make: Make, store: Store, workplace: Path) -> None:
+def test_timing_cache_is_used_and_left_unchanged(make: Make, store: Store, workplace: Path) -> None:
     cache = workplace / "pinned.cache"
     cache.write_bytes(b"timings")
     files = FileReader(DigestCache(workplace / "digests.json")).read(workplace, [cache])
@@ -185,7 +185,9 @@ def test_a_timing_cache_is_started_from(make: Make, store: Store, workplace: Pat
         build(replace(step, arguments=ARGUMENTS), store)
 
 
-def test_nothing_to_build_with(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_build_without_trtllm_build_is_an_error(
+    make: Make, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     step = make()
     monkeypatch.setenv("PATH", str(tmp_path))
     step = replace(step, toolchain=probe_toolchain("", "1.2.1", "h200"))
@@ -194,7 +196,7 @@ def test_nothing_to_build_with(make: Make, store: Store, monkeypatch: pytest.Mon
     assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(error.hint)
 
 
-def test_a_failed_build(make: Make, store: Store, trtllm: Installation) -> None:
+def test_failed_build_reports_the_log_and_can_be_repeated(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("exit 3")
     step = make()
     error = fail(step, store)
@@ -205,24 +207,24 @@ def test_a_failed_build(make: Make, store: Store, trtllm: Installation) -> None:
     assert build(step, store), "the next run builds it"
 
 
-def test_upstreams_refusal_is_shown(make: Make, store: Store) -> None:
+def test_upstream_error_is_included_in_the_hint(make: Make, store: Store) -> None:
     error = fail(make(arguments=(*ARGUMENTS, *EXTERNAL, "--gather_context_logits")), store)
     assert "RuntimeError: Gather context logits is not support with draft len > 0" in str(error.hint)
 
 
-def test_a_killed_build(make: Make, store: Store, trtllm: Installation) -> None:
+def test_killed_build_reports_its_signal(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("signal 9")
     assert "failed with SIGKILL; the machine may be out of memory" in fail(make(), store).message
 
 
-def test_a_build_that_takes_too_long(make: Make, store: Store, trtllm: Installation) -> None:
+def test_build_timeout_is_reported_with_the_log(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("sleep 600")
     error = fail(make(timeout_s=2.0), store, StepTimeout)
     assert (error.message, error.exit_code) == ("trtllm-build did not finish within 2 s", 101)
     assert "Build TensorRT engine Unnamed Network 0" in str(error.hint)
 
 
-def test_a_build_that_says_much(make: Make, store: Store, trtllm: Installation) -> None:
+def test_build_with_long_output_reports_only_the_last_lines(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("lines 50000")
     step = make()
     error = fail(step, store)
@@ -231,14 +233,14 @@ def test_a_build_that_says_much(make: Make, store: Store, trtllm: Installation) 
     assert len(log_path(step).read_text().splitlines()) > 50_000
 
 
-def test_another_version_is_ended_at_once(make: Make, store: Store, trtllm: Installation) -> None:
+def test_other_running_version_is_rejected(make: Make, store: Store, trtllm: Installation) -> None:
     """As in an image, whose version is unknown before it runs."""
     trtllm.trouble("version 1.1.0")
     error = fail(make(), store)
     assert error.message == "TensorRT-LLM 1.1.0 is running, but the recipe requires 1.2.1"
 
 
-def test_a_candidate_of_the_release_builds(make: Make, store: Store, trtllm: Installation) -> None:
+def test_release_candidate_builds_engines_of_its_release(make: Make, store: Store, trtllm: Installation) -> None:
     """As in the container 26.03, whose release is 1.2.0 and which reports a candidate version."""
     step = make()
     trtllm.install("1.2.0rc8")
@@ -246,7 +248,7 @@ def test_a_candidate_of_the_release_builds(make: Make, store: Store, trtllm: Ins
     assert json.loads((build(step, store) / "config.json").read_text())["version"] == "1.2.0rc8"
 
 
-def test_another_engine_than_asked_for(make: Make, store: Store) -> None:
+def test_engine_other_than_requested_is_rejected(make: Make, store: Store) -> None:
     error = fail(make(arguments=(*ARGUMENTS, "--use_fp8_context_fmha", "enable")), store)
     key = "build_config.plugin_config.use_fp8_context_fmha"
     assert f"{key} is False, expected True" in error.message
@@ -266,7 +268,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True, timeout=300)
 
 
-def test_a_full_disk(make: Make, tiny_disk: Path, trtllm: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_on_a_full_disk_fails_and_can_be_repeated(
+    make: Make, tiny_disk: Path, trtllm: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", str(tiny_disk / "cache"))
     store = Store(tiny_disk / "store")
     trtllm.trouble("fill")
@@ -278,12 +282,12 @@ def test_a_full_disk(make: Make, tiny_disk: Path, trtllm: Installation, monkeypa
     assert build(step, store), "there is space again"
 
 
-def test_an_interrupt(make: Make, store: Store, trtllm: Installation) -> None:
+def test_interrupt_ends_the_build_and_removes_temporary_files(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("sleep 600")
     step = make()
 
     class Interrupter(Unobserved):
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             if "building" in text:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -293,7 +297,7 @@ def test_an_interrupt(make: Make, store: Store, trtllm: Installation) -> None:
     assert not any((store.root / "tmp").iterdir())
 
 
-def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Installation, workplace: Path) -> None:
+def test_killed_parent_leaves_no_build_process(make: Make, store: Store, trtllm: Installation, workplace: Path) -> None:
     trtllm.trouble("deaf")
     step = make()
     execute(StepPlan([step.checkpoint]), store, Unobserved())
@@ -320,9 +324,7 @@ def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Instal
     assert not any((store.root / "tmp").iterdir())
 
 
-def test_two_engines_are_built_beside_each_other(
-    make: Make, store: Store, trtllm: Installation, workplace: Path
-) -> None:
+def test_two_engines_are_built_concurrently(make: Make, store: Store, trtllm: Installation, workplace: Path) -> None:
     """Each waits until both have started."""
     go = workplace / "go"
     trtllm.trouble(f"wait-for {go}")
@@ -331,7 +333,7 @@ def test_two_engines_are_built_beside_each_other(
     both = threading.Lock()
 
     class Both(Unobserved):
-        def step_said(self, step: Step, text: str) -> None:
+        def step_message(self, step: Step, text: str) -> None:
             with both:
                 begun.update({step.name} if "building" in text else ())
                 if len(begun) == 2:
@@ -345,7 +347,7 @@ def test_two_engines_are_built_beside_each_other(
     assert seen == {"0", "1"}
 
 
-def test_the_first_that_fails_ends_the_other(make: Make, store: Store, trtllm: Installation) -> None:
+def test_failed_build_ends_the_concurrent_build(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("sleep 600")
     target = make("target")
     draft = make("draft", arguments=(*ARGUMENTS, "--gather_context_logits", "--max_draft_len", "2"))
@@ -355,7 +357,7 @@ def test_the_first_that_fails_ends_the_other(make: Make, store: Store, trtllm: I
     assert {entry.name for entry in store.entries()} == {"convert-target", "convert-draft"}
 
 
-def test_the_script_builds_the_same_engines(make: Make, store: Store, workplace: Path) -> None:
+def test_reproduce_script_builds_identical_engines(make: Make, store: Store, workplace: Path) -> None:
     cache = workplace / "pinned.cache"
     cache.write_bytes(b"timings")
     files = FileReader(DigestCache(workplace / "digests.json")).read(workplace, [cache])
@@ -384,7 +386,7 @@ def test_the_script_builds_the_same_engines(make: Make, store: Store, workplace:
     assert "a new directory for the engines" in refused.stderr
 
 
-def test_the_script_for_an_image_lets_the_shell_say_who_runs_it(
+def test_reproduce_script_for_an_image_selects_the_user_when_run(
     make: Make, trtllm: Installation, workplace: Path
 ) -> None:
     program = trtllm.root / "bin" / "docker"
@@ -401,7 +403,7 @@ def test_the_script_for_an_image_lets_the_shell_say_who_runs_it(
 
 
 @pytest.mark.trtllm
-def test_the_real_builder(source: Path, workplace: Path) -> None:
+def test_real_trtllm_build_writes_an_engine(source: Path, workplace: Path) -> None:
     """An engine of a model that is large enough for TensorRT's kernels, with the installed version."""
     tensorrt_llm = pytest.importorskip("tensorrt_llm", reason="needs an installed tensorrt_llm")
     import torch

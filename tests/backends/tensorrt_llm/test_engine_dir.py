@@ -75,17 +75,17 @@ def problems(engine: Path, wanted: ExpectedEngine) -> list[str]:
     return [line.strip() for line in rest]
 
 
-def test_words_are_options() -> None:
+def test_arguments_are_parsed_to_options() -> None:
     found = parse_arguments(["--a", "1", "--flag", "--many", "x", "y", "--b=2", "--a", "3", "--negative", "-1"])
     assert found == {"a": "3", "flag": "", "many": "x", "b": "2", "negative": "-1"}
 
 
-def test_what_was_asked_for(engine: Path, checkpoint: Path) -> None:
+def test_engine_as_requested_is_accepted(engine: Path, checkpoint: Path) -> None:
     check_engine(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
 
 
 @pytest.mark.parametrize(("version", "spelled"), [("1.0.0", "PAGED"), ("1.1.0", "PAGED"), ("1.2.1", "paged")])
-def test_the_cache_type_is_spelled_as_its_version_does(
+def test_kv_cache_type_is_accepted_in_the_spelling_of_its_version(
     version: str, spelled: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", version)
@@ -103,15 +103,13 @@ def test_the_cache_type_is_spelled_as_its_version_does(
         ("version", "1.2.1rc3"),
     ],
 )
-def test_a_flag_may_be_a_number_and_a_release_its_candidate(
-    key: str, value: object, engine: Path, checkpoint: Path
-) -> None:
+def test_numeric_flag_or_release_candidate_is_accepted(key: str, value: object, engine: Path, checkpoint: Path) -> None:
     change(engine, key, value)
     check_engine(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
 
 
 @pytest.mark.parametrize("options", [{}, {"mapping": ParallelMapping(2)}], ids=["one", "tp2"])
-def test_what_drafts_from_inside(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
+def test_engines_with_internal_drafters_are_accepted(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
     medusa = heads.save_heads(tmp_path / "heads", heads.random_heads())
     net = eagle_heads.save_head(tmp_path / "net", eagle_heads.random_head())
     drafter = recurrent.random_drafter().save(tmp_path / "drafter")
@@ -166,12 +164,14 @@ DIFFERENCES: dict[str, tuple[str, object, str]] = {
 
 
 @pytest.mark.parametrize(("key", "value", "words"), DIFFERENCES.values(), ids=DIFFERENCES)
-def test_every_difference_has_both_values(key: str, value: object, words: str, engine: Path, checkpoint: Path) -> None:
+def test_difference_is_reported_with_both_values(
+    key: str, value: object, words: str, engine: Path, checkpoint: Path
+) -> None:
     change(engine, key, value)
     assert words in problems(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
 
 
-def test_all_differences_at_once(engine: Path, checkpoint: Path) -> None:
+def test_multiple_differences_are_all_reported(engine: Path, checkpoint: Path) -> None:
     change(engine, "build_config", {})
     change(engine, "pretrained_config.mapping", [])
     (engine / "rank1.engine").unlink()
@@ -203,12 +203,14 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "words"), FILES.values(), ids=FILES)
-def test_files(damage: Callable[[Path], object], words: str, engine: Path, checkpoint: Path) -> None:
+def test_damaged_engine_files_are_reported(
+    damage: Callable[[Path], object], words: str, engine: Path, checkpoint: Path
+) -> None:
     damage(engine)
     assert any(words in line for line in problems(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL)))
 
 
-def test_a_checkpoint_of_another_length_than_asked(source: Path, tmp_path: Path) -> None:
+def test_medusa_draft_len_other_than_requested_is_reported(source: Path, tmp_path: Path) -> None:
     """Medusa's own number of draft tokens is the default, and the argument overrides it."""
     head_root = heads.save_heads(tmp_path / "heads", heads.random_heads())
     checkpoint = heads.convert_with(source, head_root, tmp_path / "checkpoint")

@@ -31,19 +31,19 @@ SOURCE = re.compile(r"[\w-]+/[\w-]+(:[\w./-]+@[0-9a-f]{8}|#\d+)")
 
 
 @pytest.mark.parametrize("row", KNOWN_FAILURES, ids=lambda row: row.upstream)
-def test_a_known_failure_is_met(row: Row) -> None:
+def test_upstream_failure_is_detected_by_check(row: Row) -> None:
     found = [(each.path, each.message, each.severity) for each in check(context_of(row.asked))]
     assert (row.path, row.message, row.severity) in found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_every_rule_meets_one(rule: Rule) -> None:
+def test_every_rule_detects_an_upstream_failure(rule: Rule) -> None:
     words = {(row.path, row.message) for row in KNOWN_FAILURES}
     assert any((each.path, each.message) in words for row in KNOWN_FAILURES for each in rule(context_of(row.asked)))
 
 
 @pytest.mark.parametrize("row", KNOWN_FAILURES, ids=lambda row: row.upstream)
-def test_every_diagnostic_names_files_at_commits_or_issues(row: Row) -> None:
+def test_diagnostic_sources_are_files_at_commits_or_issues(row: Row) -> None:
     for diagnostic in check(context_of(row.asked)):
         assert all(SOURCE.fullmatch(each) for each in diagnostic.source.split(", ")), diagnostic
 
@@ -58,7 +58,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [*KNOWN_FAILURES, *MET_BEFORE], ids=lambda row: row.upstream)
-def test_check_shows_it_at_its_place(row: Row, checkpoints: Checkpoints, trtspec: Run, workplace: Path) -> None:
+def test_check_command_reports_the_failure_at_its_position(
+    row: Row, checkpoints: Checkpoints, trtspec: Run, workplace: Path
+) -> None:
     recipe = checkpoints.write(row.asked, workplace)
     checked = trtspec("check", recipe, "--json")
     message = row.before or row.message
@@ -110,24 +112,26 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_nothing_is_said_of_what_works(name: str) -> None:
+def test_working_recipe_causes_no_diagnostics(name: str) -> None:
     assert [said for said in check(context_of(GOOD[name])) if said.code != "greedy"] == []
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_check_finds_no_error_in_what_works(name: str, checkpoints: Checkpoints, trtspec: Run, workplace: Path) -> None:
+def test_check_command_accepts_a_working_recipe(
+    name: str, checkpoints: Checkpoints, trtspec: Run, workplace: Path
+) -> None:
     checked = trtspec("check", checkpoints.write(GOOD[name], workplace), "--json")
     assert (checked.code, checked.document["ok"]) == (0, True), checked.err
 
 
-def test_a_version_that_has_the_option() -> None:
+def test_removed_option_hints_at_versions_that_support_it() -> None:
     removed = next(each for each in check(context_of(extra(auto_parallel=2))) if each.code == "unknown-key")
     assert removed.hint == "1.0 and 1.1 have it"
     known = [each.code for each in check(context_of(extra(auto_parallel=2), "1.0.0"))]
     assert known == ["not-allowed"]
 
 
-def test_a_near_spelling() -> None:
+def test_misspelled_option_hints_at_the_correct_name() -> None:
     (diagnostic,) = check(context_of(extra(gemm_plugn="auto")))
     assert diagnostic.hint == "did you mean 'gemm_plugin'?"
 
@@ -146,16 +150,16 @@ def test_a_near_spelling() -> None:
         ),
     ],
 )
-def test_values_of_another_type(option: str, value: Any, message: str) -> None:
+def test_invalid_option_value_is_reported(option: str, value: Any, message: str) -> None:
     assert any(each.message.startswith(message) for each in check(context_of(extra(**{option: value}))))
 
 
-def test_a_gpu_that_nobody_knows() -> None:
+def test_unknown_gpu_is_reported() -> None:
     (diagnostic,) = check(make_context(engine__gpu="h1000"))
     assert (diagnostic.path, diagnostic.message) == ("engine.gpu", "unknown GPU 'h1000'")
 
 
 @pytest.mark.parametrize("option", ["checkpoint_dir", "build_config", "visualize_network", "lora_dir"])
-def test_paths_are_the_builds_own(option: str) -> None:
+def test_path_option_is_reported(option: str) -> None:
     (diagnostic,) = check(context_of(extra(**{option: "/somewhere"})))
     assert diagnostic.message == f"{option} is a path, but a build can read only its checkpoint"

@@ -50,7 +50,7 @@ def tiny_case(root: Path, mapping: ParallelMapping = ONE_RANK, **changes: Any) -
 @pytest.mark.slow
 @pytest.mark.parametrize("mapping", DIVISIONS, ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral"])
-def test_weights_are_those_of_the_converted_files(family: str, mapping: ParallelMapping, tmp_path: Path) -> None:
+def test_weight_memory_equals_the_converted_files(family: str, mapping: ParallelMapping, tmp_path: Path) -> None:
     root = make_model(tmp_path / "model", family, vocab_size=66, num_hidden_layers=3)
     converted = load_checkpoint(convert(root, tmp_path / "out", mapping=mapping))
     assert [plan.weights_bytes for plan in memory(tiny_case(root, mapping))] == converted.nbytes_by_rank
@@ -59,7 +59,9 @@ def test_weights_are_those_of_the_converted_files(family: str, mapping: Parallel
 @pytest.mark.parametrize(
     ("mapping", "shared"), [(ParallelMapping(), True), (ParallelMapping(2), True), (ParallelMapping(1, 2), False)]
 )
-def test_a_head_that_equals_the_embedding_counts_once(mapping: ParallelMapping, shared: bool, tmp_path: Path) -> None:
+def test_tied_head_on_the_rank_of_the_embedding_is_counted_once(
+    mapping: ParallelMapping, shared: bool, tmp_path: Path
+) -> None:
     root = make_model(tmp_path / "model", "llama", tie_word_embeddings=True)
     converted = load_checkpoint(convert(root, tmp_path / "out", mapping=mapping))
     head = 64 * 32 * 2 // mapping.tensor
@@ -67,7 +69,7 @@ def test_a_head_that_equals_the_embedding_counts_once(mapping: ParallelMapping, 
     assert [plan.weights_bytes for plan in memory(tiny_case(root, mapping))] == expected
 
 
-def test_the_cache_is_that_of_transformers(tmp_path: Path) -> None:
+def test_kv_cache_size_equals_that_of_transformers(tmp_path: Path) -> None:
     import torch
 
     root = make_model(tmp_path / "model", "llama")
@@ -84,7 +86,7 @@ def layer_parts(layer: Any) -> tuple[Any, Any]:
     return layer.keys, layer.values
 
 
-def test_published_sizes() -> None:
+def test_memory_of_llama_3_matches_published_sizes() -> None:
     """8.03 and 70.6 billion parameters, and 128 KiB of cache for a token of Llama 3.1 8B in 16 bits."""
     plan = plan_of(make_context())
     assert plan.weights_bytes == pytest.approx(2 * 8.03e9, rel=1e-3)
@@ -93,7 +95,7 @@ def test_published_sizes() -> None:
     assert sum(plan.weights_bytes for plan in memory(eight)) == pytest.approx(70.6e9 + 2.1e9, rel=2e-2)
 
 
-def test_formats_and_drafts_change_the_cache() -> None:
+def test_kv_cache_size_depends_on_format_and_draft_tokens() -> None:
     plain = plan_of(make_context())
     half = plan_of(make_context(target__quantization={"weights": "fp8", "kv_cache": "fp8"}))
     assert half.kv_cache_bytes * 2 == plain.kv_cache_bytes
@@ -102,7 +104,7 @@ def test_formats_and_drafts_change_the_cache() -> None:
     assert medusa.kv_cache_bytes * 2048 == plan_of(make_context("vicuna-7b")).kv_cache_bytes * 2112
 
 
-def test_a_key_head_that_ranks_share_is_on_each_of_them() -> None:
+def test_kv_head_shared_by_ranks_is_counted_on_each_rank() -> None:
     shared = make_context("qwen2.5-7b", target__parallel={"tensor": 4})
     more = make_context("qwen2.5-7b", target__parallel={"tensor": 7})
     assert plan_of(more).kv_cache_bytes == plan_of(shared).kv_cache_bytes
@@ -113,7 +115,7 @@ def test_a_key_head_that_ranks_share_is_on_each_of_them() -> None:
 @pytest.mark.parametrize(
     ("method", "options"), [("medusa", {"choices": [[0], [0, 0]]}), ("eagle", {"choices": [[0], [1], [0, 0]]})]
 )
-def test_what_drafts_inside_is_that_of_the_converted_files(
+def test_internal_drafter_memory_equals_the_converted_files(
     method: str, options: dict[str, Any], mapping: ParallelMapping, tmp_path: Path
 ) -> None:
     root = make_model(tmp_path / "model", "llama")
@@ -129,7 +131,7 @@ def test_what_drafts_inside_is_that_of_the_converted_files(
     assert [plan.weights_bytes for plan in memory(replace(case, head=head))] == converted.nbytes_by_rank
 
 
-def test_a_net_has_a_cache_of_its_own(tmp_path: Path) -> None:
+def test_eagle_drafter_adds_a_kv_cache_layer(tmp_path: Path) -> None:
     root = make_model(tmp_path / "model", "llama", num_hidden_layers=2)
     options = {"choices": [[0], [0, 0]]}
     head = load_head(save_head(tmp_path / "net", random_head()), "eagle", options, load_model(root, "auto"))
@@ -140,7 +142,7 @@ def test_a_net_has_a_cache_of_its_own(tmp_path: Path) -> None:
     assert with_head.cache_per_token * 2 == alone.cache_per_token * 3
 
 
-def test_each_model_is_where_it_is_placed() -> None:
+def test_memory_is_counted_on_the_gpus_of_the_placement() -> None:
     placed = make_pair(target__parallel={"tensor": 2}, serving__placement={"target": [2, 3], "draft": [3]})
     plans = memory(placed)
     assert [plan.id for plan in plans] == ["2", "3"]
@@ -149,14 +151,14 @@ def test_each_model_is_where_it_is_placed() -> None:
     assert plans[1].weights_bytes == plans[0].weights_bytes
 
 
-def test_the_limit_leaves_free_what_the_caches_may_not_have() -> None:
+def test_memory_limit_applies_the_kv_cache_fraction_to_free_memory() -> None:
     plan = plan_of(make_context(serving__kv_cache_fraction=0.5))
     fixed = plan.weights_bytes + plan.activation_bytes
     assert plan.limit_bytes == pytest.approx(fixed + 0.5 * (79 * GIB - fixed), abs=1)
     assert plan_of(make_context(engine__gpu=None)).limit_bytes == 0
 
 
-def test_activations_grow_with_the_step() -> None:
+def test_activation_memory_grows_with_max_num_tokens() -> None:
     small, large = (plan_of(make_context(engine__max_num_tokens=tokens)).activation_bytes for tokens in (2048, 4096))
     # 3 x 4096 hidden, 48 heads of 128, 3 x 14336 in the MLP, 2 bytes each
     assert large - small == 2048 * (3 * 4096 + 48 * 128 + 3 * 14336) * 2

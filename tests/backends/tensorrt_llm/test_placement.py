@@ -23,7 +23,7 @@ def closing(rank: int) -> str:
     return f"--disable-auto-complete-config --backend-config=python,shm-region-prefix-name=prefix{rank}_"
 
 
-def test_one_engine_on_one_gpu() -> None:
+def test_single_gpu_engine_runs_in_leader_mode() -> None:
     placed = plan_placement(make_context())
     assert (placed.mode, placed.world_size, placed.environment) == ("leader", 1, {})
     assert " ".join(placed.command) == f"mpirun --allow-run-as-root -n 1 {SERVER} {closing(0)}"
@@ -32,7 +32,7 @@ def test_one_engine_on_one_gpu() -> None:
     assert (model.kv_cache_fraction, model.max_cache_tokens) == (0.9, 0)
 
 
-def test_one_engine_on_several_gpus() -> None:
+def test_multi_gpu_engine_runs_in_leader_mode_with_one_rank_per_gpu() -> None:
     placed = plan_placement(make_context(target__parallel={"tensor": 2}, serving__placement={"target": [3, 1]}))
     assert (placed.mode, placed.world_size, placed.environment) == ("leader", 2, {})
     assert placed.models[0].gpu_device_ids == (3, 1)
@@ -42,7 +42,7 @@ def test_one_engine_on_several_gpus() -> None:
     )
 
 
-def test_a_pair_has_an_orchestrator_that_starts_its_workers() -> None:
+def test_engine_pair_runs_with_an_orchestrator_that_spawns_workers() -> None:
     case = make_pair(target__parallel={"tensor": 2}, serving__placement={"target": [1, 2], "draft": [0]})
     placed = plan_placement(case)
     assert (placed.mode, placed.world_size) == ("orchestrator", 1)
@@ -58,7 +58,7 @@ def test_a_pair_has_an_orchestrator_that_starts_its_workers() -> None:
     )
 
 
-def test_fast_logits_have_ranks_of_their_own() -> None:
+def test_fast_logits_assign_separate_ranks_to_each_engine() -> None:
     """The example of upstream's README, with a target on two GPUs: rank 0 orchestrates, 1 drafts, 2 and 3 verify."""
     placement = {"target": [1, 2], "draft": [0]}
     case = make_pair(target__parallel={"tensor": 2}, serving__placement=placement, serving__fast_logits=True)
@@ -74,7 +74,7 @@ def test_fast_logits_have_ranks_of_their_own() -> None:
     assert "pool" not in " ".join(placed.command)
 
 
-def test_caches_on_one_gpu_hold_equally_many_tokens() -> None:
+def test_caches_on_one_gpu_have_the_same_token_limit() -> None:
     case = make_pair(engine__gpu="l40s")
     target, draft = plan_placement(case).models
     assert target.max_cache_tokens == draft.max_cache_tokens > 4 * 2048
@@ -88,12 +88,12 @@ def test_caches_on_one_gpu_hold_equally_many_tokens() -> None:
         assert last <= 0.9 * (left - first)
 
 
-def test_caches_on_gpus_of_their_own_have_no_limit() -> None:
+def test_caches_on_separate_gpus_have_no_token_limit() -> None:
     placed = plan_placement(make_pair(serving__placement={"target": [1], "draft": [0]}))
     assert [model.max_cache_tokens for model in placed.models] == [0, 0]
 
 
 @pytest.mark.parametrize("changes", [{}, {"serving__fast_logits": True}])
-def test_it_is_plain_json(changes: dict[str, Any]) -> None:
+def test_placement_is_json_serializable(changes: dict[str, Any]) -> None:
     document = json.loads(json.dumps(asdict(plan_placement(make_pair(**changes)))))
     assert set(document) == {"mode", "models", "fast_logits", "world_size", "environment", "command"}

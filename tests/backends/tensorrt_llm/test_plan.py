@@ -57,7 +57,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("quickstart-redrafter", {"decoding_mode": "redrafter"}, {"draft_method": "none"}),
     ],
 )
-def test_one_engine(tmp_path: Path, recipe: str, engine: dict[str, str], bls: dict[str, str]) -> None:
+def test_single_engine_recipe_emits_its_models_and_parameters(
+    tmp_path: Path, recipe: str, engine: dict[str, str], bls: dict[str, str]
+) -> None:
     build = planned(recipe)
     assert [name for name in build.artifact.steps if name.startswith("engines/")] == ["engines/target"]
     models = emitted(build, tmp_path / "models")
@@ -74,7 +76,7 @@ def test_one_engine(tmp_path: Path, recipe: str, engine: dict[str, str], bls: di
     assert build.artifact.facts["placement"]["mode"] == "leader"
 
 
-def test_a_pair(tmp_path: Path) -> None:
+def test_draft_target_recipe_emits_two_engine_models(tmp_path: Path) -> None:
     build = planned("quickstart")
     models = emitted(build, tmp_path / "models")
     assert set(models) == {
@@ -91,7 +93,7 @@ def test_a_pair(tmp_path: Path) -> None:
     assert bls["vocab_size"] == str(build.context.target.config.vocab_size)  # type: ignore[union-attr]
 
 
-def test_fast_logits_on_gpus_of_their_own(tmp_path: Path) -> None:
+def test_fast_logits_on_separate_gpus_assign_participant_ids(tmp_path: Path) -> None:
     build = planned("quickstart", "serving.fast_logits=true", "serving.placement={target: [1], draft: [0]}")
     models = emitted(build, tmp_path / "models")
     assert models["tensorrt_llm"]["participant_ids"] == "2"
@@ -101,7 +103,7 @@ def test_fast_logits_on_gpus_of_their_own(tmp_path: Path) -> None:
     assert build.artifact.facts["placement"]["environment"]["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "0"
 
 
-def test_tensor_parallel_ranks_are_mpi_s(tmp_path: Path) -> None:
+def test_tensor_parallel_engine_has_one_gpu_per_mpi_rank(tmp_path: Path) -> None:
     build = planned("quickstart-ngram", "target.parallel.tensor=2")
     assert emitted(build, tmp_path / "models")["tensorrt_llm"]["gpu_device_ids"] == "0,1"
     placement = build.artifact.facts["placement"]

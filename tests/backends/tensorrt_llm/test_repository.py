@@ -22,7 +22,7 @@ from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, reloc
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.fields import OLDER_NAMES
-from trtspec.serving.triton.python_models.tensors import tensor_to_words
+from trtspec.serving.triton.python_models.tensors import decode_token_lists
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")
@@ -83,18 +83,18 @@ def by_name(tensors: Any) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", REPOSITORIES)
-def test_a_repository_is_what_was_read_and_found_right(emitted, method: str) -> None:
+def test_repository_matches_its_golden_files(emitted, method: str) -> None:
     assert emitted[method] == configs(ROOT / method), (
         "if it should be, run python -m tests.backends.tensorrt_llm.golden"
     )
 
 
-def test_nothing_else_is_kept() -> None:
+def test_golden_directories_are_all_used() -> None:
     assert {path.name for path in ROOT.iterdir()} == {*REPOSITORIES}
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
-def test_each_method_has_its_models(emitted, method: str) -> None:
+def test_repository_has_the_models_of_its_method(emitted, method: str) -> None:
     models = {"ensemble", "tensorrt_llm_bls", "preprocessing", "tensorrt_llm", "postprocessing"}
     models |= {"tensorrt_llm_draft"} if method == "draft_target" else set()
     assert {name: config.name for name, config in emitted[method].items()} == {name: name for name in models}
@@ -103,14 +103,14 @@ def test_each_method_has_its_models(emitted, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "model"), [(m, "tensorrt_llm") for m in REPOSITORIES] + [("draft_target", "tensorrt_llm_draft")]
 )
-def test_an_engine_has_nvidias_tensors(emitted, method: str, model: str) -> None:
+def test_engine_model_has_the_upstream_tensors(emitted, method: str, model: str) -> None:
     config = emitted[method][model]
     assert config.backend == "tensorrtllm"
     assert by_name(config.input) == sorted(upstream.ENGINE_INPUTS)
     assert by_name(config.output) == sorted(upstream.ENGINE_OUTPUTS)
 
 
-def test_every_parameter_of_nvidias_is_set_or_left_out_on_purpose(emitted) -> None:
+def test_upstream_parameters_are_set_or_explicitly_omitted(emitted) -> None:
     engines = [
         config for repository in emitted.values() for config in repository.values() if config.backend == "tensorrtllm"
     ]
@@ -122,7 +122,7 @@ def test_every_parameter_of_nvidias_is_set_or_left_out_on_purpose(emitted) -> No
 
 @pytest.mark.parametrize("method", REPOSITORIES)
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str) -> None:
+def test_text_inputs_differ_from_upstream_only_by_listed_tensors(emitted, method: str, model: str) -> None:
     """Encoders, prompt tables, LoRA and guided decoding require engines that trtspec does not build."""
     config = emitted[method][model]
     known, ours = {*upstream.ENSEMBLE_INPUTS}, {*map(facts, config.input)}
@@ -138,7 +138,7 @@ def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str
 
 @pytest.mark.parametrize("method", REPOSITORIES)
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_texts_come_in_nvidias_tensors(emitted, method: str, model: str) -> None:
+def test_text_outputs_differ_from_upstream_only_by_listed_tensors(emitted, method: str, model: str) -> None:
     """An engine's outputs for logits, cache and timing are available from tensorrt_llm itself."""
     known, ours = {*upstream.ENSEMBLE_OUTPUTS}, {*map(facts, emitted[method][model].output)}
     assert ours - known == {Tensor("sequence_length", "INT32", (-1,), "")}
@@ -150,14 +150,14 @@ def test_texts_come_in_nvidias_tensors(emitted, method: str, model: str) -> None
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
-def test_the_ensemble_is_the_model_from_text_to_text_under_another_name(emitted, method: str) -> None:
+def test_ensemble_and_bls_model_differ_only_in_name(emitted, method: str) -> None:
     ensemble, model = emitted[method]["ensemble"], emitted[method]["tensorrt_llm_bls"]
     assert model.name == "tensorrt_llm_bls"
     model.name = ensemble.name
     assert ensemble == model
 
 
-def test_all_models_of_a_repository_take_as_many_and_stream_or_not(emitted) -> None:
+def test_models_share_batch_size_queue_and_streaming_settings(emitted) -> None:
     for method, repository in emitted.items():
         decoupled = {
             config.model_transaction_policy.decoupled
@@ -192,7 +192,7 @@ DRAFTING = {"decoding_mode", "medusa_choices", "eagle_choices", *LOOKAHEAD_SIZES
         ),
     ],
 )
-def test_an_engine_is_told_how_it_drafts_and_nothing_of_other_methods(emitted, method, expected) -> None:
+def test_engine_has_only_the_drafting_parameters_of_its_method(emitted, method, expected) -> None:
     for model in ("tensorrt_llm", "tensorrt_llm_draft"):
         if model in emitted[method]:
             told = parameters(emitted[method][model])
@@ -200,7 +200,7 @@ def test_an_engine_is_told_how_it_drafts_and_nothing_of_other_methods(emitted, m
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle"])
-def test_a_tree_is_written_as_the_backend_reads_it(emitted, method: str) -> None:
+def test_tree_choices_are_written_in_the_format_of_the_backend(emitted, method: str) -> None:
     told = parameters(emitted[method]["tensorrt_llm"])
     assert DRAFTING & told.keys() == {"decoding_mode", f"{method}_choices"}
     assert told["decoding_mode"] == method
@@ -213,7 +213,7 @@ def paths_of(text: str) -> list[list[int]]:
     return [[int(rank) for rank in path.strip(",{").split(",")] for path in text.split("}")[:-1]]
 
 
-def test_two_engines_share_the_gpus_as_they_are_told(emitted) -> None:
+def test_two_engines_have_their_configured_placement_and_cache_fractions(emitted) -> None:
     target, draft = (parameters(emitted["draft_target"][f"tensorrt_llm{suffix}"]) for suffix in ("", "_draft"))
     placed = ("gpt_model_path", "gpu_device_ids", "participant_ids", "kv_cache_free_gpu_mem_fraction")
     assert [target[key] for key in placed] == ["../../engines/target", "0,1", "2,3", "0.5"]
@@ -221,7 +221,7 @@ def test_two_engines_share_the_gpus_as_they_are_told(emitted) -> None:
     assert target["speculative_decoding_fast_logits"] == draft["speculative_decoding_fast_logits"] == "true"
 
 
-def test_what_was_not_placed_is_left_to_the_backend(tmp_path: Path) -> None:
+def test_unplaced_engine_has_no_gpu_or_participant_ids(tmp_path: Path) -> None:
     EmitEngineRepository((), replace(REPOSITORIES["none"], target=PlacedModel("tensorrt_llm", (), (), 0.9))).emit(
         tmp_path
     )
@@ -230,7 +230,7 @@ def test_what_was_not_placed_is_left_to_the_backend(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "draft"), [("draft_target", "tensorrt_llm_draft"), ("ngram", "")])
-def test_drafts_from_outside_are_verified_step_by_step(emitted, method: str, draft: str) -> None:
+def test_bls_model_with_external_drafts_has_their_method_and_length(emitted, method: str, draft: str) -> None:
     wanted = REPOSITORIES[method]
     told = parameters(emitted[method]["tensorrt_llm_bls"])
     assert told["tensorrt_llm_model_name"] == "tensorrt_llm"
@@ -242,7 +242,7 @@ def test_drafts_from_outside_are_verified_step_by_step(emitted, method: str, dra
 
 
 @pytest.mark.parametrize("method", [method for method in REPOSITORIES if method not in OUTSIDE])
-def test_an_engine_that_drafts_by_itself_is_asked_for_whole_texts(emitted, method: str) -> None:
+def test_bls_model_with_internal_drafts_has_draft_method_none(emitted, method: str) -> None:
     told = parameters(emitted[method]["tensorrt_llm_bls"])
     names = ("tensorrt_llm_draft_model_name", "draft_method", "draft_len", "speculation_options", "tokenizer_dir")
     assert [told[name] for name in names] == ["", "none", "0", "{}", "../../tokenizer"]
@@ -250,7 +250,7 @@ def test_an_engine_that_drafts_by_itself_is_asked_for_whole_texts(emitted, metho
     assert [told[name] for name in LOOKAHEAD_SIZES] == (["7", "6", "5"] if method == "lookahead" else ["", "", ""])
 
 
-def test_relocated_paths_are_absolute_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_relocation_makes_paths_absolute_and_changes_nothing_else(tmp_path: Path) -> None:
     artifact = tmp_path / "artifact"
     EmitEngineRepository((), REPOSITORIES["draft_target"]).emit(artifact / "model_repository")
     relocate(artifact / "model_repository", tmp_path / "served", "/srv/artifact")
@@ -273,7 +273,7 @@ def test_relocated_paths_are_absolute_and_nothing_else_changes(tmp_path: Path) -
     assert files == {path.relative_to(artifact / "model_repository") for path in artifact.rglob("*") if path.is_file()}
 
 
-def test_a_repository_of_one_artifact_can_be_relocated_from_read_only_files(tmp_path: Path) -> None:
+def test_read_only_repository_can_be_relocated(tmp_path: Path) -> None:
     artifact = tmp_path / "artifact"
     EmitEngineRepository((), REPOSITORIES["none"]).emit(artifact / "model_repository")
     for path in artifact.rglob("*"):
@@ -284,7 +284,7 @@ def test_a_repository_of_one_artifact_can_be_relocated_from_read_only_files(tmp_
     assert told["tokenizer_dir"] == ""
 
 
-def test_every_end_id_ends_a_text_on_an_engine(tmp_path: Path) -> None:
+def test_additional_end_ids_become_stop_sequences_of_the_engine(tmp_path: Path) -> None:
     """The backend accepts one end id, but tokenizers of chat models have several."""
     ends = {"eos_token_id": [0, 5, 7]}
     tokenizer = Tokenizer(make_tokenizer(tmp_path / "tokenizer"))
@@ -295,8 +295,8 @@ def test_every_end_id_ends_a_text_on_an_engine(tmp_path: Path) -> None:
     asked = {"QUERY": texts("a"), "REQUEST_OUTPUT_LEN": 1, "STOP_WORDS_DICT": texts("xy")}
     plain, given = (answer.outputs for answer in model.execute([Request(**asked), Request(**asked, END_ID=9)]))
     assert (plain["OUT_END_ID"].item(), given["OUT_END_ID"].item()) == (0, 9)
-    assert tensor_to_words(plain["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy"), [5], [7]]
-    assert tensor_to_words(given["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy")]
+    assert decode_token_lists(plain["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy"), [5], [7]]
+    assert decode_token_lists(given["STOP_WORDS_IDS"][0]) == [tokenizer.encode("xy")]
 
 
 def texts(value: str) -> np.ndarray:
@@ -314,7 +314,7 @@ def texts(value: str) -> np.ndarray:
         ("medusa_choices", "[[0], [1]]", "parameter medusa_choices is"),
     ],
 )
-def test_the_double_of_the_backend_is_strict(tmp_path: Path, key: str, value: str | None, message: str) -> None:
+def test_backend_double_rejects_invalid_parameters(tmp_path: Path, key: str, value: str | None, message: str) -> None:
     EmitEngineRepository((), REPOSITORIES["lookahead"]).emit(tmp_path / "model_repository")
     (tmp_path / "engines" / "target").mkdir(parents=True)
     relocate(tmp_path / "model_repository", tmp_path / "served", str(tmp_path))

@@ -24,8 +24,6 @@ from trtspec.backends.tensorrt_llm.specs import is_greedy_only
         ("redrafter", {"greedy": False}, False),
     ],
 )
-def test_engines_that_take_the_most_probable_token_are_told(
-    method: str, options: dict[str, Any], greedy_only: bool
-) -> None:
+def test_greedy_only_depends_on_method_and_options(method: str, options: dict[str, Any], greedy_only: bool) -> None:
     case = make_context(speculation__method=method, speculation__options=options)
     assert is_greedy_only(case) is greedy_only

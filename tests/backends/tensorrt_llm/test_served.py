@@ -132,7 +132,7 @@ def script(length: int = TOKENS, text: str = SCRIPT) -> str:
     return (text.encode() * 4)[len(PROMPT) :][:length].decode()
 
 
-def test_the_server_takes_every_model(served: Served) -> None:
+def test_server_loads_every_model(served: Served) -> None:
     models = [rename(model, method) for method in REPOSITORIES for model in models_of(method)]
     refused = [model for model in models if not served.client.is_ready(model)]
     assert not refused, served.log.read_text()
@@ -156,12 +156,12 @@ def test_engines_are_warmed_up_before_they_are_ready(served: Served) -> None:
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
-def test_an_ensemble_says_what_the_target_says(served: Served, method: str) -> None:
+def test_ensemble_text_equals_the_targets_text(served: Served, method: str) -> None:
     assert served.ask(method)["text_output"] == script()
 
 
 @pytest.mark.parametrize("method", [method for method in REPOSITORIES if REPOSITORIES[method].streaming])
-def test_a_stream_says_it_in_whole_characters(served: Served, method: str) -> None:
+def test_stream_pieces_are_whole_characters(served: Served, method: str) -> None:
     request = {"text_input": PROMPT, "max_tokens": TOKENS}
     pieces = [event["text_output"] for event in served.client.generate_stream(request, f"{method}-ensemble")]
     assert len(pieces) > 20
@@ -169,20 +169,20 @@ def test_a_stream_says_it_in_whole_characters(served: Served, method: str) -> No
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_a_repository_without_streaming_refuses_a_stream(served: Served) -> None:
+def test_repository_without_streaming_rejects_a_stream(served: Served) -> None:
     with pytest.raises(DeployError, match="stream is not supported by this repository"):
         served.ask("eagle", stream=True)
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle"])
-def test_an_engine_that_drafts_by_itself_counts(served: Served, method: str) -> None:
+def test_internal_drafting_engine_reports_draft_counts(served: Served, method: str) -> None:
     answer = served.ask(method)
     names = ("total_draft_tokens", "total_accepted_draft_tokens", "num_input_tokens", "num_output_tokens")
     assert [answer[name] for name in names] == [2 * TOKENS, TOKENS, len(PROMPT), TOKENS]
     assert answer["acceptance_rate"] == 0.5
 
 
-def test_a_request_may_look_less_far_ahead(served: Served) -> None:
+def test_lookahead_request_can_reduce_its_sizes(served: Served) -> None:
     sizes = {"lookahead_window_size": 3, "lookahead_ngram_size": 2, "lookahead_verification_set_size": 2}
     assert served.ask("lookahead")["total_draft_tokens"] == 7 * TOKENS
     assert served.ask("lookahead", **sizes)["total_draft_tokens"] == 3 * TOKENS
@@ -190,24 +190,24 @@ def test_a_request_may_look_less_far_ahead(served: Served) -> None:
         served.ask("none", **sizes)
 
 
-def test_requests_that_sample_are_refused_where_the_engine_cannot(served: Served) -> None:
+def test_sampling_request_is_rejected_by_a_greedy_only_engine(served: Served) -> None:
     with pytest.raises(DeployError, match="always takes the most probable token and cannot sample"):
         served.ask("medusa", temperature=0.7, top_p=1.0)
     assert served.ask("redrafter", temperature=0.7, top_p=1.0)["text_output"] == script()
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
-def test_a_stop_word_ends_the_text(served: Served, method: str) -> None:
+def test_stop_word_ends_the_text(served: Served, method: str) -> None:
     answer = served.ask(method, stop_words=["né ✓"])
     assert answer["text_output"] == script()[: script().index("✓") + 1]
 
 
-def test_the_prompt_comes_back_where_it_is_asked_for(served: Served) -> None:
+def test_prompt_is_returned_on_request(served: Served) -> None:
     assert served.ask("lookahead", exclude_input_in_output=False)["text_output"] == PROMPT + script()
 
 
 @pytest.mark.parametrize("method", ["none", "draft_target"])
-def test_a_bias_is_as_long_as_the_engines_padded_vocabulary(served: Served, method: str) -> None:
+def test_embedding_bias_has_the_length_of_the_padded_vocabulary(served: Served, method: str) -> None:
     """The double rejects other lengths, like TensorRT-LLM; medusa drafts inside and accepts no bias."""
     biased = {"embedding_bias_words": ["a"], "embedding_bias_weights": [2.0]}
     assert served.ask(method, **biased)["text_output"] == script()
@@ -219,7 +219,7 @@ def test_a_bias_is_as_long_as_the_engines_padded_vocabulary(served: Served, meth
         served.client.generate(ids, f"{method}-tensorrt_llm")
 
 
-def test_clients_may_ask_the_engine_themselves(served: Served) -> None:
+def test_client_can_call_the_engine_model_directly(served: Served) -> None:
     encoded = served.client.generate({"QUERY": PROMPT, "REQUEST_OUTPUT_LEN": 8}, "preprocessing")
     names = {"input_ids": "INPUT_ID", "input_lengths": "REQUEST_INPUT_LEN", "request_output_len": "REQUEST_OUTPUT_LEN"}
     request = {inner: encoded[outer] for inner, outer in names.items()}
@@ -227,7 +227,7 @@ def test_clients_may_ask_the_engine_themselves(served: Served) -> None:
     assert Tokenizer(served.artifact / "tokenizer").decode(answer["output_ids"]) == script(8)
 
 
-def test_many_requests_at_once_are_each_their_own(served: Served) -> None:
+def test_concurrent_requests_each_get_their_own_text(served: Served) -> None:
     with ThreadPoolExecutor(8) as pool:
         lengths = range(1, 17)
         answers = pool.map(lambda length: served.ask("redrafter", max_tokens=length)["text_output"], lengths)

@@ -21,12 +21,12 @@ from trtspec.backends.tensorrt_llm.specs import engine_specs
         ("redrafter", 2048 + 5 * 5),
     ],
 )
-def test_upstream_adds_the_drafts_to_the_longest_text(method: str, built: int) -> None:
+def test_built_sequence_length_includes_the_draft_tokens(method: str, built: int) -> None:
     (spec,) = engine_specs(make_context("vicuna-7b", speculation__method=method))
     assert (spec.max_seq_len, spec.built_seq_len) == (2048, built)
 
 
-def test_a_draft_models_engine_speculates_not() -> None:
+def test_draft_engine_does_not_speculate() -> None:
     target, draft = engine_specs(make_pair(speculation__draft_len=6))
     assert (target.mode, target.draft_tokens, target.built_seq_len) == ("draft_tokens_external", 6, 2054)
     assert (draft.mode, draft.draft_tokens, draft.built_seq_len) == ("", 0, 2048)
@@ -42,7 +42,9 @@ def test_a_draft_models_engine_speculates_not() -> None:
         ("none", {"target__quantization": {"kv_cache": "fp8"}}, 512),  # no paged context attention, no chunks
     ],
 )
-def test_the_longest_prompt(method: str, changes: dict[str, Any], longest: int) -> None:
+def test_longest_prompt_is_max_num_tokens_unless_prompts_are_chunked(
+    method: str, changes: dict[str, Any], longest: int
+) -> None:
     (spec,) = engine_specs(make_context("vicuna-7b", speculation__method=method, engine__max_num_tokens=512, **changes))
     assert spec.longest_prompt == longest
 
@@ -57,6 +59,6 @@ def test_the_longest_prompt(method: str, changes: dict[str, Any], longest: int) 
         ("lookahead", 512, False),
     ],
 )
-def test_prompts_are_taken_in_chunks_where_that_costs_no_drafts(method: str, tokens: int, chunks: bool) -> None:
+def test_prompt_chunking_depends_on_method_and_max_num_tokens(method: str, tokens: int, chunks: bool) -> None:
     (spec,) = engine_specs(make_context(speculation__method=method, engine__max_num_tokens=tokens))
     assert spec.chunks_prompts is chunks

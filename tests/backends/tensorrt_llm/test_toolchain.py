@@ -37,13 +37,13 @@ def program(directory: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.slow
-def test_on_path(trtllm: Installation) -> None:
+def test_builder_on_path_is_detected(trtllm: Installation) -> None:
     assert probe_toolchain("", "1.2.1", "H200") == LOCAL
     LOCAL.check_present()
 
 
 @pytest.mark.slow
-def test_only_gpus_of_the_kind_are_used(trtllm: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_gpus_of_the_requested_kind_are_used(trtllm: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     trtllm.show_gpus(H200, H100, H200, H200)
     assert probe_toolchain("", "1.2.1", "h200").devices == ("0", "2", "3")
     assert probe_toolchain("", "1.2.1", "h100").devices == ("1",)
@@ -52,7 +52,7 @@ def test_only_gpus_of_the_kind_are_used(trtllm: Installation, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_another_gpu(trtllm: Installation) -> None:
+def test_other_gpu_than_requested_prevents_builds(trtllm: Installation) -> None:
     trtllm.show_gpus(H100)
     toolchain = probe_toolchain("", "1.2.1", "h200")
     assert (toolchain.kind, toolchain.tensorrt, toolchain.devices) == ("absent", "10.14.1.48", ())
@@ -63,7 +63,7 @@ def test_another_gpu(trtllm: Installation) -> None:
     assert caught.value.hint == "build on the target machine, or set engine.gpu"
 
 
-def test_another_version(trtllm: Installation) -> None:
+def test_other_installed_version_is_an_error(trtllm: Installation) -> None:
     trtllm.install("1.1.0")
     with pytest.raises(TrtspecError) as caught:
         probe_toolchain("", "1.2.1", "h200")
@@ -75,14 +75,14 @@ def test_another_version(trtllm: Installation) -> None:
 
 
 @pytest.mark.slow
-def test_a_candidate_is_its_release_and_goes_by_its_own_name(trtllm: Installation) -> None:
+def test_release_candidate_matches_its_release_and_retains_its_version(trtllm: Installation) -> None:
     trtllm.install("1.2.0rc8")
     assert probe_toolchain("", "1.2.0", "h200").tensorrt_llm == "1.2.0rc8"
     with pytest.raises(TrtspecError, match=r"1\.2\.0rc8 .* is installed, but the recipe requires 1\.2\.1"):
         probe_toolchain("", "1.2.1", "h200")
 
 
-def test_nothing_there_costs_no_process(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_builder_is_detected_without_starting_a_process(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", None)
     toolchain = probe_toolchain("", "1.2.1", "h200")
     assert toolchain == replace(
@@ -93,12 +93,12 @@ def test_nothing_there_costs_no_process(bare: Path, monkeypatch: pytest.MonkeyPa
     assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(caught.value)
 
 
-def test_no_gpu(trtllm: Installation) -> None:
+def test_missing_gpu_is_reported(trtllm: Installation) -> None:
     (trtllm.root / "bin" / "nvidia-smi").unlink()
     assert probe_toolchain("", "1.2.1", "h200").missing.endswith("the visible GPUs are: none")
 
 
-def test_an_image(trtllm: Installation) -> None:
+def test_image_toolchain_runs_the_builder_in_a_container(trtllm: Installation) -> None:
     program(trtllm.root / "bin", "podman", "#!/bin/sh\n")
     program(trtllm.root / "bin", "docker", "#!/bin/sh\n")
     toolchain = probe_toolchain(IMAGE, "1.2.1", "h200")
@@ -121,12 +121,12 @@ def test_an_image(trtllm: Installation) -> None:
     assert LOCAL.cleanup("x") == ()
 
 
-def test_an_image_and_nothing_to_run_it(bare: Path) -> None:
+def test_image_without_container_runtime_is_reported(bare: Path) -> None:
     toolchain = probe_toolchain(IMAGE, "1.2.1", "h200")
     assert (toolchain.kind, toolchain.missing) == ("absent", "docker and podman are not on PATH, to run the image")
 
 
-def test_what_an_engine_depends_on_is_its_identity() -> None:
+def test_toolchain_identity_excludes_runtime_and_devices() -> None:
     differences = {"image": IMAGE, "tensorrt_llm": "1.2.0", "tensorrt": "10.14", "gpu": "h100", "sm": 89, "driver": "x"}
     for name, value in differences.items():
         assert canonical(replace(LOCAL, **{name: value})) != canonical(LOCAL), name  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_what_an_engine_depends_on_is_its_identity() -> None:
         ("b200", "NVIDIA B200, 10.0, 1, 183359"), ("gh200", "NVIDIA GH200 480GB, 9.0, 1, 97871"),
     ],
 )  # fmt: skip
-def test_gpus_by_name_and_memory(name: str, line: str, trtllm: Installation) -> None:
+def test_gpu_is_identified_by_name_and_memory(name: str, line: str, trtllm: Installation) -> None:
     trtllm.show_gpus(line)
     (seen,) = detect_gpus()
     assert seen.is_a(find_gpu(name))
@@ -151,7 +151,7 @@ def test_gpus_by_name_and_memory(name: str, line: str, trtllm: Installation) -> 
     assert not any(seen.is_a(find_gpu(other)) for other in others)
 
 
-def test_a_driver_that_does_not_tell(bare: Path) -> None:
+def test_nvidia_smi_failure_or_unexpected_output_is_an_error(bare: Path) -> None:
     program(bare, "nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n")
     with pytest.raises(TrtspecError, match="failed: exit status 9: NVIDIA-SMI has failed"):
         detect_gpus()
@@ -163,27 +163,27 @@ def test_a_driver_that_does_not_tell(bare: Path) -> None:
     assert DetectedGpu("NVIDIA H200", 89, "1", 143771).is_a(find_gpu("h200")) is False
 
 
-def test_an_interpreter_with_a_long_path(trtllm: Installation, tmp_path: Path) -> None:
+def test_interpreter_with_a_long_path_is_found(trtllm: Installation, tmp_path: Path) -> None:
     script = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
     assert installed_versions(program(tmp_path, "trtllm-build", script), "tensorrt_llm") == ("1.2.1", "10.14.1.48")
 
 
 @pytest.mark.parametrize("text", ["", "\x7fELF", "#!/bin/sh\necho\n"])
-def test_not_a_python_program(text: str, tmp_path: Path) -> None:
+def test_builder_that_is_not_a_python_program_is_an_error(text: str, tmp_path: Path) -> None:
     with pytest.raises(TrtspecError, match="not a Python program"):
         installed_versions(program(tmp_path, "trtllm-build", text), "tensorrt_llm")
 
 
-def test_an_interpreter_that_is_gone(tmp_path: Path) -> None:
+def test_missing_interpreter_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrtspecError, match=r"failed: .*No such file"):
         installed_versions(program(tmp_path, "trtllm-build", "#!/no/such/python3\n"), "tensorrt_llm")
 
 
-def test_an_interpreter_without_packages(tmp_path: Path) -> None:
+def test_interpreter_without_packages_has_no_version(tmp_path: Path) -> None:
     script = program(tmp_path, "trtllm-build", f"#!{sys.executable}\n")
     assert installed_versions(script, "tensorrt_llm")[0] is None
 
 
-def test_a_gpu_without_memory_of_its_own_is_known_too(trtllm: Installation) -> None:
+def test_unified_memory_gpu_is_detected(trtllm: Installation) -> None:
     trtllm.show_gpus("NVIDIA GB10, 12.1, 580.95.05, [N/A]")
     assert detect_gpus() == [DetectedGpu("NVIDIA GB10", 121, "580.95.05", 0)]

@@ -54,7 +54,7 @@ def deployed(workplace: Path, trtspec: Run, vllm_environment: Path, monkeypatch:
             trtspec("stop", name)
 
 
-def test_a_deployment_is_measured_against_its_target_judged_and_shown(deployed: Path, trtspec: Run) -> None:
+def test_deployment_is_benchmarked_against_its_target_verified_and_listed(deployed: Path, trtspec: Run) -> None:
     beside = ("--baseline", "plain", "--runs", 1, "--max-tokens", 32)
     measured = trtspec("bench", "drafting", *beside, "--json").document
     assert measured["speculative"]["acceptance_rate"] > 0.5

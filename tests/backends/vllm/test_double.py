@@ -34,7 +34,7 @@ def document(version: str, method: str, net: Path, **changes: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("version", releases())
-def test_what_is_emitted_for_a_version_is_taken_by_it(version: str, double: ModuleType, tmp_path: Path) -> None:
+def test_double_accepts_the_documents_emitted_for_its_version(version: str, double: ModuleType, tmp_path: Path) -> None:
     for method in CASES:
         double.check_arguments(document(version, method, tmp_path, target__parallel={"tensor": 4}), numbers(version))
 
@@ -49,14 +49,16 @@ def test_what_is_emitted_for_a_version_is_taken_by_it(version: str, double: Modu
         ("0.19.0", "eagle", {"method": "dflash"}, "Unsupported speculative method"),
     ],
 )
-def test_the_double_refuses_what_a_version_refuses(version, method, change, message, double, tmp_path) -> None:
+def test_double_rejects_the_arguments_that_its_version_rejects(
+    version, method, change, message, double, tmp_path
+) -> None:
     emitted = document(version, method, tmp_path, target__parallel={"tensor": 2})
     emitted["speculative_config"] |= change
     with pytest.raises((TypeError, ValueError), match=message):
         double.check_arguments(emitted, numbers(version))
 
 
-def test_the_double_ends_where_a_short_net_would(double: ModuleType, tmp_path: Path) -> None:
+def test_double_fails_for_a_drafter_with_too_few_positions(double: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
     emitted = document("0.26.0", "eagle3", tmp_path)
     with pytest.raises(RuntimeError, match="device-side assert"):
@@ -64,7 +66,7 @@ def test_the_double_ends_where_a_short_net_would(double: ModuleType, tmp_path: P
     double.check_arguments(emitted, (0, 27, 0))
 
 
-def test_the_double_refuses_a_pipeline_that_drafts(double: ModuleType, tmp_path: Path) -> None:
+def test_double_rejects_drafting_with_pipeline_parallelism(double: ModuleType, tmp_path: Path) -> None:
     emitted = document("0.32.0", "ngram", tmp_path, target__parallel={"pipeline": 2})
     with pytest.raises(ValueError, match="ngram with pipeline parallel is not supported"):
         double.check_arguments(emitted, (0, 32, 0))

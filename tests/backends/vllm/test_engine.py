@@ -152,7 +152,7 @@ QUICKSTARTS = {
 }
 
 
-def test_every_case_and_recipe_is_accepted(accepted: dict[str, dict[str, Any]]) -> None:
+def test_engine_args_accept_every_case_and_recipe(accepted: dict[str, dict[str, Any]]) -> None:
     errors = {name: each["error"] for name, each in accepted.items() if "error" in each}
     assert errors.keys() == NEED_TORCHVISION
     assert all("failed to be inspected" in error for error in errors.values())
@@ -173,5 +173,7 @@ def test_every_case_and_recipe_is_accepted(accepted: dict[str, dict[str, Any]]) 
         ("fp8", {"method": "eagle3", "rule": "standard"}),
     ],
 )
-def test_vllm_understands_what_was_meant(name: str, understood: dict[str, Any], accepted: dict[str, Any]) -> None:
+def test_engine_config_has_the_intended_speculation(
+    name: str, understood: dict[str, Any], accepted: dict[str, Any]
+) -> None:
     assert accepted[name] == accepted[name] | understood

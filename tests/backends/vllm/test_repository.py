@@ -36,7 +36,7 @@ def objects(repository: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", VLLM_CASES)
-def test_a_repository_is_what_was_once_read(method: str, tmp_path: Path) -> None:
+def test_repository_matches_its_golden_files(method: str, tmp_path: Path) -> None:
     emit_vllm(method, tmp_path)
     assert objects(tmp_path) == objects(VLLM / method)
     configs = [load_config(path) for path in tmp_path.glob("*/config.pbtxt")]
@@ -44,7 +44,7 @@ def test_a_repository_is_what_was_once_read(method: str, tmp_path: Path) -> None
     assert all(config.max_batch_size == 0 for config in configs)
 
 
-def test_the_steps_of_the_ensemble_fit_the_models(tmp_path: Path) -> None:
+def test_ensemble_steps_match_the_tensors_of_the_models(tmp_path: Path) -> None:
     emit_vllm("ngram", tmp_path)
     configs = {path.parent.name: load_config(path) for path in tmp_path.glob("*/config.pbtxt")}
     ensemble = configs["ensemble"]
@@ -61,7 +61,7 @@ def test_the_steps_of_the_ensemble_fit_the_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["draft_target", "eagle"])
-def test_paths_are_absolute_where_the_server_sees_the_artifact(method: str, tmp_path: Path) -> None:
+def test_relocation_makes_paths_absolute_and_changes_nothing_else(method: str, tmp_path: Path) -> None:
     emit_vllm(method, tmp_path / "model_repository")
     before = objects(tmp_path / "model_repository")
     relocate(tmp_path / "model_repository", tmp_path / "served", "/artifact")
@@ -111,7 +111,7 @@ def answer(adapter: Any, **inputs: Any) -> Any:
         ({"beam_width": 1, "repetition_penalty": 1.0, "pad_id": 3, "bad_words": texts("")}, {}),
     ],
 )
-def test_a_request_is_said_in_vllms_words(inputs, changed, adapter) -> None:
+def test_request_is_converted_to_vllm_sampling_parameters(inputs, changed, adapter) -> None:
     outputs = answer(adapter, **inputs).outputs
     assert json.loads(outputs["sampling_parameters"].item()) == {**PLAIN, **changed}
     assert outputs["exclude_input"].tolist() == [[True]]
@@ -119,7 +119,7 @@ def test_a_request_is_said_in_vllms_words(inputs, changed, adapter) -> None:
 
 
 @pytest.mark.parametrize(("ids", "stops"), [([5], [5]), ([5, 0], [5, 0]), ([], [])])
-def test_vllm_ends_at_the_ids_of_config_json_alone(ids: list[int], stops: list[int], tmp_path: Path) -> None:
+def test_end_ids_set_stop_token_ids_and_ignore_eos(ids: list[int], stops: list[int], tmp_path: Path) -> None:
     make_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     emit_vllm("ngram", tmp_path / "model_repository")
@@ -130,7 +130,7 @@ def test_vllm_ends_at_the_ids_of_config_json_alone(ids: list[int], stops: list[i
     assert said["ignore_eos"] == (0 not in ids), "vLLM would end a text at the tokenizer's eos token, which is 0"
 
 
-def test_the_prompt_comes_back_where_it_is_asked_for(adapter) -> None:
+def test_prompt_is_returned_on_request(adapter) -> None:
     assert answer(adapter, exclude_input_in_output=False).outputs["exclude_input"].tolist() == [[False]]
 
 
@@ -151,5 +151,5 @@ def test_the_prompt_comes_back_where_it_is_asked_for(adapter) -> None:
         ),
     ],
 )
-def test_what_vllm_does_not_do_is_an_error_of_that_request(inputs, message: str, adapter) -> None:
+def test_unsupported_request_field_returns_an_error(inputs, message: str, adapter) -> None:
     assert answer(adapter, **inputs).error.message.startswith(message)

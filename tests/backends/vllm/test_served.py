@@ -64,29 +64,29 @@ def client(served: Served) -> Client:
 
 
 @pytest.mark.parametrize("method", [method for method in VLLM_CASES if method not in ("ngram", "eagle")])
-def test_a_server_takes_the_repository_of_every_method(method: str, tmp_path: Path) -> None:
+def test_server_answers_from_the_repository_of_each_method(method: str, tmp_path: Path) -> None:
     """The repository of ngram is served below; eagle's names a target on the hub."""
     with serving(tmp_path, make_artifact(tmp_path / "artifact", method), backend="vllm") as server:
         assert server.client.generate(CANONICAL)["text_output"] == "answer 1: é and more"
 
 
-def test_an_answer_is_the_text_alone_with_its_counts(client: Client) -> None:
+def test_answer_is_the_text_without_the_prompt_and_with_counts(client: Client) -> None:
     answer = client.generate(CANONICAL)
     assert answer["text_output"] == "answer 1: é and more"
     assert (answer["num_input_tokens"], answer["num_output_tokens"]) == (len("prompt 1"), 5)
 
 
-def test_what_clients_always_send_is_taken(client: Client) -> None:
+def test_neutral_request_fields_are_accepted(client: Client) -> None:
     assert client.generate({**CANONICAL, **NEUTRAL})["text_output"] == "answer 1: é and more"
 
 
-def test_a_stream_adds_up(client: Client) -> None:
+def test_stream_pieces_add_up_to_the_answer(client: Client) -> None:
     events = list(client.generate_stream(CANONICAL))
     assert [event["text_output"] for event in events] == ANSWERS["prompt 1"]
     assert sum(event["num_output_tokens"] for event in events) == 5
 
 
-def test_many_clients_at_once_each_get_their_own(client: Client) -> None:
+def test_concurrent_clients_each_get_their_own_answer(client: Client) -> None:
     ask = [{"text_input": f"prompt {number % 8}", "max_tokens": 20} for number in range(32)]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(client.generate, ask))
@@ -102,7 +102,7 @@ def test_many_clients_at_once_each_get_their_own(client: Client) -> None:
         ({"exclude_input_in_output": False}, "prompt 1answer 1: é and more"),
     ],
 )
-def test_a_request_is_answered_as_it_asks(change: dict[str, Any], text: str, client: Client) -> None:
+def test_request_fields_change_the_answer(change: dict[str, Any], text: str, client: Client) -> None:
     assert client.generate({**CANONICAL, **change})["text_output"] == text
 
 
@@ -119,7 +119,7 @@ def test_a_request_is_answered_as_it_asks(change: dict[str, Any], text: str, cli
         ({"min_length": 3}, "min_length 3 is not supported by vLLM"),
     ],
 )
-def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:
+def test_unsupported_request_returns_an_error_and_the_next_is_served(change, message: str, client: Client) -> None:
     with pytest.raises(DeployError, match=message):
         client.generate({**CANONICAL, **change})
     with pytest.raises(DeployError, match=message):
@@ -127,7 +127,7 @@ def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, c
     assert client.generate(CANONICAL)["num_output_tokens"] == 5
 
 
-def test_tensors_with_a_leading_dimension_are_taken_as_by_other_ensembles(served: Served) -> None:
+def test_tensors_with_a_leading_dimension_are_accepted(served: Served) -> None:
     grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
     tensors = {"text_input": np.array([[b"prompt 3"]], object), "max_tokens": np.array([[20]], np.int32)}
     inputs = []

@@ -77,7 +77,7 @@ def errors(request: Request) -> list[str]:
 
 
 @pytest.mark.parametrize("end", [lambda model: model.worker.kill(), lambda model: ask(model, "raise")])
-def test_when_vllm_ends_open_requests_are_told_so_and_the_stub_ends(end: Any, model: Any, ended: Ended) -> None:
+def test_vllm_exit_fails_open_requests_and_ends_the_stub(end: Any, model: Any, ended: Ended) -> None:
     waiting = [ask(model, "waits"), ask(model, "waits too")]
     end(model)
     assert wait_until(lambda: bool(ended.codes), 30)
@@ -85,13 +85,13 @@ def test_when_vllm_ends_open_requests_are_told_so_and_the_stub_ends(end: Any, mo
     assert [errors(each) for each in waiting] == [["Error generating stream: vLLM ended: see the server's log"]] * 2
 
 
-def test_what_comes_after_its_end_is_told_so_as_well(model: Any, ended: Ended) -> None:
+def test_request_after_vllm_exit_returns_an_error(model: Any, ended: Ended) -> None:
     model.worker.kill()
     assert wait_until(lambda: bool(ended.codes), 30)
     assert errors(ask(model, "too late")) == ["Error generating stream: vLLM ended: see the server's log"]
 
 
-def test_a_model_that_is_unloaded_ends_as_others_do(model: Any, ended: Ended) -> None:
+def test_unloaded_model_stops_its_worker_without_ending_the_stub(model: Any, ended: Ended) -> None:
     waiting = ask(model, "waits")
     model.finalize()
     assert wait_until(lambda: bool(waiting.sender.sent), 30)

@@ -28,7 +28,7 @@ def diagnostics(*arguments: Any, **changes: Any) -> dict[str, Any]:
     return said(BACKEND.check(case(*arguments, **changes)))
 
 
-def test_versions_are_those_of_the_containers_and_all_between() -> None:
+def test_versions_include_every_minor_release_and_those_of_containers() -> None:
     backend = backends()["vllm"]
     assert (backend.package, backend.converts) == ("vllm", False)
     assert {release.version: release.triton for release in releases().values() if release.triton} == {
@@ -43,7 +43,7 @@ def test_versions_are_those_of_the_containers_and_all_between() -> None:
     assert choose_version(backend, "0.33") == "0.33.0"
 
 
-def test_the_methods_that_say_so_are_those_that_some_version_has() -> None:
+def test_methods_for_vllm_are_those_supported_by_some_release() -> None:
     known = {name for name in discover("trtspec.methods", "METHOD") if "vllm" in backends_for_method(name)}
     assert known - {"none"} == {name for release in releases().values() for name in release.methods}
 
@@ -114,27 +114,27 @@ def test_the_methods_that_say_so_are_those_that_some_version_has() -> None:
         ),
     ],
 )
-def test_a_method_becomes_a_dict_of_fields_that_every_version_has(method: str, changes, expected) -> None:
+def test_speculative_config_is_valid_and_the_same_in_every_version(method: str, changes, expected) -> None:
     for version in releases():
         assert speculative_config(case(version, method, **changes), DRAFT) == expected
         assert expected.keys() <= releases()[version].fields
 
 
 @pytest.mark.parametrize(("version", "method"), [("0.20.0", "dflash"), ("0.25.0", "dspark"), ("0.32.0", "medusa")])
-def test_a_net_that_some_versions_have_is_named_with_the_length_of_its_chain(version: str, method: str) -> None:
+def test_version_specific_drafter_is_configured_with_its_chain_length(version: str, method: str) -> None:
     changes = {} if method == "medusa" else {"speculation__draft_len": 5}
     config = speculative_config(case(version, method, **changes), DRAFT)
     depth = 4 if method == "medusa" else 5
     assert config == {"method": method, "num_speculative_tokens": depth, "model": DRAFT}
 
 
-def test_a_draft_of_another_vocabulary_is_named_as_such() -> None:
+def test_draft_with_another_vocabulary_sets_use_heterogeneous_vocab() -> None:
     asked = case("0.25.0", "draft_target", draft="qwen2.5-7b")
     assert speculative_config(asked, DRAFT)["use_heterogeneous_vocab"] is True
     assert "use_heterogeneous_vocab" not in speculative_config(case("0.25.0", "draft_target"), DRAFT)
 
 
-def test_model_json_has_everything_that_vllm_is_told() -> None:
+def test_model_json_contains_all_vllm_arguments() -> None:
     asked = case(
         "0.19.0",
         target__parallel={"tensor": 2},
@@ -157,19 +157,19 @@ def test_model_json_has_everything_that_vllm_is_told() -> None:
     }
 
 
-def test_a_quantized_source_says_by_itself_what_it_is() -> None:
+def test_quantized_source_needs_no_quantization_argument() -> None:
     wanted = {"weights": "fp8", "kv_cache": "fp8"}
     asked = case(target__quantization=wanted, target_facts=facts(quantization=FP8))
     assert diagnostics(target__quantization=wanted, target_facts=facts(quantization=FP8)) == {}
     assert "quantization" not in model_json(asked, "m", None)
 
 
-def test_rows_are_scaled_each_where_the_version_can() -> None:
+def test_fp8_rowwise_becomes_fp8_per_channel_in_0_24() -> None:
     asked = case("0.24.0", target__quantization={"weights": "fp8_rowwise"})
     assert model_json(asked, "m", None)["quantization"] == "fp8_per_channel"
 
 
-def test_hub_ids_keep_their_revisions() -> None:
+def test_hub_ids_have_their_revisions() -> None:
     asked = case(
         method="draft_target",
         target__model="org/model",
@@ -280,13 +280,13 @@ FOUND = [(*row, "error") for row in REFUSED] + [(*row, "warning") for row in WAR
 
 
 @pytest.mark.parametrize(("changes", "key", "message", "severity"), FOUND, ids=[row[1] for row in FOUND])
-def test_what_cannot_be_done_is_an_error_and_what_has_no_use_a_warning(changes, key, message, severity) -> None:
+def test_unsupported_setting_is_an_error_and_doubtful_or_unused_one_a_warning(changes, key, message, severity) -> None:
     found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == (severity, message)
 
 
 @pytest.mark.parametrize("version", releases())
-def test_a_draft_is_divided_as_its_target_whatever_the_default_says(version: str) -> None:
+def test_draft_has_the_tensor_parallelism_of_its_target(version: str) -> None:
     """vllm-project/vllm:vllm/v1/spec_decode/draft_model.py, _raise_if_draft_tp_mismatch."""
     assert "equal_draft_tensor" in releases()[version].does
     divided = case(version, "draft_target", target__parallel={"tensor": 4})
@@ -297,18 +297,18 @@ def test_a_draft_is_divided_as_its_target_whatever_the_default_says(version: str
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v4", "exaone4_5", "hy_v3"])
-def test_mtp_of_0_22_1_takes_the_models_that_its_own_code_names(model_type: str) -> None:
+def test_mtp_supports_more_model_types_in_0_22_1_than_in_0_19_0(model_type: str) -> None:
     layers = facts({"model_type": model_type, "num_nextn_predict_layers": 1})
     assert diagnostics("0.22.1", "mtp", target_facts=layers) == {}
     assert list(diagnostics("0.19.0", "mtp", target_facts=layers)) == ["speculation.method version"]
 
 
-def test_mtp_goes_by_the_architecture_where_vllm_does() -> None:
+def test_mtp_target_is_accepted_by_its_architecture() -> None:
     config = {"model_type": "mimo_v2", "architectures": ["MiMoV2ForCausalLM"], "num_nextn_predict_layers": 1}
     assert diagnostics("0.22.1", "mtp", target_facts=facts(config)) == {}
 
 
-def test_a_source_of_compressed_tensors_is_fp8_to_both_that_ask() -> None:
+def test_compressed_tensors_source_is_fp8_in_check_and_model_json() -> None:
     """The check and model.json use the same parser."""
     group = {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True, "dynamic": False}
     config = {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed"}
@@ -319,7 +319,7 @@ def test_a_source_of_compressed_tensors_is_fp8_to_both_that_ask() -> None:
     assert "quantization" not in model_json(case(**asked), "m", None)
 
 
-def test_plain_recipes_meet_no_objection() -> None:
+def test_valid_recipes_cause_no_diagnostics() -> None:
     assert diagnostics() == {}
     assert diagnostics(method="draft_target") == {}
     assert diagnostics(method="ngram", speculation__options={"min_match": 3}) == {}
@@ -329,13 +329,13 @@ def test_plain_recipes_meet_no_objection() -> None:
     assert diagnostics(target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
 
 
-def test_memory_counts_what_is_quantized_while_it_loads() -> None:
+def test_memory_counts_weights_that_are_quantized_on_load() -> None:
     [plain], [quantized] = BACKEND.memory(case()), BACKEND.memory(case(target__quantization={"weights": "fp8"}))
     assert plain.weights_bytes == 2 * 8_030_261_248
     assert quantized.weights_bytes == 8_030_261_248 + 2 * 128256 * 4096
 
 
-def test_on_a_cpu_memory_is_what_full_batches_need() -> None:
+def test_cpu_model_json_sets_kv_cache_bytes_instead_of_gpu_utilization() -> None:
     document = model_json(case(engine__device="cpu", target__dtype="float32"), "m", None)
     assert document["dtype"] == "float32"
     assert document["enforce_eager"] is True

@@ -29,13 +29,13 @@ def problems(trtspec: Run, recipe: Path, version: str) -> list[tuple[str, str, s
 
 
 @pytest.mark.slow
-def test_it_is_refused_before_0_25_and_warned_of_from_then_on(recipe: Path, trtspec: Run) -> None:
+def test_other_vocabulary_is_an_error_before_0_25_and_a_warning_later(recipe: Path, trtspec: Run) -> None:
     assert ("error", PATH, "vocabulary") in problems(trtspec, recipe, "0.24.0")
     assert problems(trtspec, recipe, "0.25.0") == [("warning", PATH, "vocabulary")]
 
 
 @pytest.mark.slow
-def test_it_is_named_in_model_json_where_the_sizes_differ_and_nowhere_else(recipe: Path, trtspec: Run) -> None:
+def test_heterogeneous_vocabulary_is_set_only_if_the_sizes_differ(recipe: Path, trtspec: Run) -> None:
     speculation = trtspec("plan", recipe, "--json").document["model_json"]["speculative_config"]
     assert speculation["use_heterogeneous_vocab"] is True
     make_llama(recipe.parent / "target", vocab_size=PAIR_VOCAB, **TARGET_SHAPE)

@@ -24,13 +24,13 @@ def some() -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", some(), ids=lambda path: path and path.name.split("-")[1])
-def test_a_release_takes_what_its_wheel_says(path: Path) -> None:
+def test_release_facts_match_its_wheel(path: Path) -> None:
     known, found = releases()[Wheel(path).version], read(path)
     assert {fact: set(getattr(known, fact)) for fact in FACTS} == found
 
 
 @pytest.mark.parametrize("path", some(), ids=lambda path: path and path.name.split("-")[1])
-def test_what_is_emitted_are_arguments_that_the_release_has(path: Path) -> None:
+def test_emitted_arguments_exist_in_the_release(path: Path) -> None:
     wheel = Wheel(path)
     asked = source_context(
         "vllm", wheel.version, "draft_target", target__quantization={"weights": "fp8", "kv_cache": "fp8"}
@@ -42,7 +42,7 @@ def test_what_is_emitted_are_arguments_that_the_release_has(path: Path) -> None:
     assert model_json(asked, "./target", "./draft").keys() <= fields
 
 
-def test_names_stand_by_the_releases_that_have_them() -> None:
+def test_fact_names_are_grouped_by_release_range() -> None:
     facts = {version: {"does": names} for version, names in {"0.9.0": {"a", "b"}, "0.10.0": {"a", "c"}}.items()}
     assert spans(facts, "does") == {"0.9.0..": ["a"], "0.9.0..0.9.0": ["b"], "0.10.0..": ["c"]}
     facts["0.11.0"] = {"does": {"b"}}

@@ -50,7 +50,9 @@ def put_double(root: Path, monkeypatch: pytest.MonkeyPatch, fault: str = "") -> 
 
 
 @pytest.mark.slow
-def test_its_records_become_our_samples(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aiperf_records_are_converted_to_samples(
+    trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = put_double(workplace, monkeypatch)
     with scripted(lambda body: Script()) as server:
         done = trtspec("bench", server.url, "--concurrency", "2", *ASKED, "--samples-out", "raw.jsonl", "--json")
@@ -74,7 +76,7 @@ def test_its_records_become_our_samples(trtspec: Run, workplace: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_of_an_open_loop_requests_are_due_when_they_were_decided(
+def test_open_loop_latencies_count_from_the_credit_issue_time(
     trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = put_double(workplace, monkeypatch)
@@ -96,7 +98,7 @@ def test_of_an_open_loop_requests_are_due_when_they_were_decided(
         ('for each in records: each["error"] = {"message": "refused"}', "all 4 requests failed: refused"),
     ],
 )
-def test_what_goes_wrong_in_it_is_told(
+def test_aiperf_failure_is_reported(
     trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
 ) -> None:
     put_double(workplace, monkeypatch, fault)
@@ -107,7 +109,9 @@ def test_what_goes_wrong_in_it_is_told(
     assert "Traceback" not in failed.err
 
 
-def test_what_it_cannot_ask_is_refused(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_aiperf_cannot_send_are_rejected(
+    trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_double(workplace, monkeypatch)
     (workplace / "two.jsonl").write_text(
         '{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}'
@@ -125,7 +129,7 @@ def test_what_it_cannot_ask_is_refused(trtspec: Run, workplace: Path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.skipif(shutil.which("aiperf") is None, reason="aiperf is not on PATH")
-def test_the_real_one_measures_what_we_do(trtspec: Run, workplace: Path) -> None:
+def test_real_aiperf_and_our_driver_agree_within_five_percent(trtspec: Run, workplace: Path) -> None:
     """On a server with known timings, both drivers' median TTFT and TPOT agree within 5 %, and match the schedule."""
     found = {}
     tokenizer = ("--tokenizer", recipes_dir() / "models" / "quickstart-target")

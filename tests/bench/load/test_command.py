@@ -29,7 +29,7 @@ def does_not(body: dict[str, Any]) -> Script:
 
 @pytest.mark.alone
 @pytest.mark.slow  # the server responds in real time
-def test_a_sweep(trtspec: Run, workplace: Path) -> None:
+def test_sweep_reports_every_load_in_json_and_text(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         asked = ("bench", server.url, "--concurrency", "1,3", "--rate", "20", "--slo", "ttft=5s,tpot=15ms", *FEW)
         done = trtspec(*asked, "--samples-out", "raw.jsonl", "--json")
@@ -61,7 +61,7 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
 
 
 @pytest.mark.slow  # the server responds in real time
-def test_a_server_that_dies_costs_the_loads_that_were_not_measured(trtspec: Run, workplace: Path) -> None:
+def test_server_failure_ends_the_sweep_and_retains_measured_loads(trtspec: Run, workplace: Path) -> None:
     def dies(body: dict[str, Any]) -> Script:
         return Script(status=503, refusal="gone") if server.most_at_once > 3 else pays(body)
 
@@ -78,7 +78,7 @@ def test_a_server_that_dies_costs_the_loads_that_were_not_measured(trtspec: Run,
 
 
 @pytest.mark.slow  # the server responds in real time
-def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
+def test_interface_page_documents_every_field(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         done = trtspec("bench", server.url, "--concurrency", "1", *FEW, "--runs", 1, "--max-rounds", 1,
                        "--samples-out", "raw.jsonl", "--json")  # fmt: skip
@@ -106,7 +106,7 @@ def fields_of(value: Any) -> set[str]:
 
 @pytest.mark.alone
 @pytest.mark.slow  # the server responds in real time
-def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
+def test_fail_below_option_gates_the_exit_code(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as good, scripted(does_not) as bad:
         held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--fail-below", "1.0")
         missed = trtspec("bench", bad.url, "--concurrency", "2", *FEW, *ENOUGH, "--fail-below", "1.0", "--json")
@@ -119,7 +119,7 @@ def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow  # the server responds in real time
-def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
+def test_compare_reports_saved_runs_as_equal_slower_or_faster(trtspec: Run, workplace: Path) -> None:
     for name, script in (("a", pays), ("b", pays), ("worse", does_not)):
         with scripted(script) as server:
             done = trtspec("bench", server.url, "--concurrency", "2,4", *FEW, *ENOUGH, "--json")
@@ -142,7 +142,7 @@ def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
 
 
 @pytest.mark.slow  # the server responds in real time
-def test_documents_of_other_prompts_are_not_comparable(trtspec: Run, workplace: Path) -> None:
+def test_documents_with_different_prompts_are_not_comparable(trtspec: Run, workplace: Path) -> None:
     for name, more in (("a", ()), ("b", ("--seed", 3))):
         with scripted(pays) as server:
             done = trtspec("bench", server.url, "--concurrency", "2", *FEW, "--runs", 1, *more, "--json")
@@ -163,7 +163,7 @@ def test_documents_of_other_prompts_are_not_comparable(trtspec: Run, workplace: 
         ("{" * 10_000, "not valid JSON"),
     ],
 )
-def test_a_file_that_is_no_such_document(trtspec: Run, workplace: Path, text: str, said: str) -> None:
+def test_invalid_load_document_is_rejected_with_its_file(trtspec: Run, workplace: Path, text: str, said: str) -> None:
     (workplace / "a.json").write_text(text)
     refused = trtspec("bench", "--compare", "a.json", "a.json")
     assert refused.code == 1
@@ -196,9 +196,7 @@ def test_a_file_that_is_no_such_document(trtspec: Run, workplace: Path, text: st
         (("http://127.0.0.1:1", "--concurrency", "1"), "the server cannot be reached"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    trtspec: Run, workplace: Path, arguments: tuple[str, ...], said: str
-) -> None:
+def test_invalid_arguments_are_rejected(trtspec: Run, workplace: Path, arguments: tuple[str, ...], said: str) -> None:
     refused = trtspec("bench", *(server_named(each) for each in arguments))
     assert refused.code == 1
     assert said in refused.err
@@ -209,5 +207,5 @@ def server_named(argument: str) -> str:
     return "http://127.0.0.1:1" if argument == "x" else argument
 
 
-def test_what_is_missing_for_loads_is_named() -> None:
+def test_install_hint_names_the_bench_extra() -> None:
     assert install_hint("aiohttp") == "pip install 'trtspec[bench]'"

@@ -39,7 +39,7 @@ def drawn(seed: int, requests: int) -> list[RequestSample]:
     return [sample(0.1 * number, list(np.cumsum(each) + 0.05)) for number, each in enumerate(gaps)]
 
 
-def test_a_request_has_the_figures_of_the_field() -> None:
+def test_request_sample_computes_ttft_tpot_itl_and_e2e() -> None:
     """5 tokens in 3 chunks, the first after 200 ms, the last after 1 s: four tokens took 800 ms."""
     one = sample(3.0, [0.2, 0.6, 1.0], tokens=5)
     assert one.ttft_ms == pytest.approx(200)
@@ -50,7 +50,7 @@ def test_a_request_has_the_figures_of_the_field() -> None:
     assert sample(0.0, [0.2]).tpot_ms is None
 
 
-def test_a_closed_loop_counts_while_each_place_has_a_request() -> None:
+def test_closed_loop_throughput_counts_only_the_steady_state() -> None:
     """Two slots generate one token per second each until the last request starts after 4 s and runs alone for 20 s."""
     samples = [sample(0.0, [1, 2, 3, 4.5]), sample(0.0, [1, 2]), sample(2.0, [1, 2]), sample(4.0, [2, 11, 20])]
     closed, open_loop = Round(samples, places=2), Round(samples)
@@ -64,21 +64,21 @@ def test_a_closed_loop_counts_while_each_place_has_a_request() -> None:
     assert Round(samples, places=4).output_tokens_per_s == pytest.approx(11 / 24)
 
 
-def test_a_closed_loop_without_a_token_before_its_last_request_counts_whole() -> None:
+def test_closed_loop_without_steady_state_tokens_counts_the_whole_round() -> None:
     """The first request of a slot fails immediately, and the last request replaces it."""
     samples = [sample(0.0, [], error="refused"), sample(0.0, [1, 2]), sample(0.01, [1, 2])]
     assert Round(samples, places=2).steady_state_s == pytest.approx(2.01)
     assert Round(samples, places=2).output_tokens_per_s == pytest.approx(4 / 2.01)
 
 
-def test_the_tokens_of_an_answer_lie_evenly_behind_its_first() -> None:
+def test_tokens_within_interpolates_between_first_and_last_chunk() -> None:
     one, whole = sample(0.0, [1.0, 2.0, 3.0], tokens=8), sample(0.0, [4.0], tokens=8)
     assert [one.tokens_within(seconds) for seconds in (-1.0, 1.0, 1.5, 3.0, 9.0)] == [0, 0, 2, 8, 8]
     assert [whole.tokens_within(seconds) for seconds in (0.0, 1.0, 4.0)] == [0, 2, 8]
     assert [sample(0.0, [1.0, 1.0], tokens=8).tokens_within(seconds) for seconds in (0.5, 1.0)] == [0, 8]
 
 
-def test_an_arm_has_the_percentiles_of_numpy_over_all_rounds() -> None:
+def test_arm_percentiles_over_all_rounds_match_numpy() -> None:
     rounds = [Round(drawn(seed, 40)) for seed in range(3)]
     found = summarize_arm(rounds, Counters(), None)
     every = [each for one in rounds for each in one.samples]
@@ -98,7 +98,7 @@ def test_an_arm_has_the_percentiles_of_numpy_over_all_rounds() -> None:
     assert found["requests_per_s"] == pytest.approx(120 / seconds, rel=1e-3)
 
 
-def test_requests_that_failed_count_as_failed_and_nothing_else() -> None:
+def test_failed_requests_are_counted_and_excluded_from_latencies() -> None:
     good, bad = sample(0.0, [0.1, 0.2]), RequestSample("p", "", 0.0, 0.0, error="broke off")
     found = summarize_arm([Round([good, bad, bad])], Counters(), Slo(ttft_ms=1000))
     assert (found["requests"], found["failed"], found["errors"]) == (1, 2, {"broke off": 2})
@@ -106,7 +106,7 @@ def test_requests_that_failed_count_as_failed_and_nothing_else() -> None:
     assert found["ttft_ms"]["max"] == pytest.approx(100)
 
 
-def test_goodput_is_what_keeps_every_limit() -> None:
+def test_goodput_counts_requests_within_every_slo_limit() -> None:
     quick, slow = sample(0.0, [0.1, 0.12]), sample(0.0, [0.1, 0.2])
     assert Slo(ttft_ms=100, tpot_ms=30).holds(quick)
     assert not Slo(ttft_ms=100, tpot_ms=30).holds(slow)
@@ -117,7 +117,7 @@ def test_goodput_is_what_keeps_every_limit() -> None:
     assert (found["goodput_share"], found["goodput_requests_per_s"]) == (0.5, pytest.approx(1 / 0.2))
 
 
-def test_an_objective_is_read() -> None:
+def test_slo_is_parsed_and_invalid_limits_are_rejected() -> None:
     assert parse_slo("ttft=200ms, tpot=30ms") == Slo(200, 30)
     assert parse_slo("e2e=1.5s") == Slo(e2e_ms=1500)
     for wrong in ("ttft=200", "ttft", "", "x=1ms", "ttft=1ms,ttft=2ms", "ttft=-1ms"):
@@ -125,7 +125,7 @@ def test_an_objective_is_read() -> None:
             parse_slo(wrong)
 
 
-def test_drafts_are_summed_by_tokens_over_requests() -> None:
+def test_acceptance_is_weighted_by_tokens_over_requests() -> None:
     """8 + 6 of 10 + 30 drafted tokens were accepted in 4 + 10 steps."""
     several = [
         sample(0.0, [0.1], drafted=10, accepted=8, steps=4, histogram=(0, 0, 4), kind="code"),
@@ -139,7 +139,7 @@ def test_drafts_are_summed_by_tokens_over_requests() -> None:
     assert found["by_kind"]["chat"]["mean_accepted_len"] == 1.6
 
 
-def test_kinds_have_a_speedup_each() -> None:
+def test_category_speedups_are_geometric_means_without_failed_requests() -> None:
     """Tokens of code are 2 and 8 times as fast: 4 as geometric mean. A failed request does not count."""
     served = [sample(0.0, [0.1, 0.2], kind="code"), sample(0.0, [0.1, 0.15], kind="code"), sample(0.0, [0.1, 0.3])]
     alone = [sample(0.0, [0.1, 0.3], kind="code"), sample(0.0, [0.1, 0.5], kind="code"), sample(0.0, [0.1, 0.2])]
@@ -152,7 +152,7 @@ def test_kinds_have_a_speedup_each() -> None:
     assert category_speedups([(Round(served[:2]), Round(alone[:2]))]) == {}
 
 
-def test_drafts_are_the_counters_where_answers_do_not_tell_them() -> None:
+def test_acceptance_comes_from_counters_when_responses_lack_drafts() -> None:
     text = (
         "# TYPE vllm:spec_decode_num_drafts counter\n"
         'vllm:spec_decode_num_drafts_total{engine="0"} 10.0\n'
@@ -184,31 +184,31 @@ def test_arrivals_are_poisson() -> None:
     assert load.arrivals(50, 7) == load.arrivals(50, 7) != load.arrivals(50, 8)
 
 
-def test_loads_say_what_they_are() -> None:
+def test_loads_have_a_dict_a_name_and_a_round_size() -> None:
     assert Closed(8).as_dict() == {"kind": "closed", "concurrency": 8}
     assert Poisson(0.5).as_dict() == {"kind": "poisson", "requests_per_s": 0.5}
     assert (str(Closed(8)), str(Poisson(0.5))) == ("concurrency 8", "0.5 requests/s")
     assert (Closed(4).requests_a_round, Closed(64).requests_a_round) == (16, 192)
 
 
-def test_a_round_far_from_the_others_is_told() -> None:
+def test_outlier_round_is_found() -> None:
     assert find_outliers([2.0, 2.05, 1.95, 2.02, 1.1, 1.98]) == [4]
     assert find_outliers([2.0, 2.05, 1.95, 2.02, 2.1, 1.98]) == []
     assert find_outliers([1.0, 5.0]) == []
 
 
-def test_noise_is_how_far_the_quartiles_are_apart() -> None:
+def test_noise_spread_is_the_interquartile_range_over_the_median() -> None:
     quiet, loud = summarize_noise([10.0] * 9), summarize_noise([10.0, 11, 12, 13, 14, 15, 16])
     assert (quiet["median_work_ms"], quiet["spread"]) == (10.0, 0.0)
     low, high = np.percentile([10, 11, 12, 13, 14, 15, 16], [25, 75], method="weibull")
     assert loud["spread"] == pytest.approx((high - low) / 13, abs=1e-4)
 
 
-def test_no_values_have_no_spread() -> None:
+def test_summary_of_no_values_is_none() -> None:
     assert summarize_values([]) is None
 
 
-def test_a_draft_of_which_nothing_is_accepted_has_a_rate() -> None:
+def test_acceptance_rate_is_zero_when_no_draft_token_is_accepted() -> None:
     found = summarize_arm([Round([sample(0.0, [0.1])])], Counters(10, 40, 0), None)
     assert (found["acceptance_rate"], found["mean_accepted_len"]) == (0.0, 1.0)
 
@@ -217,7 +217,7 @@ def compared(served: Sequence[RequestSample], alone: Sequence[RequestSample]) ->
     return Point(Closed(1), 2, {SERVED: [Round(served)] * 3, BASELINE: [Round(alone)] * 3})
 
 
-def test_arms_of_which_one_fails_are_not_compared() -> None:
+def test_arms_with_failed_requests_are_not_compared() -> None:
     """Half of the requests complete sooner than all of them, which is not a speed-up."""
     quick, slow, broken = sample(0.0, [0.1]), sample(0.0, [0.2]), RequestSample("p", "", 0.0, 0.0, error="503")
     assert compared([quick, quick], [slow, slow]).speedup
@@ -227,13 +227,13 @@ def test_arms_of_which_one_fails_are_not_compared() -> None:
     assert find_crossover([compared([slow, broken], [quick, quick])]) is None
 
 
-def test_chunks_are_not_taken_for_tokens() -> None:
+def test_chunks_without_token_counts_make_a_point_unfit() -> None:
     counted, chunks = sample(0.0, [0.1, 0.2]), sample(0.0, [0.1, 0.2], is_counted=False)
     assert compared([counted], [counted]).unfit == ""
     assert compared([chunks], [counted]).unfit == "the server does not report token counts (served)"
 
 
-def test_what_a_server_says_that_is_no_utf8_can_be_written(tmp_path: Path) -> None:
+def test_finish_reason_with_a_lone_surrogate_is_written(tmp_path: Path) -> None:
     with samples_file(tmp_path / "raw.jsonl") as file:
         assert file
         write_samples(file, Closed(1), 0, SERVED, Round([sample(0.0, [0.1], finish_reason="\ud800")]))

@@ -62,7 +62,7 @@ def noted_e2e_ms(server: Server, *, alone: bool) -> list[float]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("api", ["completions", "chat", "triton"])
-def test_figures_are_the_servers_by_every_api(api: str) -> None:
+def test_metrics_match_the_server_schedule_with_every_api(api: str) -> None:
     """Times are never shorter than the schedule, and at most slightly longer than the server recorded."""
     with scripted(drafts_or_not) as server:
         arms, (point,) = swept(planned(server, Closed(2), api=api))
@@ -82,7 +82,7 @@ def test_figures_are_the_servers_by_every_api(api: str) -> None:
 
 
 @pytest.mark.alone
-def test_times_are_those_at_which_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_times_match_the_server_send_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each request, the client's times match the times that the server recorded in the same process."""
     with scripted(lambda body: steady(0.03, 0.012, 6), ours=False) as server:
         _, (point,) = swept(planned(server, Closed(1)))
@@ -96,7 +96,7 @@ def test_times_are_those_at_which_the_server_sent(monkeypatch: pytest.MonkeyPatc
     assert np.median(late) < 5
 
 
-def test_a_closed_loop_has_as_many_open_as_it_says_and_asks_all_prompts_of_all_arms() -> None:
+def test_closed_loop_runs_at_its_concurrency_and_sends_all_prompts_to_both_arms() -> None:
     with scripted(lambda body: steady(0.02, 0.002, 3)) as server:
         effort = StopRule(least_rounds=2, most_rounds=2, requests=10)
         rounds = swept(planned(server, Closed(4), effort=effort))[1][0].rounds
@@ -112,7 +112,7 @@ def test_a_closed_loop_has_as_many_open_as_it_says_and_asks_all_prompts_of_all_a
         assert both[0] == both[1] == sorted(prompt.text for prompt in PROMPTS)
 
 
-def test_the_arms_take_turns_at_being_first() -> None:
+def test_arms_alternate_which_runs_first() -> None:
     with scripted(lambda body: Script()) as server:
         measure(planned(server, Closed(4), effort=StopRule(least_rounds=4, most_rounds=4, requests=4)))
         alone = ["num_draft_tokens" in server.asked[number] for number in server.of_load()[8:]]
@@ -121,7 +121,7 @@ def test_the_arms_take_turns_at_being_first() -> None:
 
 
 @pytest.mark.alone
-def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
+def test_open_loop_latency_counts_from_the_due_time_on_a_slow_server() -> None:
     """The queue grows with one response of 40 ms at a time and 50 requests per second."""
     load = Poisson(50.0)
     with scripted(lambda body: Script([(0.04, 1)]), ours=False, at_once=1) as server:
@@ -139,7 +139,7 @@ def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
     assert one.e2e_growth > 1.5
 
 
-def test_rounds_end_when_the_interval_is_narrow_or_at_the_most() -> None:
+def test_rounds_stop_at_a_narrow_interval_the_maximum_or_the_duration() -> None:
     with scripted(drafts_or_not) as server:
         steadily = StopRule(least_rounds=3, most_rounds=9, interval=1e9, requests=4)
         _, (point,) = swept(planned(server, Closed(4), effort=steadily))
@@ -153,7 +153,7 @@ def test_rounds_end_when_the_interval_is_narrow_or_at_the_most() -> None:
 
 
 @pytest.mark.alone
-def test_a_sweep_ends_at_the_crossover() -> None:
+def test_sweep_ends_at_the_crossover() -> None:
     """Speculation is faster at concurrency 1 and slower at 4, so 8 is not measured."""
 
     def script(body: dict[str, Any]) -> Script:
@@ -171,7 +171,7 @@ def test_a_sweep_ends_at_the_crossover() -> None:
 
 
 @pytest.mark.alone
-def test_a_baseline_may_be_another_server() -> None:
+def test_baseline_can_be_another_server() -> None:
     with (
         scripted(lambda body: steady(0.005, 0.002, 8), ours=False) as fast,
         scripted(lambda body: steady(0.005, 0.01, 8), ours=False) as slow,
@@ -184,7 +184,7 @@ def test_a_baseline_may_be_another_server() -> None:
     assert 2 < point.speedup.value < 5
 
 
-def test_a_server_that_does_not_read_how_much_to_draft_has_no_baseline() -> None:
+def test_server_that_ignores_num_draft_tokens_has_no_baseline() -> None:
     """The server accepts the field but ignores it, so both arms would be identical."""
     with scripted(drafts_or_not, ours=False) as server:
         arms, (point,) = swept(planned(server))
@@ -192,14 +192,14 @@ def test_a_server_that_does_not_read_how_much_to_draft_has_no_baseline() -> None
     assert point.speedup is None
 
 
-def test_an_api_is_found_by_asking() -> None:
+def test_api_is_detected_by_probing_the_server() -> None:
     with scripted(drafts_or_not) as openai, scripted(drafts_or_not, models=()) as triton:
         assert swept(planned(openai))[0]["served"].api_name == "completions"
         assert swept(planned(openai))[0]["served"].model == "scripted"
         assert swept(planned(triton))[0]["served"].api_name == "triton"
 
 
-def test_raw_samples_say_what_the_summary_says() -> None:
+def test_raw_samples_match_the_summary() -> None:
     raw = io.StringIO()
     with scripted(drafts_or_not) as server:
         _, (point,) = swept(planned(server), raw)
@@ -214,7 +214,7 @@ def test_raw_samples_say_what_the_summary_says() -> None:
     assert {line["draft_tokens"] for line in lines} == {0, 10}
 
 
-def test_counters_are_those_of_the_measured_rounds() -> None:
+def test_counters_cover_only_the_measured_rounds() -> None:
     made = [0]
 
     def script(body: dict[str, Any]) -> Script:
@@ -231,7 +231,7 @@ def test_counters_are_those_of_the_measured_rounds() -> None:
     assert (counted.steps, counted.drafted, counted.accepted) == (16, 64, 48)
 
 
-def test_a_key_is_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_sent_but_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-secret")
     with scripted(drafts_or_not, key="sk-secret") as server:
         arms, _ = swept(planned(server, key_variable="MY_KEY"))
@@ -255,7 +255,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_what_a_stranger_answers_is_an_error_of_the_request(kind: str) -> None:
+def test_malformed_response_is_an_error_of_its_request(kind: str) -> None:
     """Every second response is broken; the others are still measured."""
     raw, said = BROKEN[kind]
 
@@ -270,7 +270,7 @@ def test_what_a_stranger_answers_is_an_error_of_the_request(kind: str) -> None:
     assert len(errors) == (2 if said else 1)
 
 
-def test_a_server_that_answers_nothing_ends_the_run() -> None:
+def test_unavailable_server_or_invalid_address_ends_the_run() -> None:
     with (
         scripted(lambda body: Script(status=503, refusal="too much at once"), ours=False) as server,
         pytest.raises(DeployError, match="the server returned 503: too much at once"),
@@ -289,7 +289,7 @@ def test_a_server_that_answers_nothing_ends_the_run() -> None:
             measure(planned(Server(lambda body: Script(), url=address)))
 
 
-def test_an_answer_that_never_ends_is_given_up() -> None:
+def test_incomplete_response_times_out() -> None:
     hangs = [False]
 
     def script(body: dict[str, Any]) -> Script:

@@ -22,17 +22,17 @@ TABLE = {
 
 
 @pytest.mark.parametrize("asked", TABLE)
-def test_quantiles_are_those_of_tables(asked: tuple[float, int]) -> None:
+def test_t_quantiles_match_published_tables(asked: tuple[float, int]) -> None:
     assert t_quantile(*asked) == pytest.approx(TABLE[asked], rel=2e-4)
 
 
-def test_many_degrees_of_freedom_are_a_normal_distribution() -> None:
+def test_t_quantile_with_many_degrees_of_freedom_is_normal() -> None:
     assert t_quantile(0.975, 1e5) == pytest.approx(1.95996, rel=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, 5, 12])
-def test_an_interval_holds_the_true_ratio_as_often_as_it_says(rounds: int) -> None:
+def test_interval_of_rounds_has_its_nominal_coverage(rounds: int) -> None:
     draws = np.random.default_rng(rounds)
     found = [ratio_of_rounds(list(np.exp(draws.normal(math.log(1.4), 0.1, rounds)))) for _ in range(2000)]
     held = np.mean([each.low <= 1.4 <= each.high for each in found])
@@ -42,7 +42,7 @@ def test_an_interval_holds_the_true_ratio_as_often_as_it_says(rounds: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (3, 12), (20, 6)])
-def test_an_interval_between_documents_does_too(before: int, after: int) -> None:
+def test_interval_between_documents_has_its_nominal_coverage(before: int, after: int) -> None:
     """The coverage holds with different numbers of rounds and different noise."""
     draws = np.random.default_rng(before * after)
     held = []
@@ -53,7 +53,7 @@ def test_an_interval_between_documents_does_too(before: int, after: int) -> None
     assert np.mean(held) >= 0.925
 
 
-def test_one_round_shows_nothing() -> None:
+def test_single_round_has_an_unbounded_interval() -> None:
     for found in (ratio_of_rounds([3.0]), ratio_between([2.0], [6.0, 6.0])):
         assert found.value == pytest.approx(3)
         assert (found.low, found.high, found.shows) == (0.0, math.inf, 0)
@@ -62,7 +62,7 @@ def test_one_round_shows_nothing() -> None:
         ratio_of_rounds([])
 
 
-def test_a_ratio_the_other_way_round() -> None:
+def test_inverse_ratio_swaps_and_inverts_its_bounds() -> None:
     found = RatioInterval(2.0, 1.6, 2.5, 5)
     assert (found.inverse().low, found.inverse().high) == (0.4, 0.625)
     assert (found.shows, found.inverse().shows, found.widened(2).shows, found.widened(0.5).shows) == (1, -1, 0, 0)
@@ -101,7 +101,7 @@ def drawn(draws: Any, speedup: float, rounds: int = 8, machine: float = 1.0) -> 
 
 
 @pytest.mark.slow
-def test_the_same_thing_against_itself_shows_no_difference() -> None:
+def test_comparison_of_identical_runs_rarely_shows_a_difference() -> None:
     """At most a few of 400 pairs differ, even if the machine is a third slower in one run."""
     draws = np.random.default_rng(11)
     alarms = 0
@@ -112,14 +112,14 @@ def test_the_same_thing_against_itself_shows_no_difference() -> None:
     assert alarms <= 400 * (1 - CONFIDENCE) * 2.5
 
 
-def test_a_difference_is_found() -> None:
+def test_comparison_finds_a_real_difference() -> None:
     draws = np.random.default_rng(12)
     found = [compare(drawn(draws, 1.8), drawn(draws, 1.62), absolutely=False)[0].ratio for _ in range(50)]
     assert sum(each.shows < 0 for each in found) >= 45
     assert np.mean([each.value for each in found]) == pytest.approx(0.9, rel=0.02)
 
 
-def test_a_draft_that_is_worse_than_useless_misses_the_gate_and_the_same_one_never_does() -> None:
+def test_gate_fails_for_a_slower_draft_and_passes_for_an_equal_one() -> None:
     draws = np.random.default_rng(13)
     for _ in range(20):
         good, same, worse = drawn(draws, 1.8), drawn(draws, 1.8), drawn(draws, 0.7)
@@ -129,7 +129,7 @@ def test_a_draft_that_is_worse_than_useless_misses_the_gate_and_the_same_one_nev
         assert RatioGate(0.98, (again.ratio,)).ok
 
 
-def test_a_gate_that_cannot_be_decided_says_so() -> None:
+def test_ratio_gate_reports_whether_it_is_decided() -> None:
     wide, sure, missed = (
         RatioInterval(1.0, 0.8, 1.3, 3),
         RatioInterval(1.1, 1.05, 1.2, 9),
@@ -140,7 +140,7 @@ def test_a_gate_that_cannot_be_decided_says_so() -> None:
     assert (RatioGate(0.98, (sure, missed)).ok, RatioGate(0.98, (sure, missed)).is_decided) == (False, True)
 
 
-def test_with_a_baseline_the_machine_cancels_out() -> None:
+def test_comparison_with_baselines_cancels_machine_speed() -> None:
     fast = document([100.0, 101, 99, 100], [50.0, 50.5, 49.5, 50])
     slow = document([60.0, 60.6, 59.4, 60], [30.0, 30.3, 29.7, 30])
     (found,) = compare(fast, slow)
@@ -154,7 +154,7 @@ def test_with_a_baseline_the_machine_cancels_out() -> None:
     assert (absolute.by, absolute.ratio.shows) == ("served", -1)
 
 
-def test_without_one_the_interval_leaves_room_for_the_machines_difference() -> None:
+def test_comparison_without_baselines_allows_for_machine_speed_differences() -> None:
     before, after = document([100.0, 101, 99, 100]), document([90.0, 91, 89, 90])
     (found,) = compare(before, after)
     assert found.ratio.shows == -1
@@ -163,7 +163,7 @@ def test_without_one_the_interval_leaves_room_for_the_machines_difference() -> N
     assert found.ratio.shows == 0
 
 
-def test_latencies_are_compared_as_speeds() -> None:
+def test_lower_latency_compares_as_faster() -> None:
     """In an open loop, lower latency counts as faster."""
     before = document([100.0, 101, 99, 100], judged_by="mean_e2e_ms")
     after = document([200.0, 202, 198, 200], judged_by="mean_e2e_ms")
@@ -173,7 +173,7 @@ def test_latencies_are_compared_as_speeds() -> None:
 
 
 @pytest.mark.parametrize("alone", [None, [50.0] * 12])
-def test_rounds_are_compared_by_their_numbers(alone: list[float] | None) -> None:
+def test_rounds_are_paired_by_number(alone: list[float] | None) -> None:
     """Later rounds of one run sent other prompts, which take longer; one round of the other lacks responses."""
     speeds = [100.0, 60.0, 101.0, 99.0, *[50.0] * 8]
     long, short = document(speeds, alone), document(speeds[:4], alone and alone[:4])
@@ -186,7 +186,7 @@ def test_rounds_are_compared_by_their_numbers(alone: list[float] | None) -> None
 
 
 @pytest.mark.parametrize(("loads", "ok"), [(1, False), (20, True)])
-def test_a_runs_own_gate_is_as_strict_as_that_of_two(loads: int, ok: bool) -> None:
+def test_load_gate_uses_a_corrected_99_percent_interval(loads: int, ok: bool) -> None:
     """The gate uses a 99 % interval, corrected for the number of loads."""
     speedups = [0.95, 0.96, 0.97, 0.94, 0.955]
     near = [0.985, 0.95, 0.97, 0.94, 0.965]
@@ -197,7 +197,7 @@ def test_a_runs_own_gate_is_as_strict_as_that_of_two(loads: int, ok: bool) -> No
     assert load_gate({"points": points}, 0.982).ok is ok
 
 
-def test_what_cannot_be_compared_holds_no_gate() -> None:
+def test_load_gate_fails_for_a_point_that_cannot_be_compared() -> None:
     points = [
         {"speedups": [2.0, 2.1, 2.2], "unfit": None},
         {"speedups": [], "unfit": "9 of 20 requests failed (served)"},
@@ -207,7 +207,7 @@ def test_what_cannot_be_compared_holds_no_gate() -> None:
     assert gate.as_dict()["unfit"] == ["9 of 20 requests failed (served)"]
 
 
-def test_several_loads_are_judged_more_strictly() -> None:
+def test_interval_widens_with_the_number_of_loads() -> None:
     draws = np.random.default_rng(14)
     one = [list(np.exp(draws.normal(4, 0.05, 8))) for _ in range(2)]
     (alone,) = compare(document(one[0]), document(one[1]))
@@ -226,7 +226,7 @@ def test_several_loads_are_judged_more_strictly() -> None:
         ({"failed": 1}, "6% of the requests failed in B"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(other: dict[str, Any], why: str) -> None:
+def test_incomparable_documents_are_rejected_with_the_reason(other: dict[str, Any], why: str) -> None:
     with pytest.raises(TrtspecError, match="cannot be compared") as refused:
         compare(document([100.0, 101.0]), document([100.0, 101.0], **other))
     assert why in str(refused.value)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 SMALL = ("--num-prompts", 4, "--max-tokens", 32, "--max-draft-len", 4)
 
 
-def test_two_drafts_are_ranked_and_the_better_one_is_written(workplace: Path, trtspec: Run) -> None:
+def test_profile_ranks_two_drafts_and_writes_the_better_one(workplace: Path, trtspec: Run) -> None:
     """The quickstart's draft is trained on its target; with its embedding reversed it guesses randomly."""
     models = recipes_dir() / "models"
     shutil.copytree(models / "quickstart-draft", workplace / "worse")
@@ -49,7 +49,7 @@ def test_two_drafts_are_ranked_and_the_better_one_is_written(workplace: Path, tr
     assert trtspec("check", mine).code == 0
 
 
-def test_the_document_and_the_table(recipe: Path, trtspec: Run) -> None:
+def test_profile_document_and_text_cover_each_method(recipe: Path, trtspec: Run) -> None:
     document = trtspec("profile", recipe, *SMALL, "--methods", "draft_target,ngram", "--json").document
     assert {each["method"] for each in document["methods"]} == {"draft_target", "ngram"}
     for each in document["methods"]:
@@ -65,7 +65,7 @@ def test_the_document_and_the_table(recipe: Path, trtspec: Run) -> None:
     assert yaml.safe_load(said[said.index("speculation:") :])["speculation"]["method"] in ("ngram", "none")
 
 
-def test_prompts_that_are_too_long_are_left_out_and_counted(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+def test_too_long_prompts_are_excluded_and_counted(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
     mixed, long = tmp_path / "mixed.jsonl", tmp_path / "long.jsonl"
     lines = [json.dumps({"prompt": text}) for text in ("2026-11-20 12:00:01 INFO ", "one two " * 600)]
     mixed.write_text("\n".join(lines) + "\n")
@@ -78,13 +78,13 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(recipe: Path, trtspe
     assert "the prompt has" in refused.err or "max_tokens are" in refused.err
 
 
-def test_where_nothing_can_be_written_nothing_is_measured(workplace: Path, trtspec: Run) -> None:
+def test_write_to_a_shipped_recipe_is_rejected(workplace: Path, trtspec: Run) -> None:
     outcome = trtspec("profile", "quickstart", "--write")
     assert outcome.code == 1
     assert outcome.err.startswith("error: quickstart: no such file; shipped recipes cannot be edited")
 
 
-def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
+def test_failed_candidate_is_reported_and_the_others_are_measured(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = engine_profiler.measure
@@ -116,7 +116,7 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
     assert "it has no room" in alone.out
 
 
-def test_a_draft_longer_than_the_engine_has_room_for_is_said(recipe: Path, trtspec: Run) -> None:
+def test_draft_that_does_not_fit_max_seq_len_is_an_error(recipe: Path, trtspec: Run) -> None:
     """A draft of 64 tokens does not fit into a sequence of 64 tokens."""
     sizes = ("--set", "engine.max_seq_len=64", "--set", "engine.max_input_len=32", "--set", "engine.max_batch_size=1")
     outcome = trtspec("profile", recipe, *SMALL[:-1], 64, *sizes, "--methods", "ngram")
@@ -124,7 +124,7 @@ def test_a_draft_longer_than_the_engine_has_room_for_is_said(recipe: Path, trtsp
     assert "ngram: engine.max_seq_len leaves no room" in outcome.err
 
 
-def test_what_cannot_be_tried_is_said(recipe: Path, trtspec: Run) -> None:
+def test_unavailable_or_unknown_method_is_an_error(recipe: Path, trtspec: Run) -> None:
     outcome = trtspec("profile", recipe, *SMALL, "--methods", "medusa")
     assert outcome.code == 1
     assert "medusa" in outcome.err

@@ -56,7 +56,7 @@ def replayed(artifact: OpenArtifact, said: list[tuple[int, ...]]) -> tuple[list[
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_counts_are_those_of_the_engine(name: str, workplace: Path, trtspec: Run) -> None:
+def test_replayed_counts_match_the_engine(name: str, workplace: Path, trtspec: Run) -> None:
     with built(name, workplace, trtspec) as artifact:
         said, _ = counted(artifact, 0)
         engines = {length: counted(artifact, length) for length in METHODS[name]}

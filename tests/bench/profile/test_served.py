@@ -98,7 +98,7 @@ def method(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> None:
+def test_server_that_accepts_num_draft_tokens_is_profiled_at_every_length(trtspec: Run, recipe: Path) -> None:
     with scripted(answer) as server:
         document = trtspec("profile", recipe, "--server", server.url, *ASKED, "--write").document
         shown = trtspec("profile", recipe, "--server", server.url, *ASKED[:-1]).out
@@ -119,7 +119,7 @@ def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> 
 
 
 @pytest.mark.parametrize(("sure", "rounds"), [(0.05, 3), (-1.0, 4)])
-def test_there_are_rounds_until_it_is_sure_how_lengths_compare(
+def test_rounds_continue_until_the_interval_is_narrow_or_the_maximum(
     trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch, sure: float, rounds: int
 ) -> None:
     """All rounds take the same time, so the interval has width 0."""
@@ -133,7 +133,7 @@ def test_there_are_rounds_until_it_is_sure_how_lengths_compare(
     assert of_load == asked * OWN_LEN + asked * (OWN_LEN + 1) * rounds
 
 
-def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: Path) -> None:
+def test_shorter_lengths_are_derived_from_a_fixed_length_server(trtspec: Run, recipe: Path) -> None:
     """Step times are linear here and drafts depend only on the text, so derived results are exact."""
     with scripted(unasked, ours=False) as server, scripted(lambda body: drafting(0), ours=False) as alone:
         document = trtspec("profile", recipe, "--server", server.url, "--baseline", alone.url, *ASKED).document
@@ -147,7 +147,7 @@ def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: P
     assert not any("num_draft_tokens" in server.asked[number] for number in server.of_load())
 
 
-def test_servers_of_other_lengths_tell_of_those_between(
+def test_lengths_between_two_servers_are_interpolated(
     trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step times are linear from one drafted token, but not from zero."""
@@ -171,14 +171,14 @@ def test_servers_of_other_lengths_tell_of_those_between(
     assert f"{shorter.url}: it drafts 1 tokens, the same as another server" in twice.err
 
 
-def test_another_server_says_how_much_it_drafts(trtspec: Run, recipe: Path) -> None:
+def test_additional_server_must_report_its_draft_length(trtspec: Run, recipe: Path) -> None:
     with scripted(answer) as server, scripted(lambda body: replace(of_length(1), histogram=[12])) as other:
         outcome = trtspec("profile", recipe, "--server", server.url, "--server", other.url, *ASKED)
     assert outcome.code != 0
     assert "its responses do not report the draft length" in outcome.err
 
 
-def test_where_places_are_not_told_no_other_length_is(trtspec: Run, recipe: Path) -> None:
+def test_unreported_positions_limit_lengths_to_the_measured_ones(trtspec: Run, recipe: Path) -> None:
     lens = ("--max-draft-len", 1, "--set", f"speculation.draft_len={OWN_LEN}")
     with scripted(answer, models=()) as server:
         document = trtspec("profile", recipe, "--server", server.url, *ASKED, *lens).document
@@ -189,7 +189,7 @@ def test_where_places_are_not_told_no_other_length_is(trtspec: Run, recipe: Path
     assert {row["draft_len"] for row in found["speedups"]} == {1, OWN_LEN}
 
 
-def test_prompts_that_a_server_refuses_are_counted(trtspec: Run, recipe: Path) -> None:
+def test_prompts_that_a_server_rejects_are_counted(trtspec: Run, recipe: Path) -> None:
     seen: list[str] = []
     with scripted(lambda body: refused(body, seen)) as server:
         document = trtspec("profile", recipe, "--server", server.url, *ASKED).document
@@ -203,7 +203,7 @@ def refused(body: dict[str, Any], seen: list[str]) -> Script:
     return Script(status=400, refusal="too long") if body["prompt"] in seen else answer(body)
 
 
-def test_requests_that_fail_are_no_prompts_that_are_too_long(trtspec: Run, recipe: Path) -> None:
+def test_failed_requests_are_not_counted_as_too_long_prompts(trtspec: Run, recipe: Path) -> None:
     """One request fails in the first pass, another in a round; only the other requests' times count."""
     seen: list[str] = []
 
@@ -225,7 +225,7 @@ def test_requests_that_fail_are_no_prompts_that_are_too_long(trtspec: Run, recip
     assert "too long" not in said.out + said.err
 
 
-def test_a_server_that_fails_in_every_round_ends_the_profile(trtspec: Run, recipe: Path) -> None:
+def test_server_that_fails_in_every_round_ends_the_profile(trtspec: Run, recipe: Path) -> None:
     """A quarter of the timed requests fail, so the concurrency is lower than intended."""
     seen: list[str] = []
 
@@ -258,7 +258,9 @@ def at_once(body: dict[str, Any]) -> Script:
         (lambda body: answer(body) if body["prompt"] == "Hello" else Script(), True, "all have fewer than two tokens"),
     ],
 )
-def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: Any, ours: bool, said: str) -> None:
+def test_unsuitable_server_is_rejected_with_the_reason(
+    trtspec: Run, recipe: Path, script: Any, ours: bool, said: str
+) -> None:
     with scripted(script, ours=ours) as server:
         outcome = trtspec("profile", recipe, "--server", server.url, *ASKED)
     assert outcome.code != 0
@@ -279,9 +281,7 @@ def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: A
         (("--server", "http://127.0.0.1:1", "--set", "speculation={method: none}"), "does not speculate"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    trtspec: Run, recipe: Path, arguments: tuple[str, ...], said: str
-) -> None:
+def test_invalid_arguments_are_rejected(trtspec: Run, recipe: Path, arguments: tuple[str, ...], said: str) -> None:
     outcome = trtspec("profile", recipe, *arguments)
     assert outcome.code != 0
     assert said in outcome.err

@@ -49,7 +49,7 @@ def texts(many: int, draft_len: int) -> list[list[ReplayedDraft]]:
 
 
 @pytest.mark.parametrize("draft_len", [1, 2, 5])
-def test_counts_are_those_of_the_steps(draft_len: int) -> None:
+def test_counts_from_a_sample_match_the_steps(draft_len: int) -> None:
     """Counts are exact except at the end of a text, where only the total of shorter drafts is known."""
     made = texts(40, draft_len)
     true = [count_steps(each, draft_len) for each in made]
@@ -66,7 +66,7 @@ def test_counts_are_those_of_the_steps(draft_len: int) -> None:
 
 
 @pytest.mark.slow
-def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
+def test_truncated_counts_match_shorter_drafts() -> None:
     """Truncation is exact if acceptance does not depend on the position."""
     draws = Random(0)
     made = [[ReplayedDraft(5, 5, draws.choice((0, 1, 2, 5))) for _ in range(600)] for _ in range(20)]
@@ -79,7 +79,7 @@ def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
 
 
 @pytest.mark.slow
-def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
+def test_redrafted_counts_match_shorter_lookup_drafts() -> None:
     """Looked-up tokens are correct in long runs or not at all, so truncated long drafts underestimate short ones."""
     draws = Random(0)
 
@@ -103,7 +103,7 @@ def in_a_row(right: list[bool]) -> int:
     return next((number for number, each in enumerate(right) if not each), len(right))
 
 
-def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speeds_use_all_rounds_without_their_last_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last two requests end at a lower concurrency; 9 tokens take 2 and 4 s alone, 1 and 3 s with drafts."""
     seconds = {"alone": iter((2.0, 4.0)), "drafts": iter((3.0, 1.0))}
 
@@ -122,7 +122,7 @@ def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     assert speeds == pytest.approx({(2, 0): 2 * 9 / 3, (2, 1): 2 * 9 / 2})
 
 
-def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
+def test_counted_requests_of_rounds_cycle_through_all_prompts() -> None:
     """The last `batch` prompts of a round do not count, and are repeated in the next round."""
     prompts = [Prompt(str(number), "", "") for number in range(10)]
     rounds = [_round_prompts(number, prompts, 4) for number in range(5)]
@@ -132,7 +132,7 @@ def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
     assert len(_round_prompts(3, prompts[:1], 16)) == 48
 
 
-def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
+def test_rounds_are_precise_once_the_interval_is_narrow() -> None:
     """Rounds with failed requests are ignored; a length without valid rounds does not delay the end."""
 
     def timed(*seconds: float) -> list[list[RequestSample]]:
@@ -147,14 +147,14 @@ def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
     assert not _is_precise(alone, timed(2.0, 0.0, 0.0, 0.0))
 
 
-def test_totals_alone_say_nothing_of_places() -> None:
+def test_counts_from_totals_have_no_positions() -> None:
     sample = RequestSample("", "", 0.0, 0.0, (0.1, 0.2), None, 21, True, 30, 12, 8)
     found = counts_from_sample(sample, 4)
     assert found == StepCounts(8, 30, 12)
     assert AcceptanceStats((found,), ("",)).depth_rate == 0.4
 
 
-def test_what_a_server_makes_up_does_no_harm() -> None:
+def test_implausible_server_counts_give_valid_rates() -> None:
     sample = RequestSample("", "", 0.0, 0.0, (0.1, 0.2), None, 2, True, 10**12, 10**12, None, (0, 3, 10**12))
     found = counts_from_sample(sample, 4)
     assert found.steps > 0
@@ -162,7 +162,7 @@ def test_what_a_server_makes_up_does_no_harm() -> None:
     assert all(0 <= rate <= 1 for rate in AcceptanceStats((found,), ("",)).by_position)
 
 
-def test_a_step_takes_what_its_tokens_do() -> None:
+def test_stream_times_derive_step_time_and_speed() -> None:
     """Nine tokens follow the first in 0.9 s, three per step, at concurrency two."""
     sample = RequestSample("", "", 0.0, 0.0, (0.1, 0.5, 1.0), None, 10, True, 6, 6, 3, (0, 0, 3))
     found = stream_times([sample, sample], 2, 2)

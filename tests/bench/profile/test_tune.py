@@ -28,11 +28,11 @@ SMALL = ("--num-prompts", 8, "--max-tokens", 24, "--max-draft-len", 3, "--set", 
 @pytest.mark.parametrize(
     ("texts", "arms", "sizes"), [(64, 8, [16, 32, 64]), (8, 30, [4, 8]), (3, 9, [3]), (64, 1, [64])]
 )
-def test_the_last_round_is_on_all_texts(texts: int, arms: int, sizes: list[int]) -> None:
+def test_rung_sizes_end_with_all_texts(texts: int, arms: int, sizes: list[int]) -> None:
     assert rung_sizes(texts, arms) == sizes
 
 
-def test_the_better_half_goes_on_and_what_people_have_stays() -> None:
+def test_halving_retains_the_better_half_and_the_first_arm() -> None:
     asked = []
 
     def score(arm: int, size: int) -> float:
@@ -45,11 +45,11 @@ def test_the_better_half_goes_on_and_what_people_have_stays() -> None:
     assert len(asked) == len(set(asked)) == 16
 
 
-def test_of_equal_arms_the_earlier_wins() -> None:
+def test_earlier_of_equal_arms_ranks_first() -> None:
     assert next(halve("abc", [4], lambda arm, size: 1.0)).scores[0][0] == "a"
 
 
-def test_what_is_saved_is_read_back() -> None:
+def test_saved_measurements_are_restored() -> None:
     candidate = ProfileCandidate("ngram", None, {}, True, Path())
     acceptance = {
         2: AcceptanceStats((StepCounts(5, 9, 4, (3, 1), (5, 4)), StepCounts(1, 0, 0, (0, 0), (0, 0))), ("a", ""))
@@ -58,7 +58,7 @@ def test_what_is_saved_is_read_back() -> None:
     assert read_measured(candidate, json.loads(json.dumps(dump_measured(measured)))) == measured
 
 
-def test_a_finished_part_is_made_once_and_forgotten_at_the_end(workplace: Path) -> None:
+def test_result_cache_computes_once_and_can_be_cleared(workplace: Path) -> None:
     made = []
 
     def make(value: int) -> dict[str, int]:
@@ -79,7 +79,7 @@ def test_a_finished_part_is_made_once_and_forgotten_at_the_end(workplace: Path) 
 
 
 @pytest.mark.parametrize("name", sorted(methods()))
-def test_variants_are_options_of_their_method(name: str) -> None:
+def test_variants_are_valid_options_of_their_method(name: str) -> None:
     method = find_method(name)
     given = {"swift": {"skip": {"attention": [1], "mlp": []}}}.get(name, {})
     for options in tune._variants(method, given):
@@ -87,7 +87,7 @@ def test_variants_are_options_of_their_method(name: str) -> None:
     assert len([*method.variants(method.parse(given))]) == len([*tune._variants(method, given)])
 
 
-def test_a_tree_is_tried_at_several_depths_and_a_chain_whole() -> None:
+def test_tree_is_tried_at_several_depths_and_chain_at_full_length() -> None:
     own = ProfileCandidate("eagle3", None, {}, True, Path())
     arms = list(tune._arms(own, 4, 6))
     assert [(arm.options, arm.draft_len) for arm in arms[:1]] == [({}, 6)]
@@ -95,14 +95,14 @@ def test_a_tree_is_tried_at_several_depths_and_a_chain_whole() -> None:
     assert len({arm.settings for arm in arms}) == len(arms) == 30
 
 
-def test_smaller_trees_are_trees() -> None:
+def test_medusa_variants_have_trees_of_four_sizes() -> None:
     method = find_method("medusa")
     sizes = [len(change["choices"]) for change in method.variants(method.parse({}))]
     assert sizes == [4, 8, 16, 32]
 
 
 @pytest.mark.integration
-def test_an_ended_run_goes_on_where_it_was(
+def test_interrupted_tune_resumes_at_the_interrupted_measurement(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The third measurement is interrupted; the next run completes it and the rest, with the same result."""
@@ -134,14 +134,14 @@ def test_an_ended_run_goes_on_where_it_was(
     assert yaml.safe_load(mine.read_text())["speculation"]["method"] in ("draft_target", "none")
 
 
-def test_nothing_to_tune(workplace: Path, trtspec: Run) -> None:
+def test_recipe_without_speculation_has_nothing_to_tune(workplace: Path, trtspec: Run) -> None:
     outcome = trtspec("tune", "quickstart", "--set", "speculation={method: none}")
     assert outcome.code == 1
     assert "nothing to tune" in outcome.err
 
 
 @pytest.mark.integration
-def test_tune_that_recommends_none_gives_the_reason_and_names_what_write_switches_off(
+def test_tune_that_recommends_none_reports_the_reason_and_the_effect_of_write(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(found: Sequence[CandidateMeasurements], batch: int) -> Recommendation:

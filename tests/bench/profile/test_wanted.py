@@ -30,17 +30,17 @@ TREE = {"top_k": 4, "nodes": 12}
         (CandidateSpec("eagle3", None, {}, 4), 64, 16),
     ],
 )
-def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(
+def test_draft_len_is_the_limit_for_a_chain_and_the_depth_for_a_tree(
     spec: CandidateSpec, most: int, draft_len: int
 ) -> None:
     assert spec.section(most)["draft_len"] == draft_len
 
 
-def test_a_method_without_a_length_is_given_none() -> None:
+def test_method_without_draft_len_has_none_in_its_section() -> None:
     assert CandidateSpec("medusa", None, {}).section(10) == {"method": "medusa", "options": {}}
 
 
-def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
+def test_missing_candidates_are_excluded_with_reasons_and_unknown_methods_fail(workplace: Path) -> None:
     """A head without a draft and a missing draft are skipped with a reason; an unknown method is an error."""
     loaded = load_recipe(Path("quickstart-ngram"), [])
 
@@ -59,7 +59,7 @@ def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_recipe_with_a_tree_is_measured_as_it_is(workplace: object, trtspec: Run) -> None:
+def test_recipe_with_a_tree_is_profiled_at_its_draft_len(workplace: object, trtspec: Run) -> None:
     asked = (
         "--num-prompts",
         2,

@@ -30,28 +30,28 @@ def outline(**config: Any) -> MemoryProfile:
     return read_memory_profile(Source(Path("model"), SIZES | config, {}))
 
 
-def test_every_layer_keeps_keys_and_values_of_whole_heads() -> None:
+def test_kv_cache_stores_whole_heads_on_each_rank() -> None:
     found = outline()
     assert found.layers == (LayerCache(4, 32),) * 4
     assert found.cache_bytes(2, 10, tensor=1, item_bytes=2) == 2 * 10 * 4 * 4 * 32 * 2
     assert found.cache_bytes(2, 10, tensor=8, item_bytes=2) == 2 * 10 * 4 * 1 * 32 * 2
 
 
-def test_a_latent_is_kept_whole_on_every_rank() -> None:
+def test_mla_latent_cache_is_replicated_on_every_rank() -> None:
     """DeepSeek V3: 70,272 bytes per token in 16 bits (arXiv:2505.09343, table 1: 70.272 KB)."""
     found = outline(num_hidden_layers=61, kv_lora_rank=512, qk_rope_head_dim=64)
     assert found.cache_bytes(1, 1, tensor=1, item_bytes=2) == 70_272
     assert found.cache_bytes(1, 1, tensor=8, item_bytes=2) == 70_272
 
 
-def test_layers_with_a_window_keep_no_more() -> None:
+def test_sliding_window_layers_cache_at_most_the_window() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     found = outline(layer_types=kinds, sliding_window=5)
     assert found.cache_bytes(1, 100, tensor=1, item_bytes=1) == (2 * 5 + 2 * 100) * 4 * 32
     assert outline(sliding_window_pattern=2, sliding_window=5) == found
 
 
-def test_what_a_config_leaves_to_its_class_is_known() -> None:
+def test_sizes_missing_from_config_use_the_class_defaults() -> None:
     """Gemma 3 4B's config has neither its vocabulary nor its heads; every sixth layer is without a window."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
     found = read_memory_profile(Source(Path("model"), {"model_type": "gemma3", "text_config": text}, {}))
@@ -60,7 +60,7 @@ def test_what_a_config_leaves_to_its_class_is_known() -> None:
     assert found.layers[5] == LayerCache(4, 512)
 
 
-def test_linear_attention_keeps_a_state_and_full_attention_the_text() -> None:
+def test_linear_attention_cache_is_constant_and_full_attention_cache_grows_per_token() -> None:
     """Qwen3.8-27B: 65,536 bytes per token, and 150,994,944 bytes of state per text in float32."""
     linear = {"linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     found = outline(num_hidden_layers=64, head_dim=256, full_attention_interval=4, **linear)
@@ -68,18 +68,18 @@ def test_linear_attention_keeps_a_state_and_full_attention_the_text() -> None:
     assert found.cache_bytes(1, 1, tensor=1, item_bytes=2) - 150_994_944 == 65_536
 
 
-def test_layers_that_share_a_cache_and_wider_heads() -> None:
+def test_shared_layers_have_no_cache_and_global_layers_use_global_head_dim() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     found = outline(layer_types=kinds, sliding_window=5, num_kv_shared_layers=2, global_head_dim=32)
     assert found.layers == (LayerCache(4, 32, 5), LayerCache(4, 64))
 
 
-def test_the_text_model_of_a_section() -> None:
+def test_text_config_section_gives_the_same_profile() -> None:
     assert read_memory_profile(Source(Path("model"), {"text_config": SIZES}, {})) == outline()
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"])
-def test_a_size_that_is_missing(key: str) -> None:
+def test_missing_size_is_an_error(key: str) -> None:
     with pytest.raises(CheckpointError, match=f"lacks '{key}'"):
         outline(**{key: None})
 
@@ -93,7 +93,7 @@ class TestARecipe:
             config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["NewForCausalLM"]}))
         return recipe
 
-    def test_is_planned_with_its_memory(self, unknown: Path, trtspec: Run) -> None:
+    def test_plan_reports_memory_of_an_undescribed_architecture(self, unknown: Path, trtspec: Run) -> None:
         backend = ("--set", "engine.backend=vllm", "--set", "engine.gpu=h100")
         checked = trtspec("check", unknown, *backend, "--json").document
         assert (checked["ok"], checked["problems"]) == (True, [])
@@ -102,13 +102,13 @@ class TestARecipe:
         assert memory["weights_bytes"] == weights
         assert all(memory[f"{part}_bytes"] > 0 for part in ("kv_cache", "draft", "activation", "limit"))
 
-    def test_has_no_more_positions_than_its_config_says(self, unknown: Path, trtspec: Run) -> None:
+    def test_max_seq_len_above_the_targets_positions_is_reported(self, unknown: Path, trtspec: Run) -> None:
         sizes = ("--set", "engine.backend=vllm", "--set", "engine.max_seq_len=1000000")
         assert "max_seq_len 1000000 is more than the target's" in " ".join(
             trtspec("check", unknown, *sizes).out.split()
         )
 
-    def test_is_told_where_a_size_is_missing(self, unknown: Path, trtspec: Run) -> None:
+    def test_missing_config_size_is_reported_by_check(self, unknown: Path, trtspec: Run) -> None:
         config = unknown.parent / "target" / "config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": None}))
         said = " ".join(trtspec("check", unknown, "--set", "engine.backend=vllm").out.split())

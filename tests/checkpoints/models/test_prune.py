@@ -31,7 +31,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_its_logits_are_the_drafters(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_pruned_checkpoint_has_logits_of_the_target_with_skipped_sublayers(
+    shape: dict[str, Any], tmp_path: Path
+) -> None:
     source = make_tokenizer(make_model(tmp_path / "hf", num_hidden_layers=4, **shape))
     model = load_model(source, "auto")
     done: list[int] = []
@@ -51,7 +53,7 @@ def test_its_logits_are_the_drafters(shape: dict[str, Any], tmp_path: Path) -> N
     assert not any(name.startswith("model.layers.3.") for name in tensors)
 
 
-def test_tensors_are_copied_from_several_files_and_none_is_changed(tmp_path: Path) -> None:
+def test_sharded_source_is_pruned_with_only_skipped_projections_zeroed(tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "llama", num_hidden_layers=4)
     reference_model(source, "bfloat16").save_pretrained(tmp_path / "sharded", max_shard_size="10KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 3
@@ -70,7 +72,7 @@ def test_tensors_are_copied_from_several_files_and_none_is_changed(tmp_path: Pat
         assert torch.equal(tensor, torch.zeros_like(tensor) if name in zeros else renamed[name]), name
 
 
-def test_what_cannot_be_pruned(tmp_path: Path) -> None:
+def test_quantized_source_and_unusable_output_path_are_rejected(tmp_path: Path) -> None:
     model = load_model(make_model(tmp_path / "hf", "llama"), "auto")
     quantized = load_model(compress(make_model(tmp_path / "fp8", "llama"), compressed_tensors()), "auto")
     with pytest.raises(CheckpointError, match="its weights are quantized; pruning requires un"):

@@ -76,7 +76,7 @@ def test_different_head_in_another_shard_is_found(tmp_path: Path) -> None:
     assert load_model(source, "auto").ties.differ
 
 
-def test_head_without_an_embedding_is_both(tmp_path: Path) -> None:
+def test_head_without_embedding_is_used_for_both(tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "llama")
     edit(source, tie_word_embeddings=True)
     rewrite(source, lambda tensors: tensors.pop(EMBEDDING))
@@ -84,7 +84,7 @@ def test_head_without_an_embedding_is_both(tmp_path: Path) -> None:
     assert torch.equal(ours["transformer.vocab_embedding.weight"], ours[HEAD])
 
 
-def test_missing_head_of_an_untied_model_is_refused(tmp_path: Path) -> None:
+def test_missing_head_of_untied_model_is_rejected(tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "llama")
     rewrite(source, lambda tensors: tensors.pop(HEAD))
     with pytest.raises(CheckpointError) as caught:
@@ -93,7 +93,7 @@ def test_missing_head_of_an_untied_model_is_refused(tmp_path: Path) -> None:
     assert "tie_word_embeddings: true" in caught.value.hint
 
 
-def test_head_of_a_preview_is_not_called_equal(tmp_path: Path) -> None:
+def test_head_of_preview_is_not_reported_as_equal(tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "llama")
     edit(source, tie_word_embeddings=True)
     loaded = load_source(source)
@@ -111,7 +111,7 @@ def test_difference_in_the_last_item_is_found(tmp_path: Path) -> None:
     assert not have_equal_values(tensors["one"], tensors["other"])
 
 
-def test_file_that_changes_is_compared_again(tmp_path: Path) -> None:
+def test_changed_file_is_compared_again(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"one": torch.zeros(8), "other": torch.zeros(8)}, path)
     tensors = read_header(path)
@@ -120,7 +120,7 @@ def test_file_that_changes_is_compared_again(tmp_path: Path) -> None:
     assert not have_equal_values(tensors["one"], tensors["other"])
 
 
-def test_check_warns_of_target_and_draft_and_refuses_for_engines_that_read_config(trtspec: Run, recipe: Path) -> None:
+def test_check_warns_of_tied_heads_and_rejects_them_for_engines_that_read_config(trtspec: Run, recipe: Path) -> None:
     for role, place in (("target", TARGET), ("draft", DRAFT)):
         shutil.copytree(recipe.parent / role, recipe.parent / f"{role}-before")
         edit(recipe.parent / role, tie_word_embeddings=True)

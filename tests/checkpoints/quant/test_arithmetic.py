@@ -48,7 +48,7 @@ def digests(out: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_SHAPES)
-def test_what_computes_changes_no_byte(
+def test_all_implementations_convert_to_the_same_bytes(
     family: str, tmp_path: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = load_library(build_kernels(*HOST_PLUGINS))
@@ -82,20 +82,20 @@ def compilations(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> list[float
 
 
 @pytest.mark.parametrize("nbytes", [WORTH_BYTES - 1, WORTH_BYTES, COMPILE_BYTES - 1])
-def test_little_is_converted_in_numpy_at_once(compilations: list[float], nbytes: int) -> None:
+def test_small_conversion_uses_numpy_without_compiling(compilations: list[float], nbytes: int) -> None:
     assert isinstance(choose_arithmetic(nbytes), NumpyArithmetic)
     assert compilations == []
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
-def test_a_compiler_is_not_waited_for_long(compilations: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def test_compiler_timeout_falls_back_to_numpy(compilations: list[float], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, host_kernels.log.name)
     assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
     assert set(compilations) == {60}
     assert caplog.messages == ["using numpy and hashlib, which are slower but equivalent: g++ did not end within 60 s"]
 
 
-def test_without_a_compiler_numpy_converts(
+def test_missing_compiler_falls_back_to_numpy(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, host_kernels.log.name)
@@ -104,14 +104,14 @@ def test_without_a_compiler_numpy_converts(
     assert "no C++ compiler on the PATH" in caplog.messages[0]
 
 
-def test_where_nothing_can_be_kept_numpy_converts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_falls_back_to_numpy(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "file").touch()
     monkeypatch.setenv("TRTSPEC_CACHE", str(workplace / "file"))
     assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
 
 
 @pytest.mark.slow
-def test_a_library_that_is_there_is_used_without_a_compiler(
+def test_cached_library_is_used_without_a_compiler(
     workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = build_kernels(*HOST_PLUGINS)
@@ -124,7 +124,7 @@ def test_a_library_that_is_there_is_used_without_a_compiler(
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
-def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_conversion_compiles_the_library_once(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[str]] = []
 
     def run(command: Sequence[str], timeout_s: float) -> None:
@@ -146,7 +146,7 @@ def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypat
 
 
 @pytest.mark.parametrize("wrong", ["count", "cast", "quantizer", "quantize_rows"])
-def test_a_library_that_computes_something_else_is_not_used(
+def test_library_that_fails_its_self_test_is_not_used(
     wrong: str, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = build_kernels(*HOST_PLUGINS)
@@ -177,7 +177,7 @@ def one_value_off(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
-def test_a_library_that_cannot_be_loaded_is_none(
+def test_unloadable_library_is_ignored_and_rebuilt_for_large_conversions(
     workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = build_kernels(*HOST_PLUGINS).parents[1]

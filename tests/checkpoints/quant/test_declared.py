@@ -49,7 +49,9 @@ SEVERAL["config_groups"]["group_1"] = compressed_tensors("channel")["config_grou
          'has a KV cache in {"num_bits": 8, "type": "int"}; only FP8 with one scale per layer is supported'),
     ],
 )  # fmt: skip
-def test_what_config_json_declares_may_be_refused(document: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_quantization_in_config_json_is_rejected(
+    document: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     refused(declare(make_llama(tmp_path / "hf"), document), message, "quantization_config", "weights: fp8")
 
 
@@ -63,7 +65,7 @@ def test_what_config_json_declares_may_be_refused(document: dict[str, Any], mess
         (compressed_tensors(weights={"num_bits": 4, "type": "int"}), "compressed-tensors"),
     ],
 )
-def test_fp8_is_called_so_whatever_its_scales_are(document: dict[str, Any], weights: str) -> None:
+def test_source_format_names_fp8_and_its_scale_granularity(document: dict[str, Any], weights: str) -> None:
     """Engines that run a source unconverted also accept formats that a conversion rejects."""
     source = Source(Path("/nowhere"), {"quantization_config": document}, {})
     assert source_format(source).weights == weights
@@ -81,11 +83,11 @@ def test_fp8_is_called_so_whatever_its_scales_are(document: dict[str, Any], weig
         ("FP6", "an unknown format"),
     ],
 )
-def test_what_modelopt_declares_may_be_refused(algorithm: str, reason: str, tmp_path: Path) -> None:
+def test_unsupported_modelopt_algorithm_is_rejected(algorithm: str, reason: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     (source / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
     refused(source, f"quantized with {algorithm}: {reason}; {ONLY}", "hf_quant_config.json", "weights: fp8")
 
 
-def test_a_document_has_to_say_by_what_method(tmp_path: Path) -> None:
+def test_quantization_config_without_quant_method_is_rejected(tmp_path: Path) -> None:
     refused(declare(make_llama(tmp_path / "hf"), {"bits": 4}), "quantization_config: lacks 'quant_method'")

@@ -59,7 +59,7 @@ DIVIDED = [(patterns, ParallelMapping(2, 2)) for patterns in EVERYWHERE]
     ("patterns", "mapping"), [*((patterns, ParallelMapping(2)) for patterns in (*EVERYWHERE, *ONE_LAYER)), *DIVIDED]
 )
 @pytest.mark.parametrize(("family", "weights"), [("llama", "fp8"), ("llama", "fp8_rowwise"), ("mixtral", "fp8")])
-def test_the_model_asks_for_the_types_that_are_there(
+def test_tensor_dtypes_match_those_the_engine_requires(
     family: str, weights: str, patterns: str, mapping: ParallelMapping, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     out = convert_without(sources[family], tmp_path, weights, patterns, mapping)
@@ -73,7 +73,7 @@ def test_the_model_asks_for_the_types_that_are_there(
 
 @pytest.mark.parametrize("patterns", [*EVERYWHERE, *ONE_LAYER])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_mlps_are_fused_in_the_type_they_have(
+def test_mlp_fc_is_excluded_exactly_if_its_weight_is_not_fp8(
     family: str, patterns: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     out = convert_without(sources[family], tmp_path, "fp8", patterns)
@@ -85,7 +85,9 @@ def test_mlps_are_fused_in_the_type_they_have(
 
 
 @pytest.mark.parametrize("patterns", [*EVERYWHERE, *ONE_LAYER])
-def test_norms_stay_with_what_they_feed(patterns: str, sources: dict[str, Path], tmp_path: Path) -> None:
+def test_norms_are_excluded_together_with_the_block_they_feed(
+    patterns: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
     out = convert_without(sources["llama"], tmp_path, "fp8_rowwise", patterns)
     named = read(out)["quantization"]["exclude_modules"]
     for layer in range(LAYERS):
@@ -100,7 +102,7 @@ def test_norms_stay_with_what_they_feed(patterns: str, sources: dict[str, Path],
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # ModelOpt warns that this exporter is deprecated
 @pytest.mark.parametrize("pattern", ["transformer.layers.0.*", "*att*", "*.mlp.*"])
-def test_modelopt_leaves_the_same_modules(pattern: str, tmp_path: Path) -> None:
+def test_excluded_modules_match_modelopt(pattern: str, tmp_path: Path) -> None:
     case = modelopt.random_case("LlamaForCausalLM", 1, 1, weights="fp8", exclude=("lm_head", pattern))
     case = shaped(case, num_hidden_layers=LAYERS, tie_word_embeddings=False)
     both = export_both(case, modelopt.make_model(case), tmp_path)

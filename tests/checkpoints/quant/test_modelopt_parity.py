@@ -181,22 +181,24 @@ COVERED: dict[str, Callable[[Case], bool]] = {
 
 @pytest.mark.parametrize("what", COVERED)
 @pytest.mark.parametrize("cases", [PLAIN, FP8], ids=["plain", "fp8"])
-def test_the_cases_cover(what: str, cases: list[Case]) -> None:
+def test_cases_cover_each_feature(what: str, cases: list[Case]) -> None:
     assert any(map(COVERED[what], cases))
 
 
 class TestWhatBothExport:
     @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_every_tensor_is_the_same_bit_for_bit(self, case: Case, exports: Callable[[Case], Exports]) -> None:
+    def test_tensors_are_bit_identical(self, case: Case, exports: Callable[[Case], Exports]) -> None:
         assert_same_tensors(exports(case).ours.ranks, exports(case).theirs.ranks)
 
     @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_config_differs_only_where_the_table_says_so(self, case: Case, exports: Callable[[Case], Exports]) -> None:
+    def test_config_differs_only_in_listed_keys(self, case: Case, exports: Callable[[Case], Exports]) -> None:
         known = {key: quirk.kind for key, quirk in QUIRKS.items()}
         assert differences(exports(case)).items() <= known.items()
 
     @pytest.mark.parametrize("case", PLAIN, ids=str)
-    def test_what_only_we_write_is_what_their_tensors_say(self, case: Case, exports: Callable[[Case], Exports]) -> None:
+    def test_extra_config_keys_agree_with_modelopts_tensors(
+        self, case: Case, exports: Callable[[Case], Exports]
+    ) -> None:
         ours, names = exports(case).ours.config, exports(case).theirs.ranks[0].keys()
         layer = "transformer.layers.0"
         assert ours["attn_bias"] == (f"{layer}.attention.qkv.bias" in names)
@@ -209,7 +211,7 @@ class TestWhatBothExport:
         assert ("qwen_type" in ours) == ("Qwen" in case.architecture)
 
     @pytest.mark.parametrize("architecture", [name for name in DENSE if name in DIVIDED])
-    def test_a_quantized_head_and_unquantized_layers(
+    def test_tensors_match_with_quantized_head_and_unquantized_layer(
         self, architecture: str, exports: Callable[[Case], Exports]
     ) -> None:
         case = random_case(architecture, 2, 1, weights="fp8", exclude=("transformer.layers.0.*",))
@@ -219,7 +221,7 @@ class TestWhatBothExport:
         assert_same_tensors(both.ours.ranks, both.theirs.ranks)
 
     @pytest.mark.parametrize("weights", ["fp8", "fp8_rowwise"])
-    def test_zeros(self, weights: str, tmp_path: Path) -> None:
+    def test_tensors_match_for_zero_weights(self, weights: str, tmp_path: Path) -> None:
         case = shaped(random_case("MistralForCausalLM", 1, 1, weights=weights), num_hidden_layers=3)
         model = make_model(case)
         for path in ("0.self_attn.k_proj", "1.mlp.up_proj", "2.mlp.down_proj"):
@@ -229,7 +231,7 @@ class TestWhatBothExport:
         assert not both.theirs.ranks[0]["transformer.layers.2.mlp.proj.weight"].view(torch.uint8).any()
         assert_same_tensors(both.ours.ranks, both.theirs.ranks)
 
-    def test_a_cache_whose_values_are_beyond_448(self, tmp_path: Path) -> None:
+    def test_tensors_match_for_kv_cache_values_above_448(self, tmp_path: Path) -> None:
         case = random_case("LlamaForCausalLM", 1, 1, weights="fp8", kv_cache="fp8")
         case = replace(case, stored="bfloat16", dtype="bfloat16")
         model = make_model(case)
@@ -253,7 +255,7 @@ class TestWhatBothExport:
         ],
         ids=lambda rope: rope["rope_type"],
     )
-    def test_rotary_positions_where_transformers_4_kept_them(self, rope: dict[str, Any], tmp_path: Path) -> None:
+    def test_rotary_config_matches_with_transformers_4_attributes(self, rope: dict[str, Any], tmp_path: Path) -> None:
         case = shaped(random_case("LlamaForCausalLM", 1, 1), rope_parameters=rope, max_position_embeddings=256)
         model = make_model(case)
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
@@ -282,10 +284,10 @@ REFUSED = {
 
 class TestTheTable:
     @pytest.mark.parametrize("key", [key for key, quirk in QUIRKS.items() if quirk.kind in (THEIRS, OURS, DIFFERS)])
-    def test_a_difference_still_occurs(self, key: str, exports: Callable[[Case], Exports]) -> None:
+    def test_listed_difference_still_occurs(self, key: str, exports: Callable[[Case], Exports]) -> None:
         assert any(differences(exports(case)).get(key) == QUIRKS[key].kind for case in reversed(CASES))
 
-    def test_experts_are_still_padded(self, exports: Callable[[Case], Exports]) -> None:
+    def test_modelopt_still_pads_experts(self, exports: Callable[[Case], Exports]) -> None:
         hidden = 64
         case = shaped(random_case("MixtralForCausalLM", 4, 1), num_local_experts=3, hidden_size=hidden, head_dim=8)
         both = exports(case)
@@ -297,18 +299,18 @@ class TestTheTable:
         assert_same_tensors(both.ours.ranks, both.theirs.ranks)
 
     @pytest.mark.parametrize("quirk", REFUSED)
-    def test_it_still_refuses(self, quirk: str, exports: Callable[[Case], Exports]) -> None:
+    def test_modelopt_still_rejects_listed_cases(self, quirk: str, exports: Callable[[Case], Exports]) -> None:
         case, error = REFUSED[quirk]
         with pytest.raises(error):
             exports(case)
 
-    def test_it_still_refuses_stacked_experts(self, tmp_path: Path) -> None:
+    def test_modelopt_still_rejects_stacked_experts(self, tmp_path: Path) -> None:
         case = random_case("MixtralForCausalLM", 1, 1)
         with pytest.raises(TypeError, match="'MixtralExperts' has no len"):
             export(make_model(case, stacked_experts=True), case, tmp_path)
 
     @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM"])
-    def test_it_still_leaves_the_config_of_some_to_tensorrt_llm(
+    def test_modelopt_still_cannot_export_gemma_and_phi_without_tensorrt_llm(
         self, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(modelopt, "needs_tensorrt_llm", lambda case: False)
@@ -317,7 +319,9 @@ class TestTheTable:
             export(make_model(case), case, tmp_path)
 
     @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
-    def test_a_tied_head_of_gemma_is_left_out(self, architecture: str, exports: Callable[[Case], Exports]) -> None:
+    def test_modelopt_still_omits_the_tied_gemma_head(
+        self, architecture: str, exports: Callable[[Case], Exports]
+    ) -> None:
         both = exports(shaped(random_case(architecture, 2, 1), tie_word_embeddings=True))
         for ours, theirs in zip(both.ours.ranks, both.theirs.ranks, strict=True):
             assert torch.equal(ours["lm_head.weight"], theirs["transformer.vocab_embedding.weight"])
@@ -325,7 +329,9 @@ class TestTheTable:
         assert_same_tensors(both.ours.ranks, both.theirs.ranks)
 
     @pytest.mark.parametrize("weights", ["none", "fp8_rowwise"])
-    def test_both_branches_of_phi_are_still_cut_as_one(self, weights: str, exports: Callable[[Case], Exports]) -> None:
+    def test_modelopt_still_splits_both_phi_branches_as_one(
+        self, weights: str, exports: Callable[[Case], Exports]
+    ) -> None:
         """ModelOpt's first rank gets only the linear branch; trtspec puts half of both branches on every rank."""
         case = shaped(random_case("Phi3ForCausalLM", 2, 1, weights=weights), num_key_value_heads=2)
         case = shaped(case, num_attention_heads=4, head_dim=8, hidden_size=32)
@@ -337,12 +343,12 @@ class TestTheTable:
             assert others
             assert all(".mlp.fc." in name for name in others)
 
-    def test_every_refusal_is_proved(self) -> None:
+    def test_every_listed_rejection_has_a_test(self) -> None:
         proved = {*REFUSED, "stacked experts", "config.json of Gemma and Phi"}
         assert proved == {name for name, quirk in QUIRKS.items() if quirk.kind == REFUSES}
 
     @pytest.mark.parametrize("quirk", ["uneven pipeline", "shared key heads by rows"])
-    def test_what_it_refuses_to_divide_is_divided_as_torch_does(
+    def test_divisions_that_modelopt_rejects_match_torch(
         self, quirk: str, exports: Callable[[Case], Exports], tmp_path: Path
     ) -> None:
         case, _ = REFUSED[quirk]

@@ -53,7 +53,7 @@ def quantized(source: Path) -> Any:
 @pytest.mark.parametrize("kv_factor", [1.0, 256.0])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", DECODERS)
-def test_scales_are_those_of_modelopts_export(family: str, dtype: str, kv_factor: float, tmp_path: Path) -> None:
+def test_calibrated_scales_match_modelopts_export(family: str, dtype: str, kv_factor: float, tmp_path: Path) -> None:
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
     source = make_source(tmp_path / "source", family, dtype, kv_factor)
@@ -75,7 +75,7 @@ def test_scales_are_those_of_modelopts_export(family: str, dtype: str, kv_factor
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_activations_of_experts_are_modelopts(dtype: str, tmp_path: Path) -> None:
+def test_expert_activations_match_modelopt(dtype: str, tmp_path: Path) -> None:
     """The exporter cannot write the stacked experts of transformers 5, but their quantizers work."""
     source = make_source(tmp_path, "mixtral", dtype)
     measured = calibrate_checkpoint(source, PROMPTS, MAX_LEN)

@@ -82,7 +82,7 @@ def assert_same_bytes(ours: Path, theirs: Path) -> None:
         ("Qwen3ForCausalLM", "fp8_rowwise", "fp8"),
     ],
 )
-def test_a_unified_export_becomes_the_engine_export(
+def test_unified_export_converts_to_the_engine_export(
     architecture: str, weights: str, kv_cache: str, tensor: int, tmp_path: Path
 ) -> None:
     case = modelopt_case(architecture, weights, kv_cache, tensor)
@@ -98,7 +98,7 @@ def test_a_unified_export_becomes_the_engine_export(
     assert found["quantization"] == expected["quantization"]
 
 
-def test_scales_of_an_export_that_scales_apart_are_merged(tmp_path: Path) -> None:
+def test_separate_scales_of_fused_weights_are_merged(tmp_path: Path) -> None:
     case = modelopt_case("LlamaForCausalLM", "fp8", "fp8")
     model = quantized_model(case)
     export(copy.deepcopy(model), case, tmp_path / "theirs")
@@ -132,7 +132,7 @@ def assert_equal(ours: Tensors, module: str, expected: tuple[torch.Tensor, torch
         assert torch.equal(bits(found), bits(tensor)), f"{module}.{kind}"
 
 
-def test_what_engines_fuse_moves_to_the_largest_scale(tmp_path: Path) -> None:
+def test_fused_weights_are_requantized_to_the_largest_scale(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors(kv_cache=True))
     theirs = load_file(source / "model.safetensors")
     ours = load_file(convert(source, tmp_path / "c") / "rank0.safetensors")
@@ -153,7 +153,7 @@ def test_what_engines_fuse_moves_to_the_largest_scale(tmp_path: Path) -> None:
         assert caches == [[1.0, 1.0, 1.0], [1.25, 3.5, 3.5]][layer]
 
 
-def test_rows_keep_their_patterns_and_scales(tmp_path: Path) -> None:
+def test_rowwise_weights_and_scales_are_copied_unchanged(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf", attention_bias=True), compressed_tensors("channel"))
     theirs = load_file(source / "model.safetensors")
     ours = load_file(convert(source, tmp_path / "c") / "rank0.safetensors")
@@ -171,7 +171,7 @@ def test_rows_keep_their_patterns_and_scales(tmp_path: Path) -> None:
             assert torch.equal(ours[f"{here}.per_channel_scale"], scales)
 
 
-def test_every_expert_has_its_own_scale(tmp_path: Path) -> None:
+def test_experts_have_separate_weight_scales(tmp_path: Path) -> None:
     case = random_case("MixtralForCausalLM", 1, 1)
     source = compress(save_source(make_model(case), tmp_path / "hf"), compressed_tensors())
     theirs = load_file(source / "model.safetensors")
@@ -186,14 +186,14 @@ def test_every_expert_has_its_own_scale(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["quantization"]["exclude_modules"] == ["lm_head", "*router"]
 
 
-def test_autofp8_with_static_activations_is_taken_over(tmp_path: Path) -> None:
+def test_autofp8_with_static_activations_converts_like_compressed_tensors(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors())
     expected = convert(source, tmp_path / "one") / "rank0.safetensors"
     declare(source, {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]})
     assert_same_bytes(convert(source, tmp_path / "two") / "rank0.safetensors", expected)
 
 
-def test_every_source_byte_is_read_once(tmp_path: Path) -> None:
+def test_source_bytes_are_read_once(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors(kv_cache=True))
     read: list[int] = []
     convert(source, tmp_path / "c", on_bytes=read.append)
@@ -224,13 +224,13 @@ UP = "model.layers.1.mlp.up_proj"
         (lambda t: t[f"{UP}.weight"].view(torch.uint8)[3, 4:6].fill_(0xFF), f"{UP}.weight: 2 NaN values"),
     ],
 )  # fmt: skip
-def test_scales_have_to_add_up(change: Callable[[Tensors], object], message: str, tmp_path: Path) -> None:
+def test_invalid_tensor_scales_are_rejected(change: Callable[[Tensors], object], message: str, tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors(kv_cache=True))
     edit(source, change)
     refused(source, message)
 
 
-def test_scales_of_rows_have_to_add_up(tmp_path: Path) -> None:
+def test_invalid_row_scales_are_rejected(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors("channel"))
     edit(source, lambda tensors: tensors[f"{UP}.weight_scale"][5:8].zero_())
     refused(source, f"{UP}.weight_scale: 3 of 48 scales are not positive and finite")
@@ -238,7 +238,7 @@ def test_scales_of_rows_have_to_add_up(tmp_path: Path) -> None:
     refused(source, f"{UP}.weight_scale: [1] in model.safetensors, but its scale must have the shape [48] or [48, 1]")
 
 
-def test_nan_weights_can_be_allowed(tmp_path: Path) -> None:
+def test_nan_weights_are_converted_with_allow_nonfinite(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors())
     edit(source, lambda tensors: tensors[f"{UP}.weight"].view(torch.uint8)[3, 4:6].fill_(0x7F))
     ours = load_file(convert(source, tmp_path / "c", allow_nonfinite=True) / "rank0.safetensors")

@@ -32,13 +32,13 @@ K = "model.layers.0.self_attn.k_proj"
          "FP8 weights with one scale for each tensor and an FP8 KV cache, by compressed-tensors"),
     ],
 )  # fmt: skip
-def test_it_is_described_in_words(document: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_quantization_has_a_readable_description(document: dict[str, Any], words: str, tmp_path: Path) -> None:
     existing = read_prequantized(load_source(compress(make_llama(tmp_path / "hf"), document)))
     assert existing is not None
     assert existing.describe() == words
 
 
-def test_an_unquantized_source_has_none(tmp_path: Path) -> None:
+def test_unquantized_source_has_no_quantization(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     assert read_prequantized(load_source(source)) is None
     (source / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": null, "kv_cache_quant_algo": null}}')
@@ -56,7 +56,7 @@ def test_an_unquantized_source_has_none(tmp_path: Path) -> None:
         (r"(.*_proj|lm_head)\.weight", []),
     ],
 )  # fmt: skip
-def test_what_the_source_left_out_is_excluded(linear: str, excluded: list[str], tmp_path: Path) -> None:
+def test_unquantized_modules_of_the_source_are_excluded(linear: str, excluded: list[str], tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors(), re.compile(linear))
     out = convert(source, tmp_path / "c")
     tensors, config = load_file(out / "rank0.safetensors"), json.loads((out / "config.json").read_text())
@@ -64,7 +64,7 @@ def test_what_the_source_left_out_is_excluded(linear: str, excluded: list[str], 
     assert (tensors["lm_head.weight"].dtype == E4M3) == ("lm_head" not in excluded)
 
 
-def test_a_source_may_quantize_its_cache_alone(tmp_path: Path) -> None:
+def test_source_with_only_a_quantized_kv_cache_is_converted(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     config = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (source / "hf_quant_config.json").write_text(json.dumps(config))
@@ -87,12 +87,12 @@ def test_a_source_may_quantize_its_cache_alone(tmp_path: Path) -> None:
         ("channel", r"(.*_proj|lm_head)\.weight", "fp8_rowwise engines need lm_head in the model's dtype"),
     ],
 )  # fmt: skip
-def test_what_engines_cannot_have_in_fp8_is_refused(by: str, linear: str, message: str, tmp_path: Path) -> None:
+def test_fp8_tensors_that_engines_cannot_load_are_rejected(by: str, linear: str, message: str, tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors(by), re.compile(linear))
     refused(source, message, "weights: fp8")
 
 
-def test_experts_by_row_are_refused(tmp_path: Path) -> None:
+def test_rowwise_experts_are_rejected(tmp_path: Path) -> None:
     model = make_model(random_case("MixtralForCausalLM", 1, 1))
     source = compress(save_source(model, tmp_path / "hf"), compressed_tensors("channel"))
     refused(source, "TensorRT-LLM does not support fp8_rowwise for a mixture of experts")
@@ -107,7 +107,9 @@ def test_experts_by_row_are_refused(tmp_path: Path) -> None:
         ("channel", False, Scheme("fp8_rowwise")),
     ],
 )
-def test_asking_for_what_is_there_changes_nothing(by: str, kv_cache: bool, wanted: Scheme, tmp_path: Path) -> None:
+def test_scheme_equal_to_the_sources_gives_the_same_bytes(
+    by: str, kv_cache: bool, wanted: Scheme, tmp_path: Path
+) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors(by, kv_cache))
     expected = convert(source, tmp_path / "one")
     ours = convert(source, tmp_path / "two", scheme=wanted)
@@ -125,16 +127,16 @@ def test_asking_for_what_is_there_changes_nothing(by: str, kv_cache: bool, wante
          "transformer.layers.0.attention.qkv is in FP8 in the source and cannot be excluded"),
     ],
 )  # fmt: skip
-def test_asking_for_something_else_is_refused(by: str, wanted: Scheme, message: str, tmp_path: Path) -> None:
+def test_scheme_different_from_the_sources_is_rejected(by: str, wanted: Scheme, message: str, tmp_path: Path) -> None:
     refused(compress(make_llama(tmp_path / "hf"), compressed_tensors(by)), message, "weights: fp8", scheme=wanted)
 
 
-def test_fp8_weights_need_a_document(tmp_path: Path) -> None:
+def test_fp8_weights_without_a_quantization_config_are_rejected(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors())
     declare(source, {})
     refused(source, "model.layers.0.mlp.down_proj.weight is in FP8, but its scaling is not declared", "hf_quant_config")
 
 
-def test_a_document_needs_fp8_weights(tmp_path: Path) -> None:
+def test_quantization_config_without_fp8_weights_is_rejected(tmp_path: Path) -> None:
     source = declare(make_llama(tmp_path / "hf"), compressed_tensors())
     refused(source, "the compressed-tensors configuration declares FP8 weights, but the source lacks them")

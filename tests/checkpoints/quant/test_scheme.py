@@ -62,7 +62,7 @@ def test_only_weights_are_quantized() -> None:
     assert not any("norm" in target or "ln_f" in target or "embedding" in target for target in targets)
 
 
-def test_experts_are_quantized_and_their_router_never_is() -> None:
+def test_experts_are_quantized_but_the_router_is_not() -> None:
     _, rules = mixture()
     dense = {f"{LAYER}.mlp.gate"}
     assert quantized(Scheme("fp8"), rules) == LINEAR - dense
@@ -78,11 +78,11 @@ def test_experts_are_quantized_and_their_router_never_is() -> None:
         (Scheme("none", "fp8"), True),
     ],
 )
-def test_activations_are_needed_for_scales_of_whole_tensors(scheme: Scheme, needed: bool) -> None:
+def test_activations_are_required_for_per_tensor_scales(scheme: Scheme, needed: bool) -> None:
     assert scheme.needs_activations is needed
 
 
-def test_config_says_it_in_tensorrt_llms_words() -> None:
+def test_scheme_is_described_with_tensorrt_llm_names() -> None:
     dense, experts = one_layer()[1], mixture()[1]
     assert Scheme("fp8", "fp8").describe(dense) == TrtllmQuantization("FP8", "FP8", ("lm_head",))
     assert Scheme("fp8_rowwise").describe(dense) == TrtllmQuantization("FP8_PER_CHANNEL_PER_TOKEN", "", ("lm_head",))
@@ -108,18 +108,18 @@ def test_config_says_it_in_tensorrt_llms_words() -> None:
         (Scheme("fp8", exclude=("*.mlp.*",)), mixture, [f"{LAYER}.mlp", "*router"]),
     ],
 )
-def test_config_names_the_modules_that_engines_have_to_leave(
+def test_excluded_modules_are_listed_in_config(
     scheme: Scheme, model: Callable[[], tuple[ModelConfig, list[Rule]]], expected: list[str]
 ) -> None:
     assert list(scheme.describe(model()[1]).exclude) == expected
 
 
 @pytest.mark.parametrize("exclude", [("lm_head",), ("lm_head", "*.mlp.fc", "*.mlp.gate"), ("*",), ()])
-def test_what_can_be_done_is_no_problem(exclude: tuple[str, ...]) -> None:
+def test_supported_exclude_patterns_have_no_problems(exclude: tuple[str, ...]) -> None:
     assert scheme_problems(Scheme("fp8", "fp8", exclude), *one_layer()) == []
 
 
-def test_without_quantization_patterns_do_not_matter() -> None:
+def test_exclude_patterns_are_ignored_without_quantization() -> None:
     assert scheme_problems(Scheme(exclude=("nothing",)), *one_layer()) == []
 
 
@@ -145,22 +145,22 @@ UNKNOWN = "no module matches '*.attn.*'; an example is transformer.layers.0.atte
         (Scheme("fp8_rowwise", exclude=("lm_head", "*.mlp.proj")), ("exclude", ROWWISE_MLP)),
     ],
 )
-def test_what_cannot_be_done_is_said_where_the_recipe_asks_for_it(scheme: Scheme, problem: tuple[str, str]) -> None:
+def test_unsupported_scheme_is_reported_at_its_recipe_key(scheme: Scheme, problem: tuple[str, str]) -> None:
     assert scheme_problems(scheme, *one_layer()) == [problem]
 
 
-def test_a_tied_head_cannot_be_quantized() -> None:
+def test_tied_head_cannot_be_quantized() -> None:
     tied = one_layer(tied_embeddings=True)
     assert scheme_problems(Scheme("fp8", exclude=()), *tied) == [("exclude", TIED)]
     assert scheme_problems(Scheme("fp8"), *tied) == []
 
 
-def test_experts_are_left_out_whole() -> None:
+def test_experts_must_be_excluded_as_a_whole() -> None:
     assert scheme_problems(Scheme("fp8", exclude=("lm_head", "*.mlp.proj")), *mixture()) == [("exclude", EXPERTS)]
     assert scheme_problems(Scheme("fp8", exclude=("lm_head", "*.mlp.*")), *mixture()) == []
 
 
-def test_experts_cannot_be_quantized_by_rows() -> None:
+def test_rowwise_quantization_of_experts_is_rejected() -> None:
     assert scheme_problems(Scheme("fp8"), *mixture()) == []
     (problem,) = scheme_problems(Scheme("fp8_rowwise"), *mixture())
     assert problem == ("weights", "TensorRT-LLM does not support fp8_rowwise for a mixture of experts; use fp8")
@@ -175,7 +175,7 @@ def test_experts_cannot_be_quantized_by_rows() -> None:
         (("lm_head", "*.layers.0.attention.dense"), True),
     ],
 )
-def test_single_layers_cannot_be_named_where_stages_number_them_anew(exclude: tuple[str, ...], named: bool) -> None:
+def test_single_layer_patterns_are_rejected_with_pipeline_stages(exclude: tuple[str, ...], named: bool) -> None:
     problem = ("exclude", "pipeline stages number their layers from 0, so patterns cannot select single layers")
     found = stage_problems(Scheme("fp8", exclude=exclude), decoder_rules(model_config(num_layers=2)))
     assert found == [problem] * named

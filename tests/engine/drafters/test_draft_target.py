@@ -37,7 +37,7 @@ def load(target: Path, draft: Path, **options: Any) -> Engine:
 
 @pytest.mark.parametrize("weights", ["fp8_rowwise", "fp8"])
 @pytest.mark.parametrize("shape", ["plain", "tied"])
-def test_a_quantized_draft_changes_nothing_but_the_acceptance(shape: str, weights: str, tmp_path: Path) -> None:
+def test_quantized_draft_keeps_greedy_text_and_lowers_acceptance(shape: str, weights: str, tmp_path: Path) -> None:
     """The draft is the target rounded to FP8, which is often but not always right."""
     source = make_model(tmp_path / "hf", **SHAPES[shape])
     measured = Activations(
@@ -64,7 +64,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return source, convert(source, root / "target"), draft
 
 
-def test_the_text_is_the_targets_wherever_drafting_stops(pair: tuple[Path, Path, Path]) -> None:
+def test_greedy_text_with_early_stopping_equals_transformers(pair: tuple[Path, Path, Path]) -> None:
     source, target, draft = pair
     engine = load(target, draft, stop_below=0.15)
     stats = assert_greedy_text(engine, reference_model(source))
@@ -72,7 +72,7 @@ def test_the_text_is_the_targets_wherever_drafting_stops(pair: tuple[Path, Path,
     assert 0 < sum(one.drafted for one in stats) < 0.8 * sum(DRAFT_LEN * one.steps for one in stats)
 
 
-def test_it_stops_where_no_token_is_probable_enough(pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_draft_stops_before_the_first_token_below_stop_below(pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """The oracle is the draft run token by token with transformers; rows stop at different positions."""
     source = make_llama(tmp_path / "hf-draft", seed=3, num_hidden_layers=1)
     model, prompts = reference_model(source), random_prompts(8)
@@ -95,7 +95,7 @@ def test_it_stops_where_no_token_is_probable_enough(pair: tuple[Path, Path, Path
 
 
 @pytest.mark.parametrize("options", [{"stop_below": 0.7}, {"use_draft_logits": False}], ids=str)
-def test_the_options_keep_the_distribution(
+def test_sampled_text_with_draft_options_has_the_targets_distribution(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **DISTRIBUTION_SHAPE) for seed in (0, 1)]
@@ -104,7 +104,7 @@ def test_the_options_keep_the_distribution(
     engine.close()
 
 
-def test_without_its_logits_a_draft_is_the_same_whatever_the_seed(pair: tuple[Path, Path, Path]) -> None:
+def test_draft_without_logits_is_independent_of_the_seed(pair: tuple[Path, Path, Path]) -> None:
     """Without logits the draft is greedy and verified as deterministic, as in engines that get only tokens."""
     _, target, draft = pair
     engine = load(target, draft, use_draft_logits=False)

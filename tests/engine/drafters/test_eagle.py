@@ -57,7 +57,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
-def test_greedy_text_is_that_of_transformers(options: dict[str, Any], converted: tuple[Path, Any]) -> None:
+def test_greedy_text_with_random_head_equals_transformers(options: dict[str, Any], converted: tuple[Path, Any]) -> None:
     """The head is random and therefore hardly ever right."""
     target, model = converted
     engine = make_engine(target, options)
@@ -86,7 +86,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
 
 @KINDS
 @pytest.mark.parametrize("settings", [{}, {"max_batch_size": 3, "max_num_tokens": 16}], ids=["", "few rows, chunks"])
-def test_greedy_text_with_a_head_that_is_often_right(
+def test_greedy_text_with_accurate_head_equals_transformers(
     settings: dict[str, int], options: dict[str, Any], knowing: Knowing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(knowing.target, options, **settings)
@@ -121,7 +121,7 @@ def drafts_of(engine: Engine, requests: list[EngineRequest]) -> list[tuple[tuple
 
 @pytest.mark.parametrize("tensors", [random_head(bias=True), None], ids=["random", "knowing"])
 @KINDS
-def test_every_node_is_what_the_head_says(
+def test_draft_trees_equal_the_oracle_with_static_and_dynamic_trees(
     options: dict[str, Any], tensors: Tensors | None, knowing: Knowing, tmp_path: Path
 ) -> None:
     """Prompts of different lengths enter in chunks, and rows one after the other."""
@@ -143,7 +143,7 @@ def test_every_node_is_what_the_head_says(
 
 
 @KINDS
-def test_a_request_may_draft_less_deep(options: dict[str, Any], knowing: Knowing) -> None:
+def test_request_draft_len_limits_drafts_and_keeps_the_text(options: dict[str, Any], knowing: Knowing) -> None:
     """The second request begins to draft late, together with the third, and must then process many tokens."""
     engine = make_engine(knowing.target, options, max_batch_size=2)
     prompt = knowing.prompts[0]
@@ -156,7 +156,7 @@ def test_a_request_may_draft_less_deep(options: dict[str, Any], knowing: Knowing
 
 
 @KINDS
-def test_sampled_text_does_not_depend_on_neighbours(options: dict[str, Any], knowing: Knowing) -> None:
+def test_sampled_results_are_the_same_in_a_batch_and_alone(options: dict[str, Any], knowing: Knowing) -> None:
     """The batch has greedy requests, and requests that truncate to fewer tokens than are drafted."""
     engine = make_engine(knowing.target, options, max_batch_size=4)
     kinds = [
@@ -206,7 +206,7 @@ def test_sampled_text_has_the_targets_distribution(
     assert_targets_distribution(small_engine, reference_model(small[0]), monkeypatch, sampling)
 
 
-def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
+def test_acceptance_rule_without_residual_is_detected(
     small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # all three words are drafted at the first position, so that errors can only occur from the second on
@@ -227,7 +227,7 @@ def one_by_one(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
     return torch.stack(drawn, 1)
 
 
-def test_nodes_are_drawn_side_by_side_as_one_by_one() -> None:
+def test_vectorized_node_sampling_equals_sequential_sampling() -> None:
     draw = torch.Generator().manual_seed(3)
     probs = torch.rand(4, 3, 7, generator=draw)
     sampling = DraftSampling(SamplingParams(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
@@ -235,7 +235,7 @@ def test_nodes_are_drawn_side_by_side_as_one_by_one() -> None:
 
 
 @KINDS
-def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing) -> None:
+def test_typical_acceptance_raises_the_acceptance_rate(options: dict[str, Any], knowing: Knowing) -> None:
     requests = [EngineRequest(prompt, 30, SamplingOptions(1.2, seed=3)) for prompt in knowing.prompts]
     exact, lossy = make_engine(knowing.target, options), make_engine(knowing.target, options | {"lossy": True})
     strict, loose = (sum((r.stats for r in engine.generate(requests)), Stats()) for engine in (exact, lossy))
@@ -244,7 +244,7 @@ def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing
     assert loose.acceptance_rate > strict.acceptance_rate
 
 
-def test_a_head_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path) -> None:
+def test_head_split_across_ranks_gives_the_same_results(knowing: Knowing, tmp_path: Path) -> None:
     """The head has one key head, which is on both ranks."""
     target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, mapping=ParallelMapping(2))
     requests = [EngineRequest(prompt, 20) for prompt in knowing.prompts]
@@ -254,7 +254,7 @@ def test_a_head_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Pat
     of_one.close()
 
 
-def test_a_quantized_target_says_the_same_with_a_head(knowing: Knowing, tmp_path: Path) -> None:
+def test_quantized_target_text_is_the_same_with_and_without_head(knowing: Knowing, tmp_path: Path) -> None:
     target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, scheme=Scheme("fp8_rowwise"))
     requests = [EngineRequest(prompt, 30) for prompt in knowing.prompts]
     engine, alone = (
@@ -268,7 +268,7 @@ def test_a_quantized_target_says_the_same_with_a_head(knowing: Knowing, tmp_path
     assert sum(result.stats.accepted for result in found) > 0
 
 
-def test_a_checkpoint_without_a_head(knowing: Knowing, tmp_path: Path) -> None:
+def test_checkpoint_without_head_is_rejected_with_a_hint(knowing: Knowing, tmp_path: Path) -> None:
     target = convert(knowing.source, tmp_path / "target")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, STATIC)

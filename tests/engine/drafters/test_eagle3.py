@@ -67,7 +67,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("options", [CHAIN, TREE], ids=["chain", "tree"])
-def test_greedy_text_is_that_of_transformers(options: dict[str, int], converted: tuple[Path, Any]) -> None:
+def test_greedy_text_with_random_head_equals_transformers(options: dict[str, int], converted: tuple[Path, Any]) -> None:
     """The head is random and therefore hardly ever right."""
     target, model = converted
     engine = make_engine(target, options)
@@ -94,7 +94,9 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
 
 @pytest.mark.parametrize("options", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("rows", [3, 8])
-def test_what_is_accepted_is_the_targets_text(knowing: Knowing, options: dict[str, int], rows: int) -> None:
+def test_greedy_text_with_accepted_drafts_equals_transformers(
+    knowing: Knowing, options: dict[str, int], rows: int
+) -> None:
     """With fewer rows than requests, some requests enter late and others move to another row."""
     engine = make_engine(knowing.target, options, max_batch_size=rows, max_num_tokens=24)
     stats = assert_greedy_text(engine, knowing.model)
@@ -103,7 +105,7 @@ def test_what_is_accepted_is_the_targets_text(knowing: Knowing, options: dict[st
     assert max(each.mean_accepted_len for each in stats) > 2
 
 
-def test_a_divided_head_drafts_the_same(knowing: Knowing, tmp_path: Path) -> None:
+def test_head_split_across_ranks_gives_the_same_results(knowing: Knowing, tmp_path: Path) -> None:
     head_root = save_head(knowing.head, tmp_path / "head")
     target = convert_with(knowing.source, head_root, tmp_path / "two", mapping=ParallelMapping(2))
     requests = [EngineRequest(prompt, 24) for prompt in random_prompts(3)]
@@ -148,7 +150,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_a_chain_is_what_the_formula_says(kind: dict[str, Any], tmp_path: Path) -> None:
+def test_draft_chain_equals_the_papers_formula(kind: dict[str, Any], tmp_path: Path) -> None:
     source, head = make_target(tmp_path, {"family": "llama"}), random_head(scale=0.15, **kind)
     engine = make_engine(convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out"), CHAIN)
     observed = Observed(engine)
@@ -158,7 +160,7 @@ def test_a_chain_is_what_the_formula_says(kind: dict[str, Any], tmp_path: Path) 
     assert_drafts_by_the_formula(head, reference_model(source), observed, ranks=1)
 
 
-def test_a_tree_is_what_the_formula_says(knowing: Knowing) -> None:
+def test_draft_tree_equals_the_papers_formula(knowing: Knowing) -> None:
     engine = make_engine(knowing.target, TREE, draft_len=3)
     observed = Observed(engine)
     results = engine.generate([EngineRequest(prompt, 10) for prompt in random_prompts(3)])
@@ -168,7 +170,7 @@ def test_a_tree_is_what_the_formula_says(knowing: Knowing) -> None:
     assert_drafts_by_the_formula(knowing.head, knowing.model, observed, ranks=3)
 
 
-def test_what_a_head_lacks_is_the_targets(tmp_path: Path) -> None:
+def test_head_without_embedding_and_lm_head_uses_the_targets(tmp_path: Path) -> None:
     """The head has neither embedding nor LM head; both are the target's, where they are tied."""
     source = make_target(tmp_path, SHAPES["tied"])
     head = random_head(drafted=SHAPE["vocab_size"]).changed(lm_head__weight=None)
@@ -179,7 +181,7 @@ def test_what_a_head_lacks_is_the_targets(tmp_path: Path) -> None:
     assert_drafts_by_the_formula(head, reference_model(source), observed, ranks=1)
 
 
-def test_a_target_without_a_head(tmp_path: Path) -> None:
+def test_checkpoint_without_head_is_rejected_with_a_hint(tmp_path: Path) -> None:
     target = convert(make_target(tmp_path, {"family": "llama"}), tmp_path / "out")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, CHAIN)
@@ -214,7 +216,7 @@ class TestDistribution:
         engine.close()
 
     @pytest.mark.parametrize("name", ["verify_chain", "verify_tree"])
-    def test_a_wrong_rule_is_caught(
+    def test_acceptance_rule_without_residual_is_detected(
         self, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         options = CHAIN if name == "verify_chain" else {"top_k": 2, "nodes": 4}
@@ -222,7 +224,9 @@ class TestDistribution:
         assert_wrong_rule_is_seen(engine, reference_model(source), monkeypatch)
         engine.close()
 
-    def test_what_a_chain_is_drawn_from_is_the_formulas(self, source: Path, tmp_path: Path) -> None:
+    def test_chain_probabilities_equal_the_formula_over_the_targets_vocabulary(
+        self, source: Path, tmp_path: Path
+    ) -> None:
         """The distribution covers the target's vocabulary, with 0 for ids that are never drafted."""
         shape = {key: value for key, value in DISTRIBUTION_SHAPE.items() if key not in ("family", "scale")}
         head = random_head(drafted=2, target=shape, seed=8)

@@ -113,14 +113,14 @@ def distribution_engine(distribution_model: tuple[Path, Any], request: pytest.Fi
 @pytest.mark.integration
 class TestTheEngine:
     @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-    def test_greedy_text_is_that_of_transformers(self, shape: dict[str, Any], tmp_path: Path) -> None:
+    def test_greedy_text_equals_transformers(self, shape: dict[str, Any], tmp_path: Path) -> None:
         source = make_model(tmp_path / "hf", **shape)
         engine = make_engine(convert(source, tmp_path / "target"), (4, 3, 4))
         stats = lossless.assert_greedy_text(engine, reference_model(source))
         engine.close()
         assert sum(one.accepted for one in stats) > 0
 
-    def test_rows_come_and_go_at_any_phase(self, tmp_path: Path) -> None:
+    def test_greedy_text_with_rows_joining_at_any_phase_equals_transformers(self, tmp_path: Path) -> None:
         source = make_looping_model(tmp_path / "hf")
         engine = make_engine(convert(source, tmp_path / "target"), (7, 7, 7), max_batch_size=3)
         stats = lossless.assert_greedy_text(engine, reference_model(source))
@@ -128,7 +128,7 @@ class TestTheEngine:
         assert max(one.mean_accepted_len for one in stats) > 3
 
     @pytest.mark.parametrize("sizes", SIZES, ids=str)
-    def test_each_step_is_that_of_the_paper(self, looping: tuple[Path, Any], sizes: Sizes) -> None:
+    def test_text_and_stats_equal_the_reference_implementation(self, looping: tuple[Path, Any], sizes: Sizes) -> None:
         target, choice = looping
         engine, telling = make_engine(target, sizes), Telling(choice, sizes)
         for prompt in [(5,), (3, 9, 3, 9, 3, 9), *random_prompts(2)]:
@@ -136,7 +136,7 @@ class TestTheEngine:
             assert (result.ids, result.stats) == telling.stats(prompt, 40)
         engine.close()
 
-    def test_a_request_may_ask_for_shorter_drafts(self, looping: tuple[Path, Any]) -> None:
+    def test_request_draft_len_limits_drafts_and_keeps_the_text(self, looping: tuple[Path, Any]) -> None:
         engine = make_engine(looping[0], (4, 5, 4))
         results = engine.generate([EngineRequest((3, 9, 3), 40, draft_len=length) for length in (None, 2, 1, 0)])
         engine.close()
@@ -145,7 +145,7 @@ class TestTheEngine:
         assert lens[0] > lens[1] > lens[2] > lens[3] == 1.0
         assert (results[3].stats.drafted, results[3].stats.steps) == (0, 39)
 
-    def test_a_request_may_ask_for_smaller_sizes(self, looping: tuple[Path, Any]) -> None:
+    def test_request_with_smaller_sizes_equals_the_reference_of_those_sizes(self, looping: tuple[Path, Any]) -> None:
         """Each row behaves as in an engine of its sizes, except for the depth, which stays the engine's."""
         target, choice = looping
         engine = make_engine(target, (7, 7, 7))
@@ -171,7 +171,7 @@ class TestTheEngine:
             ({"nodes": 1}, "nodes is 1, but requests cannot set nodes for the engine's method"),
         ],
     )
-    def test_sizes_that_cannot_be_had_are_refused(
+    def test_request_with_invalid_sizes_is_rejected_with_the_reason(
         self, looping: tuple[Path, Any], options: dict[str, int], message: str
     ) -> None:
         engine = make_engine(looping[0], (4, 3, 4))
@@ -186,12 +186,12 @@ class TestTheEngine:
             distribution_engine, distribution_model[1], monkeypatch, SamplingOptions(1.0)
         )
 
-    def test_a_rule_without_residual_is_caught(
+    def test_acceptance_rule_without_residual_is_detected(
         self, distribution_engine: Engine, distribution_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lossless.assert_wrong_rule_is_seen(distribution_engine, distribution_model[1], monkeypatch)
 
-    def test_rows_of_a_sampled_batch_do_not_change_each_other(self, looping: tuple[Path, Any]) -> None:
+    def test_sampled_results_are_the_same_in_a_batch_and_alone(self, looping: tuple[Path, Any]) -> None:
         engine = make_engine(looping[0], (4, 4, 4), max_batch_size=4)
         requests = [
             EngineRequest(prompt, 10 + 5 * seed, SamplingOptions(0.8 if seed % 3 else 0.0, seed=seed))
@@ -202,7 +202,7 @@ class TestTheEngine:
 
 
 class TestNgramPool:
-    def test_the_oldest_gives_way_and_what_comes_again_is_new(self) -> None:
+    def test_oldest_ngram_is_evicted_and_repeated_ngram_becomes_newest(self) -> None:
         pool = NgramPool(2)
         for ngram in ([1, 2, 3], [1, 4, 5], [9, 9, 9], [1, 2, 3], [1, 6, 7]):
             pool.add(ngram)
@@ -210,14 +210,14 @@ class TestNgramPool:
         assert pool.behind(9) == [(9, 9)]
         assert pool.behind(5) == []
 
-    def test_a_pool_for_none_stays_empty(self) -> None:
+    def test_pool_of_size_zero_stays_empty(self) -> None:
         pool = NgramPool(0)
         pool.add([1, 2])
         assert pool.behind(1) == []
 
 
 class TestBranches:
-    def test_common_beginnings_are_shared(self) -> None:
+    def test_common_prefixes_share_nodes(self) -> None:
         branches = Branches()
         ends = [branches.grow(0, branch) for branch in ([5, 6, 7], [5, 6, 8], [6], [5])]
         assert ends == [3, 4, 5, 1]
@@ -226,7 +226,7 @@ class TestBranches:
         assert all(parent < node for node, parent in enumerate(branches.parents))
         assert branches.grow(0, []) == 0
 
-    def test_unused_nodes_hang_on_nothing(self) -> None:
+    def test_padding_nodes_have_no_parent(self) -> None:
         branches = Branches()
         branches.grow(0, [5])
         assert branches.padded(4) == ([5, 0, 0], [-1, 0, -1, -1])

@@ -53,7 +53,7 @@ def make_engine(target: Path, choices: Any, **settings: Any) -> Engine:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_greedy_text_with_random_heads_equals_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
     """The heads are random and therefore hardly ever right."""
     source = make_model(tmp_path / "hf", **shape)
     heads = save_heads(tmp_path / "heads", random_heads(5, num_layers=2))
@@ -112,7 +112,7 @@ def simulate(states: torch.Tensor, heads: Tensors, choices: tuple[Choice, ...], 
 
 @pytest.mark.parametrize("choices", [WRITTEN, "vicuna_13b_stage2"], ids=["written", "named"])
 @pytest.mark.parametrize("settings", [{}, {"max_batch_size": 3}, {"max_num_tokens": 16}], ids=["", "few", "chunks"])
-def test_every_step_drafts_and_accepts_what_the_formula_says(
+def test_text_and_stats_equal_the_reference_implementation(
     choices: Any, settings: dict[str, int], knowing: Knowing
 ) -> None:
     """Rows enter and leave at different times, and prompts are processed whole or in chunks."""
@@ -127,14 +127,14 @@ def test_every_step_drafts_and_accepts_what_the_formula_says(
     assert sum((result.stats for result in found), Stats()).mean_accepted_len > 1.5
 
 
-def test_greedy_text_with_heads_that_are_often_right(knowing: Knowing) -> None:
+def test_greedy_text_with_accurate_heads_equals_transformers(knowing: Knowing) -> None:
     engine = make_engine(knowing.target, WRITTEN)
     stats = assert_greedy_text(engine, knowing.model)
     engine.close()
     assert all(each.accepted for each in stats)
 
 
-def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing) -> None:
+def test_sampled_results_are_the_same_in_a_batch_and_alone(knowing: Knowing) -> None:
     """The batch also has greedy requests."""
     engine = make_engine(knowing.target, WRITTEN, max_batch_size=4)
     sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
@@ -168,13 +168,13 @@ def test_sampled_text_has_the_targets_distribution(
     assert_targets_distribution(small_engine, reference_model(small[0]), monkeypatch, sampling)
 
 
-def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
+def test_acceptance_rule_without_residual_is_detected(
     small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_wrong_rule_is_seen(small_engine, reference_model(small[0]), monkeypatch)
 
 
-def test_a_request_may_draft_less_deep(knowing: Knowing) -> None:
+def test_request_draft_len_limits_the_depth_of_the_tree(knowing: Knowing) -> None:
     engine = make_engine(knowing.target, WRITTEN)
     depths = (0, 1, 2, 99)
     results = engine.generate([EngineRequest(knowing.prompts[0], 30, draft_len=depth) for depth in depths])
@@ -184,7 +184,7 @@ def test_a_request_may_draft_less_deep(knowing: Knowing) -> None:
         assert (list(result.ids), result.stats) == knowing.expected(0, 30, choices)
 
 
-def test_typical_acceptance_takes_more_and_says_other_things(knowing: Knowing) -> None:
+def test_typical_acceptance_accepts_more_and_changes_only_sampled_text(knowing: Knowing) -> None:
     """Greedy requests stay exact."""
     sampling = SamplingOptions(1.0, seed=3)
     requests = [EngineRequest(prompt, 40, sampling) for prompt in knowing.prompts]
@@ -199,7 +199,7 @@ def test_typical_acceptance_takes_more_and_says_other_things(knowing: Knowing) -
     assert (list(plain.ids), plain.stats) == knowing.expected(0, 40, CHOICES)
 
 
-def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Path) -> None:
+def test_heads_split_across_ranks_give_the_expected_text_and_stats(knowing: Knowing, tmp_path: Path) -> None:
     """Heads are on the last pipeline stage."""
     target = convert_with(
         knowing.source, knowing.head_root, tmp_path / "target", WRITTEN, mapping=ParallelMapping(2, 2)
@@ -211,7 +211,7 @@ def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Pat
     assert found == [knowing.expected(row, 20, CHOICES) for row in range(8)]
 
 
-def test_a_quantized_target_says_the_same_with_heads(knowing: Knowing, tmp_path: Path) -> None:
+def test_quantized_target_text_is_the_same_with_and_without_heads(knowing: Knowing, tmp_path: Path) -> None:
     target = convert_with(knowing.source, knowing.head_root, tmp_path / "target", WRITTEN, scheme=Scheme("fp8_rowwise"))
     requests = [EngineRequest(prompt, NEW_TOKENS) for prompt in knowing.prompts]
     engine = make_engine(target, WRITTEN)
@@ -224,7 +224,7 @@ def test_a_quantized_target_says_the_same_with_heads(knowing: Knowing, tmp_path:
     assert sum(result.stats.accepted for result in found) > 0
 
 
-def test_a_checkpoint_with_too_few_heads(knowing: Knowing) -> None:
+def test_checkpoint_with_too_few_heads_is_rejected(knowing: Knowing) -> None:
     chain = [[0] * depth for depth in range(1, 6)]
     with pytest.raises(CheckpointError) as caught:
         make_engine(knowing.target, chain)
@@ -232,7 +232,7 @@ def test_a_checkpoint_with_too_few_heads(knowing: Knowing) -> None:
     assert str(caught.value).partition("\nhint: ")[0] == f"{config}: has 4 Medusa heads, but the choices need 5"
 
 
-def test_a_checkpoint_without_heads(knowing: Knowing, tmp_path: Path) -> None:
+def test_checkpoint_without_heads_is_rejected(knowing: Knowing, tmp_path: Path) -> None:
     target = convert(knowing.source, tmp_path / "target")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, WRITTEN)

@@ -78,7 +78,7 @@ def distribution_engine(distribution_model: tuple[Path, Any]) -> Iterator[Engine
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_greedy_text_equals_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", **shape)
     engine = make_engine(convert(source, tmp_path / "target"), options={"min_match": 1})
     stats = lossless.assert_greedy_text(engine, reference_model(source))
@@ -86,7 +86,7 @@ def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Pa
     assert sum(one.accepted for one in stats) > 0
 
 
-def test_rows_come_and_go_at_any_length(looping: tuple[Path, Any]) -> None:
+def test_greedy_text_with_rows_joining_at_any_length_equals_transformers(looping: tuple[Path, Any]) -> None:
     engine = make_engine(looping[0], max_batch_size=3)
     stats = lossless.assert_greedy_text(engine, looping[1])
     engine.close()
@@ -96,7 +96,7 @@ def test_rows_come_and_go_at_any_length(looping: tuple[Path, Any]) -> None:
 @pytest.mark.parametrize(
     ("draft_len", "min_match", "max_match"), [(8, 2, 16), (3, 1, 1), (1, 3, 4), (64, 1, 64)], ids=str
 )
-def test_each_step_drafts_what_a_search_finds(
+def test_text_and_stats_equal_those_of_a_full_text_search(
     looping: tuple[Path, Any], draft_len: int, min_match: int, max_match: int
 ) -> None:
     target, model = looping
@@ -109,16 +109,14 @@ def test_each_step_drafts_what_a_search_finds(
     engine.close()
 
 
-def test_a_text_that_repeats_nothing_drafts_nothing(looping: tuple[Path, Any]) -> None:
+def test_text_without_a_match_of_min_match_tokens_gets_no_drafts(looping: tuple[Path, Any]) -> None:
     engine = make_engine(looping[0], options={"min_match": 64, "max_match": 64})
     (result,) = engine.generate([EngineRequest((5, 6), 20)])
     engine.close()
     assert (result.stats.drafted, result.stats.steps) == (0, 19)
 
 
-def test_a_request_that_drafts_nothing_is_not_indexed(
-    looping: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_with_draft_len_zero_is_not_indexed(looping: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     indexed: list[int] = []
     extend = SuffixIndex.extend
     monkeypatch.setattr(SuffixIndex, "extend", lambda self, ids: indexed.extend(ids) or extend(self, ids))
@@ -137,13 +135,13 @@ def test_sampled_text_has_the_targets_distribution(
     lossless.assert_targets_distribution(distribution_engine, distribution_model[1], monkeypatch, SamplingOptions(1.0))
 
 
-def test_a_rule_without_residual_is_caught(
+def test_acceptance_rule_without_residual_is_detected(
     distribution_engine: Engine, distribution_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lossless.assert_wrong_rule_is_seen(distribution_engine, distribution_model[1], monkeypatch)
 
 
-def test_rows_of_a_sampled_batch_do_not_change_each_other(looping: tuple[Path, Any]) -> None:
+def test_sampled_results_are_the_same_in_a_batch_and_alone(looping: tuple[Path, Any]) -> None:
     engine = make_engine(looping[0], options={"min_match": 1}, max_batch_size=4)
     requests = [
         EngineRequest(prompt, 10 + 5 * seed, SamplingOptions(0.5 if seed % 3 else 0.0, seed=seed))

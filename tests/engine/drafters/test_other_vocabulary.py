@@ -80,19 +80,21 @@ def test_sampled_text_has_the_targets_distribution(
     engine.close()
 
 
-def test_truncated_sampling_has_it_too(of_three: OfThree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_sampling_has_the_targets_distribution(of_three: OfThree, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = of_three.engine()
     assert_targets_distribution(engine, of_three.model, monkeypatch, SamplingOptions(0.8, top_k=2), 3)
     engine.close()
 
 
-def test_a_wrong_rule_is_seen(of_three: OfThree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acceptance_rule_without_residual_is_detected(of_three: OfThree, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = of_three.engine()
     assert_wrong_rule_is_seen(engine, of_three.model, monkeypatch)
     engine.close()
 
 
-def test_probabilities_of_the_whole_draft_are_seen(of_three: OfThree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_probabilities_over_unshared_tokens_are_detected(
+    of_three: OfThree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong rule samples from the shared tokens, but verifies with the distribution over all tokens."""
     engine = of_three.engine()
     vocabulary = engine.speculator.drafter._reading
@@ -122,7 +124,9 @@ def reordered(source: Path, root: Path, order: Tensor) -> Path:
     return root
 
 
-def test_the_target_in_another_order_drafts_what_the_target_says(source: Path, target: Path, tmp_path: Path) -> None:
+def test_target_with_permuted_vocabulary_as_draft_is_always_accepted(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
     """All drafts are accepted, greedy or sampled, while other rows enter and leave."""
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))
     draft = convert(reordered(source, tmp_path / "hf", order), tmp_path / "draft")
@@ -148,9 +152,7 @@ def random_translation(seed: int, shared: int, size: int) -> VocabMapping:
     return VocabMapping(ids, theirs, spellings)
 
 
-def test_greedy_text_is_the_targets_and_the_draft_reads_its_own_tokens(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_greedy_text_and_drafts_equal_transformers(source: Path, target: Path, tmp_path: Path) -> None:
     """The oracle is the draft run by transformers over the text in the draft's tokens, after every step of a batch."""
     draft_source = make_llama(tmp_path / "hf", seed=3, vocab_size=40, num_hidden_layers=1)
     translation = random_translation(1, shared=30, size=40)
@@ -185,7 +187,7 @@ def chain_of(model: Any, translation: VocabMapping, spelled: list[int], depth: i
     return said
 
 
-def test_a_text_that_is_too_long_for_the_draft_goes_on_alone(source: Path, target: Path, tmp_path: Path) -> None:
+def test_text_too_long_for_the_draft_continues_without_drafts(source: Path, target: Path, tmp_path: Path) -> None:
     """The long text needs more draft tokens than fit; a row with a short text continues to draft."""
     own = [token for token in range(VOCAB) if token % 2]
     spellings = [[token] if token % 2 else [1] * MAX_SPELLING for token in range(VOCAB)]
@@ -202,7 +204,7 @@ def test_a_text_that_is_too_long_for_the_draft_goes_on_alone(source: Path, targe
     plain.close()
 
 
-def test_nothing_drafted_for_a_while_is_read_later(source: Path, target: Path, tmp_path: Path) -> None:
+def test_draft_processes_tokens_generated_during_a_pause_later(source: Path, target: Path, tmp_path: Path) -> None:
     """The target itself drafts, but not while two requests run; all later drafts are accepted."""
     same = [*range(VOCAB)]
     own = translated(convert(source, tmp_path / "own"), VocabMapping(same, same, [[token] for token in same]))
@@ -214,13 +216,13 @@ def test_nothing_drafted_for_a_while_is_read_later(source: Path, target: Path, t
         assert results[0].stats.accepted == results[0].stats.drafted
 
 
-def test_a_translation_for_another_target_is_refused(target: Path, source: Path, tmp_path: Path) -> None:
+def test_vocabulary_mapping_for_another_target_is_rejected(target: Path, source: Path, tmp_path: Path) -> None:
     draft = translated(convert(source, tmp_path / "draft"), OF_THREE)
     with pytest.raises(TrtspecError, match="does not match this target and draft"):
         load(target, draft)
 
 
-def test_what_both_have_is_one_token_to_the_draft() -> None:
+def test_shared_tokens_map_to_single_draft_tokens() -> None:
     reading = TranslatedVocabulary(OF_THREE, torch.device("cpu"))
     assert reading.spell([0, 1, 2]) == [3, 0, 2, 1]
     assert reading.to_draft(torch.tensor([0, 2])).tolist() == [3, 1]

@@ -99,7 +99,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_greedy_text_is_that_of_transformers(method: str, shape: dict[str, Any], tmp_path: Path) -> None:
+def test_greedy_text_with_random_draft_equals_transformers(method: str, shape: dict[str, Any], tmp_path: Path) -> None:
     """The draft is random and therefore hardly ever right."""
     last = shape.get("num_hidden_layers", SHAPE["num_hidden_layers"]) - 1
     draft = make_pard(tmp_path / "pard") if method == "pard" else make_net(method, reads=(0, last))
@@ -128,7 +128,7 @@ def knowing(method: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.mark.parametrize("rows", [3, 8])
-def test_what_is_accepted_is_the_targets_text(knowing: Pair, rows: int) -> None:
+def test_greedy_text_with_accepted_drafts_equals_transformers(knowing: Pair, rows: int) -> None:
     """With fewer rows than requests, some requests enter late and others move to another row."""
     engine = knowing.engine(max_batch_size=rows, max_num_tokens=24)
     stats = assert_greedy_text(engine, knowing.model)
@@ -136,7 +136,7 @@ def test_what_is_accepted_is_the_targets_text(knowing: Pair, rows: int) -> None:
     assert sum(each.accepted for each in stats) > 60
 
 
-def test_a_schedule_that_pauses_loses_nothing(knowing: Pair) -> None:
+def test_schedule_that_pauses_drafting_keeps_the_text(knowing: Pair) -> None:
     """Drafting pauses while many requests run; their tokens are processed later."""
     engine = knowing.engine(schedule=((2, DRAFT_LEN), (3, 1)))
     requests = [EngineRequest(prompt, 20 + 3 * number) for number, prompt in enumerate(random_prompts(8))]
@@ -189,7 +189,7 @@ def make_kind(kind: str, root: Path) -> Pair:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_is_drawn_from_what_the_formula_says(kind: str, tmp_path: Path) -> None:
+def test_sampled_chain_follows_the_formula(kind: str, tmp_path: Path) -> None:
     pair = make_kind(kind, tmp_path)
     engine = pair.engine()
     observed = Observed(engine)
@@ -199,7 +199,7 @@ def test_a_chain_is_drawn_from_what_the_formula_says(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_ends_where_the_draft_is_not_sure_of_the_chain(kind: str, tmp_path: Path) -> None:
+def test_draft_ends_where_its_confidence_is_below_the_threshold(kind: str, tmp_path: Path) -> None:
     """Chains of different rows end at different positions; they are prefixes of the full-length drafts."""
     pair = make_kind(kind, tmp_path)
     floor = 0.2 if pair.method == "dspark" else 0.004
@@ -222,7 +222,7 @@ def test_it_ends_where_the_draft_is_not_sure_of_the_chain(kind: str, tmp_path: P
     assert lengths[1] < lengths[0]
 
 
-def test_a_divided_net_drafts_the_same(method: str, tmp_path: Path) -> None:
+def test_net_split_across_ranks_drafts_the_same(method: str, tmp_path: Path) -> None:
     if method == "pard":
         pytest.skip("a draft model is divided as every model is")
     net = make_net(method, scale=0.15)
@@ -238,7 +238,7 @@ def test_a_divided_net_drafts_the_same(method: str, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_target_without_a_net(method: str, tmp_path: Path) -> None:
+def test_missing_net_or_draft_is_an_error(method: str, tmp_path: Path) -> None:
     target = convert(make_model(tmp_path / "hf", "llama"), tmp_path / "out")
     with pytest.raises(CheckpointError) as caught:
         load(method, target, None)
@@ -246,7 +246,7 @@ def test_a_target_without_a_net(method: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith(said.get(method, f"{target}: does not contain a {method} net"))
 
 
-def test_a_model_without_a_mask_token(tmp_path: Path) -> None:
+def test_draft_without_mask_token_is_rejected(tmp_path: Path) -> None:
     target = convert(make_model(tmp_path / "hf", "llama"), tmp_path / "out")
     with pytest.raises(CheckpointError, match="lacks 'mask_token_id'"):
         load("pard", target, target)
@@ -282,7 +282,7 @@ class TestDistribution:
         engine.close()
 
     @pytest.mark.parametrize("kind", ["dflash", "dspark", "p_eagle"])
-    def test_a_draft_of_some_tokens_does_too(
+    def test_draft_of_a_vocabulary_subset_has_the_targets_distribution(
         self, kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pair = self.pair(kind, source, tmp_path, drafted=2)
@@ -290,7 +290,7 @@ class TestDistribution:
         assert_targets_distribution(engine, pair.model, monkeypatch, SamplingOptions(1.0))
         engine.close()
 
-    def test_a_wrong_rule_is_caught(
+    def test_acceptance_rule_without_residual_is_detected(
         self, method: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pair = self.pair(method, source, tmp_path)

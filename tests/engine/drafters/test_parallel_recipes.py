@@ -37,7 +37,7 @@ def wanted(method: str, draft: str, *further: str) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["pard", "p_eagle", "dflash", "dspark"])
-def test_a_recipe_is_built_and_says_the_targets_text(method: str, recipe: Path, trtspec: Run) -> None:
+def test_recipe_is_built_and_passes_lossless_verification(method: str, recipe: Path, trtspec: Run) -> None:
     draft, out = save_draft(method, recipe.parent), recipe.parent / "built"
     knobs = ("speculation.confidence=0.0001", "speculation.verify=block", "gates.lossless=true")
     built = trtspec("build", recipe, *wanted(method, draft, *knobs), "--out", out)
@@ -47,7 +47,7 @@ def test_a_recipe_is_built_and_says_the_targets_text(method: str, recipe: Path, 
     assert checks["lossless"] is checks["parity"] is True, verified.stdout
 
 
-def test_a_net_knows_the_text_that_was_said_while_nothing_was_drafted(workplace: Path, trtspec: Run) -> None:
+def test_net_drafts_as_usual_after_a_pause_in_drafting(workplace: Path, trtspec: Run) -> None:
     """Two requests are too many to draft for; after the short one has ended, the trained net drafts as usual."""
     schedule = "speculation.schedule=[{max_batch: 1, draft_len: 15}]"
     assert trtspec("build", "quickstart-dspark", "--set", schedule, "--out", "built").code == 0
@@ -63,7 +63,7 @@ def test_a_net_knows_the_text_that_was_said_while_nothing_was_drafted(workplace:
     assert rest / drafted > 0.8 * 127 / whole.stats.steps > 4
 
 
-def test_a_net_that_computes_something_else_is_refused(recipe: Path, trtspec: Run) -> None:
+def test_net_with_unsupported_config_keys_is_rejected(recipe: Path, trtspec: Run) -> None:
     draft = save_draft("dflash", recipe.parent)
     path = recipe.parent / "net" / "config.json"
     config = json.loads(path.read_text())

@@ -62,7 +62,7 @@ def load() -> Iterator[Load]:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path, load: Load) -> None:
+def test_greedy_text_with_random_drafter_equals_transformers(shape: dict[str, Any], tmp_path: Path, load: Load) -> None:
     """The drafters are random and therefore hardly ever right."""
     source = make_model(tmp_path / "hf", **shape)
     head_root = random_drafter(2, rnn="family" not in shape or shape["family"] == "qwen3").save(tmp_path / "drafter")
@@ -112,7 +112,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_every_step_drafts_and_accepts_what_the_formula_says(kind: dict[str, Any], tmp_path: Path, load: Load) -> None:
+def test_text_and_stats_equal_the_reference_implementation(kind: dict[str, Any], tmp_path: Path, load: Load) -> None:
     """The trees have a different shape at every step; some are accepted to their full depth."""
     knowing = Knowing(tmp_path, **kind)
     lengths = [NEW_TOKENS - 4 * row for row in range(8)]
@@ -123,12 +123,12 @@ def test_every_step_drafts_and_accepts_what_the_formula_says(kind: dict[str, Any
     assert sum((result.stats for result in found), Stats()).mean_accepted_len > 1.5
 
 
-def test_greedy_text_with_a_drafter_that_is_often_right(knowing: Knowing, load: Load) -> None:
+def test_greedy_text_with_accurate_drafter_equals_transformers(knowing: Knowing, load: Load) -> None:
     stats = assert_greedy_text(load(knowing.target), knowing.model)
     assert all(each.accepted for each in stats)
 
 
-def test_a_request_may_draft_less_deep(knowing: Knowing, load: Load) -> None:
+def test_request_draft_len_limits_the_depth_of_the_tree(knowing: Knowing, load: Load) -> None:
     """In one batch, the tree of each row is truncated separately."""
     depths = (0, 1, 2, 99)
     results = load(knowing.target).generate(
@@ -138,13 +138,13 @@ def test_a_request_may_draft_less_deep(knowing: Knowing, load: Load) -> None:
         assert (list(result.ids), result.stats) == knowing.expected(0, 30, min(depth, DRAFT_LEN))
 
 
-def test_one_beam_is_a_chain(knowing: Knowing, load: Load) -> None:
+def test_one_beam_drafts_a_chain(knowing: Knowing, load: Load) -> None:
     (result,) = load(knowing.target, beams=1).generate([EngineRequest(knowing.prompts[0], 30)])
     assert list(result.ids) == knowing.expected(0, 30)[0]
     assert 0 < result.stats.accepted < result.stats.drafted <= DRAFT_LEN * result.stats.steps
 
 
-def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing, load: Load) -> None:
+def test_sampled_results_are_the_same_in_a_batch_and_alone(knowing: Knowing, load: Load) -> None:
     """The batch also has greedy requests."""
     engine = load(knowing.target, max_batch_size=4)
     sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
@@ -155,7 +155,7 @@ def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing, load: Load
 @pytest.mark.parametrize(
     "how", [{"mapping": ParallelMapping(2, 2)}, {"scheme": Scheme("fp8_rowwise")}], ids=["ranks", "fp8"]
 )
-def test_a_divided_or_quantized_target_says_the_same_with_a_drafter(
+def test_split_or_quantized_target_text_is_the_same_with_and_without_drafter(
     how: dict[str, Any], knowing: Knowing, tmp_path: Path, load: Load
 ) -> None:
     """The drafter is on the last pipeline stage and is not quantized."""
@@ -186,19 +186,21 @@ def test_sampled_text_has_the_targets_distribution(
     assert_targets_distribution(*small, monkeypatch, sampling)
 
 
-def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
+def test_acceptance_rule_without_residual_is_detected(
     small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_wrong_rule_is_seen(*small, monkeypatch)
 
 
-def test_more_beams_than_words(small: tuple[Engine, Any], tmp_path: Path, load: Load) -> None:
+def test_more_beams_than_vocabulary_entries_draft_the_complete_tree(
+    small: tuple[Engine, Any], tmp_path: Path, load: Load
+) -> None:
     result = load(tmp_path / "target", 3, 50, max_seq_len=32).generate([EngineRequest((1, 2, 0), 12)])[0]
     assert list(result.ids) == greedy(small[1], [1, 2, 0], 12)
     assert result.stats.drafted >= 3 + 9 + 27  # the first step drafts the complete tree
 
 
-def test_beams_that_begin_alike_become_one_tree() -> None:
+def test_beams_with_common_prefixes_are_merged_into_one_tree() -> None:
     levels = [BeamLevel([7, 8, 9], [0, 0, 0]), BeamLevel([1, 2, 3], [2, 0, 2]), BeamLevel([4, 5, 6], [0, 0, 1])]
     # 9 1 4, 9 1 5 and 7 2 6 remain: no beam continues 8 or 9 3
     assert merge(levels, 3) == ([7, 9, 1, 2, 4, 5, 6], [-1, 0, 0, 2, 1, 3, 3, 4])
@@ -206,7 +208,7 @@ def test_beams_that_begin_alike_become_one_tree() -> None:
     assert merge(levels[:1], 1) == ([7, 8, 9], [-1, 0, 0, 0])
 
 
-def test_a_checkpoint_without_a_drafter(knowing: Knowing, tmp_path: Path, load: Load) -> None:
+def test_checkpoint_without_drafter_is_rejected(knowing: Knowing, tmp_path: Path, load: Load) -> None:
     target = convert(knowing.source, tmp_path / "target")
     with pytest.raises(CheckpointError) as caught:
         load(target)

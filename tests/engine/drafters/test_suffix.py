@@ -50,7 +50,7 @@ def distribution_engine(distribution_model: tuple[Path, Any]) -> Iterator[Engine
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_greedy_text_equals_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", **shape)
     engine = make_engine(convert(source, tmp_path / "target"), options=ALONE)
     stats = lossless.assert_greedy_text(engine, reference_model(source))
@@ -58,7 +58,7 @@ def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Pa
     assert sum(one.drafted for one in stats) > 0
 
 
-def test_rows_come_and_go_at_any_length(looping: tuple[Path, Any]) -> None:
+def test_greedy_text_with_rows_joining_at_any_length_equals_transformers(looping: tuple[Path, Any]) -> None:
     engine = make_engine(looping[0], options=ALONE, max_batch_size=3)
     stats = lossless.assert_greedy_text(engine, looping[1])
     engine.close()
@@ -66,7 +66,7 @@ def test_rows_come_and_go_at_any_length(looping: tuple[Path, Any]) -> None:
 
 
 @pytest.mark.parametrize("cached", [1, 10_000])
-def test_earlier_answers_are_drafted_from(cached: int, looping: tuple[Path, Any]) -> None:
+def test_cached_answers_reduce_the_steps_of_repeated_requests(cached: int, looping: tuple[Path, Any]) -> None:
     target, model = looping
     engine = make_engine(target, options={"max_cached_requests": cached}, max_batch_size=3)
     prompts = random_prompts(6)
@@ -85,7 +85,7 @@ def test_sampled_text_has_the_targets_distribution(
     lossless.assert_targets_distribution(distribution_engine, distribution_model[1], monkeypatch, SamplingOptions(1.0))
 
 
-def test_a_rule_without_residual_is_caught(
+def test_acceptance_rule_without_residual_is_detected(
     distribution_engine: Engine, distribution_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lossless.assert_wrong_rule_is_seen(distribution_engine, distribution_model[1], monkeypatch)

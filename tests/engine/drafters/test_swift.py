@@ -51,14 +51,14 @@ def without(model: Any, skip: dict[str, list[int]]) -> Any:
 
 
 @pytest.mark.parametrize("shape", lossless.SHAPES.values(), ids=lossless.SHAPES.keys())
-def test_greedy_text_is_the_targets(shape: dict[str, Any], tmp_path: Path, load: Load) -> None:
+def test_greedy_text_equals_transformers(shape: dict[str, Any], tmp_path: Path, load: Load) -> None:
     source = make_model(tmp_path / "hf", **shape)
     engine = load(convert(source, tmp_path / "target"), max_batch_size=3)
     stats = lossless.assert_greedy_text(engine, reference_model(source))
     assert sum(each.drafted for each in stats) > 100
 
 
-def test_a_sublayer_that_does_nothing_is_not_missed(tmp_path: Path, load: Load) -> None:
+def test_drafts_without_idle_sublayers_are_all_accepted(tmp_path: Path, load: Load) -> None:
     """The skipped sublayers add nothing, so every draft is the target's token."""
     source = make_model(tmp_path / "hf", "llama", num_hidden_layers=3)
     idle = without(reference_model(source), {"attention": [0, 2], "mlp": [1]})
@@ -69,7 +69,7 @@ def test_a_sublayer_that_does_nothing_is_not_missed(tmp_path: Path, load: Load) 
     assert all(each.mean_accepted_len > 4 for each in stats)
 
 
-def test_a_draft_is_what_the_target_without_the_sublayers_says(
+def test_drafts_equal_transformers_without_the_skipped_sublayers(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oracle is transformers' model of the whole target; a model without the sublayers continues its cache."""
@@ -103,7 +103,7 @@ def _drafted_by_transformers(whole: Any, part: Any, text: list[int], count: int)
     return tokens
 
 
-def test_drafting_stops_where_the_draft_is_not_sure(tmp_path: Path, load: Load) -> None:
+def test_drafting_stops_where_confidence_is_below_the_threshold(tmp_path: Path, load: Load) -> None:
     source = make_model(tmp_path / "hf", "llama")
     target, model = convert(source, tmp_path / "target"), reference_model(source)
     always = lossless.assert_greedy_text(load(target), model)
@@ -124,7 +124,7 @@ def test_sampled_text_has_the_targets_distribution(
     lossless.assert_targets_distribution(engine, reference_model(source), monkeypatch, sampling)
 
 
-def test_a_wrong_acceptance_rule_has_another_distribution(
+def test_acceptance_rule_without_residual_is_detected(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_model(tmp_path / "hf", **lossless.DISTRIBUTION_SHAPE)

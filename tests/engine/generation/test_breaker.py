@@ -23,7 +23,7 @@ def opened(clock: Clock) -> CircuitBreaker:
     return breaker
 
 
-def test_it_opens_after_failures_in_a_row_and_only_then() -> None:
+def test_breaker_opens_only_after_consecutive_failures() -> None:
     breaker = CircuitBreaker(now=Clock())
     for _ in range(5):
         for _ in range(FAILURES - 1):
@@ -34,7 +34,7 @@ def test_it_opens_after_failures_in_a_row_and_only_then() -> None:
     assert opened(Clock()).is_open
 
 
-def test_one_at_a_time_tries_after_a_rest_and_a_success_closes_it() -> None:
+def test_breaker_allows_one_trial_after_the_rest_and_closes_on_success() -> None:
     clock = Clock()
     breaker = opened(clock)
     assert not breaker.allows()
@@ -45,7 +45,7 @@ def test_one_at_a_time_tries_after_a_rest_and_a_success_closes_it() -> None:
     assert all(breaker.allows() for _ in range(3))
 
 
-def test_the_rest_doubles_up_to_a_bound() -> None:
+def test_rest_doubles_after_each_failed_trial_up_to_a_limit() -> None:
     clock = Clock()
     breaker = opened(clock)
     rests = []
@@ -59,7 +59,7 @@ def test_the_rest_doubles_up_to_a_bound() -> None:
     assert max(rests) == rests[-1] == LONGEST_REST_S
 
 
-def test_one_who_tried_and_is_never_heard_of_again_blocks_nobody_for_ever() -> None:
+def test_trial_without_result_is_followed_by_another_after_the_rest() -> None:
     clock = Clock()
     breaker = opened(clock)
     clock.now += REST_S
@@ -68,7 +68,7 @@ def test_one_who_tried_and_is_never_heard_of_again_blocks_nobody_for_ever() -> N
     assert breaker.allows()
 
 
-def test_of_many_threads_one_tries() -> None:
+def test_concurrent_threads_get_only_one_trial() -> None:
     clock = Clock()
     breaker = opened(clock)
     clock.now += REST_S

@@ -22,7 +22,7 @@ def with_one(value: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("logits", [None, NO_LOGITS, with_one(-np.inf)], ids=["none", "finite", "masked"])
-def test_a_request_that_fits(logits: np.ndarray | None) -> None:
+def test_valid_request_is_accepted(logits: np.ndarray | None) -> None:
     asked = EngineRequest((1, 2, 3, 4), 2, stop=("a",), draft_ids=(0, 4), draft_logits=logits)
     check_request(asked, SETTINGS, vocab_size=5, has_tokenizer=True)
 
@@ -43,7 +43,7 @@ def test_a_request_that_fits(logits: np.ndarray | None) -> None:
         (EngineRequest((1,), 1, stop=("a",)), "stop texts need the engine to have a tokenizer"),
     ],
 )
-def test_a_request_that_does_not(request_: EngineRequest, message: str) -> None:
+def test_invalid_request_is_rejected_with_the_reason(request_: EngineRequest, message: str) -> None:
     with pytest.raises(TrtspecError) as refused:
         check_request(request_, SETTINGS, vocab_size=5, has_tokenizer=False)
     assert str(refused.value) == message
@@ -63,7 +63,9 @@ def test_a_request_that_does_not(request_: EngineRequest, message: str) -> None:
         ((1, 2), NO_LOGITS - np.inf, "a row of draft logits has NaN, infinity or no finite value"),
     ],
 )
-def test_a_draft_that_does_not_fit(ids: tuple[int, ...], logits: np.ndarray | None, message: str) -> None:
+def test_invalid_external_draft_is_rejected_with_the_reason(
+    ids: tuple[int, ...], logits: np.ndarray | None, message: str
+) -> None:
     with pytest.raises(TrtspecError) as refused:
         check_request(
             EngineRequest((1,), 5, draft_ids=ids, draft_logits=logits), SETTINGS, vocab_size=5, has_tokenizer=False

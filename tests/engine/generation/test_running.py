@@ -32,7 +32,7 @@ def running(max_new: int = 10, **options: object) -> tuple[RunningRequest, list[
     return RunningRequest(request, updates.append, tokenizer()), updates
 
 
-def test_it_ends_at_its_length() -> None:
+def test_request_ends_at_its_length() -> None:
     request, _ = running(4)
     assert request.begin(DecodingStep(0, [], 1)) is None
     assert request.advance(DecodingStep(2, [2], 4)) is None
@@ -45,7 +45,7 @@ def test_it_ends_at_its_length() -> None:
     assert (request.stats.acceptance_rate, request.stats.mean_accepted_len) == (0.75, 2.5)
 
 
-def test_it_ends_before_an_end_id() -> None:
+def test_request_ends_before_an_end_id() -> None:
     request, _ = running(end_ids=(0, 3))
     request.begin(DecodingStep(0, [], 1))
     assert request.advance(DecodingStep(3, [2, 3, 4], 5)) == "end_id"
@@ -56,7 +56,7 @@ def test_it_ends_before_an_end_id() -> None:
     )  # tokens beyond the length are dropped
 
 
-def test_the_end_id_wins_over_a_stop_text_behind_it() -> None:
+def test_first_of_end_id_and_stop_text_ends_the_request() -> None:
     ids = tokenizer().encode("ab")
     request, _ = running(end_ids=(0,), stop=("b",))
     assert request.advance(DecodingStep(2, [ids[0], 0], ids[1])) == "end_id"
@@ -66,7 +66,7 @@ def test_the_end_id_wins_over_a_stop_text_behind_it() -> None:
 
 @settings(deadline=None)
 @given(st.text(min_size=1, max_size=12), st.text("ab京", min_size=1, max_size=3), st.integers(1, 5))
-def test_a_stop_text_ends_it_with_the_token_that_completes_it(before: str, stop: str, step: int) -> None:
+def test_stop_text_ends_the_request_with_the_token_that_completes_it(before: str, stop: str, step: int) -> None:
     """The oracle decodes the whole text after every token."""
     ids = tokenizer().encode(f"{before}{stop}ab")
     expected = next(end for end in range(1, len(ids) + 1) if stop in tokenizer().decode(ids[:end]))
@@ -80,7 +80,7 @@ def test_a_stop_text_ends_it_with_the_token_that_completes_it(before: str, stop:
     assert request.text[2:] == ids[:expected]
 
 
-def test_updates_hold_back_half_characters() -> None:
+def test_updates_delay_incomplete_characters() -> None:
     request, updates = running()
     first, second, third = tokenizer().encode("京")
     for token in (first, second):
@@ -95,7 +95,7 @@ def test_updates_hold_back_half_characters() -> None:
     assert (updates[-1].new_ids, updates[-1].finish_reason) == ((first,), "length")
 
 
-def test_the_last_update_comes_even_without_news() -> None:
+def test_final_update_is_sent_without_new_tokens() -> None:
     request, updates = running()
     request.update("cancelled", "gone")
     assert updates == [Update((), "cancelled", Stats(prompt_tokens=2), "gone")]
@@ -104,11 +104,13 @@ def test_the_last_update_comes_even_without_news() -> None:
 @pytest.mark.parametrize(
     ("max_new", "own", "expected"), [(10, None, 5), (10, 3, 3), (10, 0, 0), (4, None, 3), (1, None, 0), (4, 9, 3)]
 )
-def test_how_much_is_drafted(max_new: int, own: int | None, expected: int) -> None:
+def test_draft_len_is_limited_by_the_request_and_its_remaining_tokens(
+    max_new: int, own: int | None, expected: int
+) -> None:
     assert running(max_new, draft_len=own)[0].draft_len(5) == expected
 
 
-def test_the_numbers_depend_on_seed_and_history_alone() -> None:
+def test_uniforms_depend_only_on_the_seed_and_the_count_drawn_before() -> None:
     def drawn(seed: int, lens: list[int]) -> list[float]:
         request, _ = running(sampling=SamplingOptions(temperature=1.0, seed=seed))
         return np.concatenate([request.uniforms(length) for length in lens]).tolist()
@@ -119,20 +121,20 @@ def test_the_numbers_depend_on_seed_and_history_alone() -> None:
     assert all(0 <= number < 1 for number in drawn(3, [20]))
 
 
-def test_greedy_requests_draw_nothing() -> None:
+def test_greedy_requests_draw_no_random_numbers() -> None:
     for sampling in (SamplingOptions(), SamplingOptions(temperature=1.0, top_k=1)):
         request, _ = running(sampling=sampling)
         assert not request.samples
         assert request.uniforms(5).tolist() == [0.0] * 5
 
 
-def test_a_given_draft_leaves_room_for_a_token_of_the_targets() -> None:
+def test_external_draft_is_truncated_to_leave_room_for_a_target_token() -> None:
     assert running(3, draft_ids=(1, 2, 3, 4))[0].external_draft == (1, 2)
     assert running(9, draft_ids=(1, 2))[0].external_draft == (1, 2)
     assert running(1, draft_ids=(1, 2))[0].external_draft == ()
 
 
-def test_a_prefill_that_verified_a_draft_is_the_only_step() -> None:
+def test_prefill_that_verifies_an_external_draft_is_the_only_step() -> None:
     request, _ = running(draft_ids=(1, 2), end_ids=(9,))
     assert request.begin(DecodingStep(2, [1], 5)) == "length"
     assert request.text == [7, 8, 1, 5]
@@ -147,7 +149,7 @@ def scores_of(*tokens: int) -> Scores:
     return Scores(np.array([[token, 0.5] for token in tokens], np.float32), -np.array(tokens, np.float32))
 
 
-def test_logits_go_with_their_tokens() -> None:
+def test_logits_are_reported_with_their_tokens() -> None:
     """Logits are held back with incomplete characters, and dropped with tokens after an end."""
     request, updates = running(max_new=5, end_ids=(0,), return_logits=True)
     first, second, third = tokenizer().encode("京")
@@ -165,13 +167,13 @@ def test_logits_go_with_their_tokens() -> None:
     assert [update.scores.log_probs.tolist() for update in updates] == [[-first, -second, -third], [-9]]
 
 
-def test_logits_of_nothing_are_no_rows() -> None:
+def test_logits_without_tokens_have_zero_rows() -> None:
     request, updates = running(end_ids=(0,), return_logits=True)
     request.update(request.begin(DecodingStep(0, [], 0, scores_of(0))))
     assert updates[0].scores.logits.shape == (0, 2)
 
 
-def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
+def test_openmp_spin_count_has_a_default_that_the_environment_overrides() -> None:
     code = "import os, trtspec.engine; print(os.environ['GOMP_SPINCOUNT'])"
     for environment, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
         run = subprocess.run(
@@ -181,7 +183,7 @@ def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=8))
-def test_the_accepted_tokens_of_each_place_add_up(accepted: list[int]) -> None:
+def test_accepted_counts_by_position_sum_to_the_accepted_tokens(accepted: list[int]) -> None:
     request, _ = running(100)
     for length in accepted:
         request.advance(DecodingStep(5, [1] * length, 2))
@@ -190,12 +192,12 @@ def test_the_accepted_tokens_of_each_place_add_up(accepted: list[int]) -> None:
     assert sum(by_position) == request.stats.accepted
 
 
-def test_counts_of_two_requests_add_up_place_by_place() -> None:
+def test_stats_addition_sums_accepted_counts_by_position() -> None:
     both = Stats(1, 2, 3, 4, 5, (3, 1)) + Stats(1, 1, 1, 1, 1, (1,))
     assert both == Stats(2, 3, 4, 5, 6, (4, 1))
 
 
-def test_an_update_says_how_long_its_request_waited() -> None:
+def test_update_reports_the_queue_time_of_an_admitted_request() -> None:
     request, updates = running()
     request.update("cancelled")
     request.admit()

@@ -26,7 +26,7 @@ def search(text: list[int], max_match: int) -> tuple[int, int]:
 @pytest.mark.slow
 @given(text=TEXTS, max_match=st.sampled_from([1, 2, 3, 5, 64]))
 @settings(max_examples=400, deadline=None)
-def test_after_each_token_the_match_is_that_of_a_search(text: list[int], max_match: int) -> None:
+def test_match_after_each_token_equals_a_search(text: list[int], max_match: int) -> None:
     index = SuffixIndex(max_match)
     for place, token in enumerate(text):
         index.extend([token])
@@ -35,21 +35,21 @@ def test_after_each_token_the_match_is_that_of_a_search(text: list[int], max_mat
         assert not length or index.after == end
 
 
-def test_the_most_recent_of_two_places_counts() -> None:
+def test_most_recent_of_two_equal_matches_is_used() -> None:
     index = SuffixIndex(16)
     index.extend([1, 2, 7, 1, 2, 8, 1, 2])
     assert (index.matched, index.after) == (2, 5)
     assert index.continuation(3) == [8, 1, 2]
 
 
-def test_the_longest_match_counts_before_the_most_recent() -> None:
+def test_longest_match_is_preferred_over_the_most_recent() -> None:
     index = SuffixIndex(16)
     index.extend([5, 1, 2, 7, 1, 2, 8, 5, 1, 2])
     assert (index.matched, index.after) == (3, 3)
     assert index.continuation(2) == [7, 1]
 
 
-def test_a_cut_match_is_the_most_recent_of_what_is_left() -> None:
+def test_match_limited_by_max_match_is_the_most_recent() -> None:
     index = SuffixIndex(2)
     index.extend([5, 1, 2, 7, 1, 2, 8, 5, 1, 2])
     assert (index.matched, index.after) == (2, 6)
@@ -64,7 +64,7 @@ def test_a_cut_match_is_the_most_recent_of_what_is_left() -> None:
     ],
     ids=["one-token", "two", "three"],
 )
-def test_a_match_that_overlaps_the_end_goes_on_with_its_period(
+def test_match_that_overlaps_the_end_is_continued_periodically(
     text: list[int], matched: int, drafted: list[int]
 ) -> None:
     index = SuffixIndex(16)
@@ -73,7 +73,7 @@ def test_a_match_that_overlaps_the_end_goes_on_with_its_period(
     assert index.continuation(5) == drafted
 
 
-def test_a_text_of_new_tokens_has_no_match() -> None:
+def test_text_without_repeated_tokens_has_no_match() -> None:
     index = SuffixIndex(16)
     index.extend([1, 2, 3, 4])
     assert index.matched == 0

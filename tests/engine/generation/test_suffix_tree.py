@@ -34,7 +34,7 @@ def is_most_frequent(texts: list[list[int]], string: list[int], tokens: list[int
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_guessed_followed_most_often(seed: int) -> None:
+def test_guessed_tokens_are_the_most_frequent_continuations(seed: int) -> None:
     chance = random.Random(seed)
     depth, vocab = chance.choice([2, 3, 6, 24]), chance.choice([2, 3, 8])
     tree, said = SuffixTree(depth), [SuffixHistory() for _ in range(3)]
@@ -52,7 +52,7 @@ def test_what_is_guessed_followed_most_often(seed: int) -> None:
     assert guessed > 50
 
 
-def test_counts_and_probabilities() -> None:
+def test_guess_score_is_the_sum_of_path_probabilities() -> None:
     tree = SuffixTree(8)
     text = say(tree, [1, 2, 3, 9, 1, 2, 3, 8, 1, 2])
     # 2 occurs three times, once at the end; 3 follows it twice, and then 9 and 8 once each
@@ -61,7 +61,7 @@ def test_counts_and_probabilities() -> None:
     assert guess.score == pytest.approx(2 / 3 + 1 / 3)
 
 
-def test_a_match_guesses_so_many_tokens_for_each_of_its_own() -> None:
+def test_guess_length_is_proportional_to_the_match_length() -> None:
     tree = SuffixTree(24)
     text = say(tree, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
     assert tree.guess(text.tokens, 24, 1.0, 0.1).tokens == [4, 5, 6]
@@ -71,7 +71,7 @@ def test_a_match_guesses_so_many_tokens_for_each_of_its_own() -> None:
     assert tree.guess([3], 24, 1.0, 0.1).tokens == []  # only proper suffixes of the context are used
 
 
-def test_what_is_removed_is_not_guessed() -> None:
+def test_removed_text_is_not_guessed() -> None:
     tree = SuffixTree(8)
     gone, kept = say(tree, [5, 6, 7]), say(tree, [5, 6, 8])
     tree.remove(gone)
@@ -80,7 +80,7 @@ def test_what_is_removed_is_not_guessed() -> None:
     assert tree.guess(kept.tokens[-8:], 4, 1.0, 0.0).tokens == [8, 5]
 
 
-def test_equal_counts_rank_as_they_came() -> None:
+def test_equal_counts_rank_by_insertion_and_latest_increment() -> None:
     tree = SuffixTree(8)
     text = say(tree, [1, 2, 0, 1, 3, 0, 1])
     assert tree.guess([0, 1], 1, 1.0, 0.0).tokens == [2]

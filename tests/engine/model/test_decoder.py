@@ -110,7 +110,7 @@ def load(root: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 
 @pytest.mark.parametrize(("family", "shape"), CASES, ids=NAMES)
 @torch.inference_mode()
-def test_logits_are_those_of_transformers(family: str, shape: dict[str, Any], tmp_path: Path) -> None:
+def test_logits_equal_transformers(family: str, shape: dict[str, Any], tmp_path: Path) -> None:
     """Prefill, verification and steps agree to a few float32 roundings; bfloat16 is as accurate as transformers."""
     source, tokens = make_model(tmp_path / "hf", family, **shape), tokens_of()
     converted = convert(source, tmp_path / "converted")
@@ -125,7 +125,7 @@ def test_logits_are_those_of_transformers(family: str, shape: dict[str, Any], tm
 
 
 @torch.inference_mode()
-def test_a_float16_source_stays_what_it_is(tmp_path: Path) -> None:
+def test_float16_source_logits_equal_transformers(tmp_path: Path) -> None:
     source, tokens = make_model(tmp_path / "hf", "qwen2", dtype="float16"), tokens_of()
     expected = reference_model(source)(tokens).logits
     ours = logits_of(load(convert(source, tmp_path / "converted")), tokens, LENGTH)
@@ -135,7 +135,7 @@ def test_a_float16_source_stays_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.skipif(not PACKS, reason="this machine has no oneDNN")
 @pytest.mark.parametrize(("family", "takes"), [("llama", 10), ("gemma2", 10), ("qwen3", 10), ("mixtral", 9)])
 @torch.inference_mode()
-def test_rows_that_fill_up_a_product_change_no_bit(family: str, takes: int, tmp_path: Path, monkeypatch) -> None:
+def test_padding_rows_do_not_change_any_bit(family: str, takes: int, tmp_path: Path, monkeypatch) -> None:
     """Except with experts, nine rows are padded to ten once instead of in each product."""
     monkeypatch.setattr(layers, "PACKED_FROM", 1)
     decoder, tokens = load(convert(make_model(tmp_path / "hf", family), tmp_path / "converted")), tokens_of(1)
@@ -155,7 +155,7 @@ def test_rows_that_fill_up_a_product_change_no_bit(family: str, takes: int, tmp_
 
 
 @torch.inference_mode()
-def test_rows_at_different_lengths_do_not_see_each_other(tmp_path: Path) -> None:
+def test_rows_of_different_lengths_are_independent(tmp_path: Path) -> None:
     """Experts and head norms work per token, independent of the rest of the batch."""
     for family in ("mixtral", "qwen3"):
         decoder = load(convert(make_model(tmp_path / family, family), tmp_path / f"{family}-converted"))

@@ -174,7 +174,7 @@ CASES = [(family, name) for family in MODELS for name in SCHEMES if (family, nam
 @pytest.mark.integration
 @pytest.mark.parametrize(("family", "name"), CASES)
 @torch.inference_mode()
-def test_logits_are_those_of_the_arithmetic_spelled_out(family: str, name: str, tmp_path: Path) -> None:
+def test_logits_equal_explicit_w8a8_arithmetic(family: str, name: str, tmp_path: Path) -> None:
     """Rows agree to float32's rounding, except the few with a value on the edge between two FP8 numbers.
 
     Activations are scaled by half of their maximum, so that some are clamped.
@@ -195,7 +195,7 @@ def test_logits_are_those_of_the_arithmetic_spelled_out(family: str, name: str, 
 @pytest.mark.integration
 @pytest.mark.parametrize(("family", "name"), CASES)
 @torch.inference_mode()
-def test_fp8_costs_what_its_three_bits_cost(family: str, name: str, tmp_path: Path) -> None:
+def test_fp8_error_is_within_the_range_expected_of_three_mantissa_bits(family: str, name: str, tmp_path: Path) -> None:
     """An FP8 number is off by at most 2^-4 and by 2.6 % on average; two layers of such roundings make 5 to 20 %.
 
     The median is used, because a token's logits differ completely if rounding changes the choice of experts.
@@ -210,7 +210,7 @@ def test_fp8_costs_what_its_three_bits_cost(family: str, name: str, tmp_path: Pa
 @pytest.mark.integration
 @pytest.mark.parametrize("family", MODELS)
 @torch.inference_mode()
-def test_ranks_are_joined(family: str, tmp_path: Path) -> None:
+def test_logits_are_independent_of_the_number_of_ranks(family: str, tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", family, **SHAPE | MODELS[family])
     options: dict[str, Any] = {"scheme": Scheme("fp8", "fp8"), "activations": measure(source, 1.0)}
     expected = logits(convert(source, tmp_path / "whole", **options))
@@ -235,7 +235,7 @@ ATTENTION = "transformer.layers.0.attention"
 
 @pytest.mark.integration
 @torch.inference_mode()
-def test_the_scale_of_a_cache_is_the_larger_of_two_or_the_common_one(quantized: Path) -> None:
+def test_kv_cache_scale_is_the_larger_of_two_or_the_common_scale(quantized: Path) -> None:
     """The values' scale is the larger one; without both, the common scale is used, and a larger one has an effect."""
     expected = logits(quantized)
     scales = {kind: f"{ATTENTION}.{kind}_cache_scaling_factor" for kind in ("k", "v", "kv")}
@@ -252,7 +252,7 @@ def test_the_scale_of_a_cache_is_the_larger_of_two_or_the_common_one(quantized: 
     "name", ["qkv.weights_scaling_factor", "dense.activation_scaling_factor", "kv_cache_scaling_factor"]
 )
 @torch.inference_mode()
-def test_a_missing_scale_is_named(name: str, quantized: Path) -> None:
+def test_missing_scale_is_an_error_with_its_name(name: str, quantized: Path) -> None:
     lost = [f"{ATTENTION}.{kind}_cache_scaling_factor" for kind in ("k", "v")] if name.startswith("kv") else []
     edit(quantized, lambda tensors: [tensors.pop(key) for key in (*lost, f"{ATTENTION}.{name}")])
     with pytest.raises(CheckpointError) as refused:
@@ -264,7 +264,7 @@ def test_a_missing_scale_is_named(name: str, quantized: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_go_through_e4m3(dtype: torch.dtype) -> None:
+def test_values_are_rounded_and_clamped_to_e4m3(dtype: torch.dtype) -> None:
     """Values beyond the largest number are clamped in both directions; in bfloat16 the product is rounded again."""
     values = torch.cat([torch.randn(1000), torch.tensor([0.0, 1e-6, 1e4, -1e4])]).to(dtype)
     scale = torch.tensor(0.01)
@@ -274,7 +274,7 @@ def test_values_go_through_e4m3(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_row_has_a_scale_of_its_own(dtype: torch.dtype) -> None:
+def test_rows_are_rounded_to_e4m3_with_per_row_scales(dtype: torch.dtype) -> None:
     """A row's largest value is kept, up to 1200; a row of tiny values, which gets the minimum scale, becomes zero."""
     rows = (torch.randn(5, 64) * torch.tensor([[1.0], [1e-2], [1e3], [1e-9], [0.0]])).to(dtype)
     rows[2, 0] = 5000.0
@@ -287,7 +287,7 @@ def test_each_row_has_a_scale_of_its_own(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8_rowwise"), Scheme(kv_cache="fp8")], ids=str)
-def test_what_rounding_would_blow_up_is_computed_in_float64(scheme: Scheme, tmp_path: Path) -> None:
+def test_auto_compute_dtype_is_float64_for_fp8_checkpoints_on_the_cpu(scheme: Scheme, tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "llama")
     root = convert(source, tmp_path / "c", scheme=scheme, activations=measure(source, 1.0))
     expected = torch.float32 if scheme == Scheme() else torch.float64

@@ -52,7 +52,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_are_joined(name: str, sources: dict[str, Path], tmp_path: Path) -> None:
+def test_logits_are_independent_of_the_number_of_ranks(name: str, sources: dict[str, Path], tmp_path: Path) -> None:
     expected = logits(convert(sources[name], tmp_path / "whole"))
     for tensor, pipeline in MAPPINGS:
         for embedding in (True, False):
@@ -62,7 +62,9 @@ def test_ranks_are_joined(name: str, sources: dict[str, Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["llama with biases", "phi3", "qwen2, one key head", "qwen3"])
-def test_rowwise_scales_are_joined_with_their_rows(name: str, sources: dict[str, Path], tmp_path: Path) -> None:
+def test_logits_with_rowwise_scales_are_independent_of_the_number_of_ranks(
+    name: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
     scheme = Scheme("fp8_rowwise")
     expected = logits(convert(sources[name], tmp_path / "whole", scheme=scheme))
     for tensor, pipeline in ((2, 1), (8, 2)):
@@ -98,7 +100,7 @@ QKV = "transformer.layers.1.attention.qkv.weight"
         ),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_invalid_tensor_is_reported_with_its_name_and_file(
     change: Callable[[dict[str, Tensor]], None], message: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     """The second of the first stage's two ranks is broken."""
@@ -109,7 +111,7 @@ def test_what_does_not_fit_is_named(
     assert str(refused.value).partition("\nhint: ")[0] == f"{root / 'rank1.safetensors'}: {message}"
 
 
-def test_a_config_of_another_model_is_refused(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_config_that_contradicts_a_tensor_shape_is_rejected(sources: dict[str, Path], tmp_path: Path) -> None:
     root = convert(sources["qwen3"], tmp_path / "c")
     config = json.loads((root / "config.json").read_text())
     (root / "config.json").write_text(json.dumps(config | {"intermediate_size": 56}))

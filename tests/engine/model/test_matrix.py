@@ -23,7 +23,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [0, 1, 6, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_it_is_the_product_with_bias_and_residual(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
+def test_product_with_bias_and_residual_equals_float64(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     weight, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype)
     inputs, residual = drawn(rows, shape[1], dtype=dtype), drawn(rows, shape[0], dtype=dtype)
     matrix, product = make_matrix(weight), inputs.double() @ weight.double().t()
@@ -43,7 +43,7 @@ def test_it_is_the_product_with_bias_and_residual(shape: tuple[int, int], rows: 
 
 @needs_onednn
 @pytest.mark.parametrize("shape", [(640, 384), (2048, 384), (384, 1024), (1024, 1024)])
-def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
+def test_row_result_is_bit_identical_for_any_number_of_rows(shape: tuple[int, int]) -> None:
     matrix, rows, residual = make_matrix(drawn(*shape)), drawn(300, shape[1]), drawn(300, shape[0])
     whole, added = matrix.product(rows, None), matrix.added(residual, rows, None)
     for count in (2, 3, 6, 9, 12, 32, 95, 128, 129, 299):
@@ -52,7 +52,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
 
 
 @needs_onednn
-def test_onednn_is_asked_for_few_numbers_of_rows_as_it_keeps_code_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_is_called_with_a_fixed_set_of_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, asked, product = make_matrix(LEAST), set(), PackedMatrix._product
 
     def noted(self: PackedMatrix, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,13 +66,13 @@ def test_onednn_is_asked_for_few_numbers_of_rows_as_it_keeps_code_for_each(monke
 
 
 @needs_onednn
-def test_rows_that_are_views_are_taken_as_they_are() -> None:
+def test_product_of_strided_rows_equals_that_of_contiguous_rows() -> None:
     matrix, wide = make_matrix(LEAST), drawn(6, 600)[:, 100:356]
     assert torch.equal(matrix.product(wide, None), matrix.product(wide.contiguous(), None))
 
 
 @needs_onednn
-def test_what_is_packed_goes_by_size_dtype_and_whether_onednn_is_wanted() -> None:
+def test_packing_depends_on_size_dtype_and_onednn() -> None:
     assert isinstance(make_matrix(LEAST), PackedMatrix)
     assert not isinstance(make_matrix(LEAST[1:]), PackedMatrix)
     assert not isinstance(make_matrix(LEAST.double()), PackedMatrix)
@@ -81,7 +81,7 @@ def test_what_is_packed_goes_by_size_dtype_and_whether_onednn_is_wanted() -> Non
         assert not isinstance(make_matrix(LEAST), PackedMatrix)
 
 
-def test_what_is_shared_and_plain_takes_no_more_memory() -> None:
+def test_shared_unpacked_weight_is_not_copied() -> None:
     embedding = torch.ones(5, 3, dtype=torch.float64)
     matrix = make_matrix(embedding, is_shared=True)
     assert not isinstance(matrix, PackedMatrix)

@@ -46,7 +46,7 @@ def expert_of(block: MixtralSparseMoeBlock, seen: list[int]):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("top_k", range(1, EXPERTS + 1))
 @pytest.mark.parametrize("tokens", [1, 2, 33])
-def test_bits_are_those_of_transformers(top_k: int, tokens: int, dtype: torch.dtype) -> None:
+def test_outputs_are_bit_identical_to_transformers(top_k: int, tokens: int, dtype: torch.dtype) -> None:
     block = random_block(top_k, dtype)
     hidden = torch.randn(tokens, HIDDEN).to(dtype)
     seen: list[int] = []
@@ -58,7 +58,7 @@ def test_bits_are_those_of_transformers(top_k: int, tokens: int, dtype: torch.dt
     assert top_k <= len(seen) <= EXPERTS
 
 
-def test_a_float32_router_decides_in_float32() -> None:
+def test_float32_router_selects_experts_in_float32() -> None:
     """The logits of two experts are equal in bfloat16; only the float32 router distinguishes them."""
     hidden = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
     router = torch.full((2, HIDDEN), 1.0)

@@ -47,7 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 @pytest.mark.parametrize("base", [1e4, 5e5])
 @pytest.mark.parametrize("size", [4, 96, 128])
-def test_frequencies_are_those_of_transformers(kind: dict[str, Any], base: float, size: int) -> None:
+def test_frequencies_and_rotations_equal_transformers(kind: dict[str, Any], base: float, size: int) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

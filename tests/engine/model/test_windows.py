@@ -23,7 +23,7 @@ def windows() -> Windows:
 
 
 @pytest.mark.parametrize("offset", [0, 3])
-def test_nodes_see_the_text_their_ancestors_and_themselves(offset: int, windows: Windows) -> None:
+def test_nodes_attend_to_the_text_their_ancestors_and_themselves(offset: int, windows: Windows) -> None:
     window = windows.tree(STARTS, Tree(PARENTS), offset)
     assert window.mask is not None
     assert window.mask.shape == (3, 1, 2 * (7 - offset), max(STARTS) + 7)  # two heads share a key
@@ -43,7 +43,7 @@ def test_nodes_see_the_text_their_ancestors_and_themselves(offset: int, windows:
             assert torch.equal(window.rotation[at : at + 1], place)
 
 
-def test_a_tree_that_grows_has_the_windows_of_the_tree_it_becomes(windows: Windows) -> None:
+def test_growing_tree_windows_equal_those_of_the_complete_tree(windows: Windows) -> None:
     whole, growing = windows.tree(STARTS, Tree(PARENTS), 1), windows.growing(STARTS, 2, 3)
     parents = torch.from_numpy(PARENTS)
     for level in range(3):

@@ -51,7 +51,7 @@ def template(root: Path, text: Any = None, **config: Any) -> ChatTemplate:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [LLAMA, BLOCKS], ids=["llama", "blocks"])
-def test_prompts_are_those_of_transformers(text: str, tmp_path: Path) -> None:
+def test_prompts_equal_transformers(text: str, tmp_path: Path) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     expected, _ = render_jinja_template(
@@ -60,13 +60,13 @@ def test_prompts_are_those_of_transformers(text: str, tmp_path: Path) -> None:
     assert template(tmp_path, text).render(MESSAGES) == expected[0]
 
 
-def test_a_template_comes_from_the_configuration_too(tmp_path: Path) -> None:
+def test_template_is_read_from_tokenizer_config(tmp_path: Path) -> None:
     assert template(tmp_path, chat_template=LLAMA).render(MESSAGES[1:2]).startswith("<s><|start|>user\n\nhi")
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "{{ eos_token }}"}]
     assert template(tmp_path, chat_template=named).render(MESSAGES) == "</s>"
 
 
-def test_parts_are_joined_and_developers_are_the_system(tmp_path: Path) -> None:
+def test_content_parts_are_joined_and_developer_role_becomes_system(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     shown = template(tmp_path, "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}")
     assert shown.render([{"role": "developer", "content": parts}]) == "system=a\nb;"
@@ -86,7 +86,7 @@ def test_parts_are_joined_and_developers_are_the_system(tmp_path: Path) -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content"),
     ],
 )
-def test_messages_that_are_none_are_named(messages: Any, param: str, tmp_path: Path) -> None:
+def test_invalid_message_is_rejected_with_its_position(messages: Any, param: str, tmp_path: Path) -> None:
     with pytest.raises(ChatError) as caught:
         template(tmp_path, LLAMA).render(messages)
     assert caught.value.param == param
@@ -105,17 +105,17 @@ def test_messages_that_are_none_are_named(messages: Any, param: str, tmp_path: P
         "{{ 1 / 0 }}",
     ],
 )
-def test_what_a_template_may_not_do_is_the_requests_error(text: str, tmp_path: Path) -> None:
+def test_forbidden_or_failing_template_operation_is_a_chat_error(text: str, tmp_path: Path) -> None:
     with pytest.raises(ChatError):
         template(tmp_path, text).render(MESSAGES)
 
 
-def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
+def test_model_without_template_rejects_chats(tmp_path: Path) -> None:
     with pytest.raises(ChatError, match="this model has no chat template"):
         template(tmp_path).render(MESSAGES)
 
 
-def test_a_broken_template_is_the_error_of_each_chat(tmp_path: Path) -> None:
+def test_template_with_syntax_error_is_a_chat_error(tmp_path: Path) -> None:
     with pytest.raises(ChatError, match="the chat template cannot be used: Expected an expression"):
         template(tmp_path, "{% for %}").render(MESSAGES)
 
@@ -169,7 +169,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", [*TAKES_TOO_MUCH, *MALFORMED])
-def test_a_template_that_takes_too_much_is_an_error_within_seconds(name: str, tmp_path: Path) -> None:
+def test_expensive_or_malformed_template_is_an_error_within_seconds(name: str, tmp_path: Path) -> None:
     made = template(tmp_path, (TAKES_TOO_MUCH | MALFORMED)[name])
     made.start()
     began = time.monotonic()
@@ -193,18 +193,18 @@ def test_a_template_that_takes_too_much_is_an_error_within_seconds(name: str, tm
         ("x" * 1100000, "larger than"),
     ],
 )
-def test_a_template_of_another_form_is_refused(config: Any, words: str, tmp_path: Path) -> None:
+def test_template_of_invalid_type_or_size_is_rejected(config: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=words):
         template(tmp_path, chat_template=config)
 
 
-def test_a_template_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_template_file_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
     with pytest.raises(CheckpointError, match="not UTF-8"):
         template(tmp_path)
 
 
-def test_other_chats_are_answered_while_one_takes_too_long(tmp_path: Path) -> None:
+def test_chats_are_rendered_while_another_one_runs_into_its_time_limit(tmp_path: Path) -> None:
     made = template(tmp_path, "{% if messages[0].content == 'x' %}" + LOOPS + "{% endif %}ok")
     made = ChatTemplate(tmp_path, 1000, children=2)
     good, bad = ([{"role": "user", "content": content}] for content in ("y", "x"))
@@ -229,7 +229,7 @@ def test_other_chats_are_answered_while_one_takes_too_long(tmp_path: Path) -> No
     assert seconds < 20
 
 
-def test_a_child_is_replaced_after_it_was_killed(tmp_path: Path) -> None:
+def test_child_process_is_replaced_after_it_was_killed(tmp_path: Path) -> None:
     made = template(tmp_path, "{% if messages[0].content == 'x' %}{{ 'x'.center(3000000000) }}{% endif %}ok")
     for content, fails in (("y", False), ("x", True), ("y", False)):
         with pytest.raises(ChatError) if fails else nullcontext():

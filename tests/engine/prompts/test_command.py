@@ -22,7 +22,7 @@ def question(workplace: Path) -> Path:
     return path
 
 
-def test_a_file_is_summed_up_by_kind(workplace: Path, trtspec: Run) -> None:
+def test_file_is_summarized_by_kind(workplace: Path, trtspec: Run) -> None:
     question(workplace)
     shown = trtspec("datasets", "question.jsonl")
     assert (shown.code, shown.err) == (0, "")
@@ -36,7 +36,7 @@ def test_a_file_is_summed_up_by_kind(workplace: Path, trtspec: Run) -> None:
     ]
 
 
-def test_the_document_has_lengths_in_tokens_too(recipe: Path, trtspec: Run) -> None:
+def test_json_document_has_token_lengths_with_a_tokenizer(recipe: Path, trtspec: Run) -> None:
     question(recipe.parent)
     (recipe.parent / "target" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     document = trtspec("datasets", "question.jsonl", "--tokenizer", "target", "--json").document
@@ -48,7 +48,7 @@ def test_the_document_has_lengths_in_tokens_too(recipe: Path, trtspec: Run) -> N
     assert "tokens" in trtspec("datasets", "question.jsonl", "--tokenizer", "target").out
 
 
-def test_our_own_sets_are_listed_and_have_names(workplace: Path, trtspec: Run) -> None:
+def test_shipped_sets_are_listed_and_can_be_selected_by_name(workplace: Path, trtspec: Run) -> None:
     shown = trtspec("datasets", "--list")
     assert [line.split()[0] for line in shown.out.splitlines()] == ["name", *shipped_sets()]
     document = trtspec("datasets", "--list", "--json").document
@@ -56,7 +56,7 @@ def test_our_own_sets_are_listed_and_have_names(workplace: Path, trtspec: Run) -
     assert trtspec("datasets", "default", "--json").document["prompts"] == 12
 
 
-def test_wrong_uses_say_what_to_do(workplace: Path, trtspec: Run) -> None:
+def test_invalid_usage_is_an_error_with_a_fix(workplace: Path, trtspec: Run) -> None:
     for arguments in ((), ("some", "--list")):
         assert trtspec("datasets", *arguments).err == "error: datasets requires either FILE or --list\n"
     done = trtspec("datasets", "nosuch.jsonl", "--json")

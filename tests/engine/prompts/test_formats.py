@@ -76,7 +76,7 @@ def said(prompt: Prompt) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(discover(PACKAGE, ATTRIBUTE)))
-def test_a_published_file_is_read(name: str, tmp_path: Path) -> None:
+def test_published_file_is_parsed(name: str, tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_text(FILES[name][0])
     found = read_prompts(path)
@@ -88,7 +88,7 @@ def test_a_published_file_is_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_two_formats_take_the_same_file(name: str, tmp_path: Path) -> None:
+def test_each_file_is_recognized_by_exactly_one_format(name: str, tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_text(FILES[name][0])
     records = read_records(path)
@@ -96,14 +96,14 @@ def test_no_two_formats_take_the_same_file(name: str, tmp_path: Path) -> None:
     assert [each for each, found in discover(PACKAGE, ATTRIBUTE).items() if found.recognizes(records)] == [name]
 
 
-def test_requests_of_a_batch_are_messages(tmp_path: Path) -> None:
+def test_batch_requests_are_read_as_messages(tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
     request = {"custom_id": "r-1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": CHAT}}
     path.write_text(lines(request))
     assert [(each.name, said(each)) for each in read_prompts(path).prompts] == [("r-1", "Hello")]
 
 
-def test_what_asks_nothing_is_counted(tmp_path: Path) -> None:
+def test_records_without_a_question_are_counted_as_left_out(tmp_path: Path) -> None:
     path = tmp_path / "sharegpt.json"
     path.write_text(FILES["sharegpt"][0])
     assert read_prompts(path).left_out == 1
@@ -130,7 +130,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("content", "message"), WRONG)
-def test_a_record_that_is_none_is_named(content: str, message: str, tmp_path: Path) -> None:
+def test_invalid_record_is_rejected_with_its_position(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_text(content)
     with pytest.raises(TrtspecError) as caught:
@@ -138,7 +138,7 @@ def test_a_record_that_is_none_is_named(content: str, message: str, tmp_path: Pa
     assert str(caught.value).removeprefix(str(path)).startswith(message)
 
 
-def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
+def test_parquet_is_read_with_pyarrow_and_invalid_files_are_rejected(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'trtspec[prompts]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "test-00000-of-00001.parquet"
@@ -153,7 +153,7 @@ def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
         read_prompts(path)
 
 
-def test_parquet_is_bounded_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_size_is_checked_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'trtspec[prompts]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "large.parquet"
@@ -163,7 +163,9 @@ def test_parquet_is_bounded_before_it_is_unpacked(tmp_path: Path, monkeypatch: p
         read_prompts(path)
 
 
-def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_is_an_error_with_the_extra_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / "p.parquet"
     path.write_bytes(b"PAR1")
@@ -191,7 +193,7 @@ ASKS = {"from": "human", "value": "List two colours."}
         ({"conversations": [{"from": "system", "value": ""}, ASKS], "tools": "[]"}, ["user"]),
     ],
 )
-def test_the_system_turns_of_sharegpt_belong_to_the_prompt(record: Any, roles: list[str], tmp_path: Path) -> None:
+def test_sharegpt_leading_system_turns_are_part_of_the_prompt(record: Any, roles: list[str], tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(lines(record))
     found = read_prompts(path)
@@ -199,7 +201,7 @@ def test_the_system_turns_of_sharegpt_belong_to_the_prompt(record: Any, roles: l
     assert found.left_out == 0
 
 
-def test_sharegpt_that_cannot_be_asked_as_it_is_is_counted(tmp_path: Path) -> None:
+def test_sharegpt_records_with_tools_or_without_user_turn_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(
         lines({"conversations": [ASKS]}, {"conversations": [SYSTEM]}, {"conversations": [ASKS], "tools": "[1]"})
@@ -207,7 +209,7 @@ def test_sharegpt_that_cannot_be_asked_as_it_is_is_counted(tmp_path: Path) -> No
     assert (len(read_prompts(path).prompts), read_prompts(path).left_out) == (1, 2)
 
 
-def test_a_record_of_a_file_of_one_line_is_named_by_its_number(tmp_path: Path) -> None:
+def test_invalid_record_in_a_single_line_file_is_reported_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps([{"conversations": [ASKS]}] * 5 + [{"id": "b"}]))
     with pytest.raises(TrtspecError, match=r'p.json:1: record 6: expected {"conversations"'):
@@ -237,7 +239,7 @@ def bombs(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_parquet_files_that_unpack_to_gigabytes_are_refused(tmp_path: Path) -> None:
+def test_parquet_files_that_unpack_to_gigabytes_are_rejected(tmp_path: Path) -> None:
     files = bombs(tmp_path)
     for name, words in (
         ("one large text", "unpack to more than|needed more than|cannot read the file"),
@@ -250,7 +252,7 @@ def test_parquet_files_that_unpack_to_gigabytes_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
+def test_damaged_parquet_files_raise_no_other_error_than_trtspec_error(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'trtspec[prompts]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     path, draws = tmp_path / "p.parquet", random.Random(0)

@@ -38,13 +38,13 @@ def test_prompts_are_read_in_order(path: Path) -> None:
     assert load_prompts(path) == [Prompt("one\u2028line", "a", "log"), Prompt(" 北京 ", "3", "")]
 
 
-def test_a_separator_inside_a_prompt_ends_no_line(path: Path) -> None:
+def test_unicode_line_separator_in_a_prompt_does_not_end_the_line(path: Path) -> None:
     path.write_text(json.dumps({"prompt": "a\u2028b\x0bc\u0085d"}, ensure_ascii=False), encoding="utf-8")
     assert [prompt.text for prompt in load_prompts(path)] == ["a\u2028b\x0bc\u0085d"]
 
 
 @pytest.mark.parametrize("before", ["", "\ufeff", "\n \n"])
-def test_a_file_is_told_by_its_bytes_and_not_by_its_name(before: str, tmp_path: Path) -> None:
+def test_file_format_is_detected_from_content_and_not_from_the_name(before: str, tmp_path: Path) -> None:
     path = tmp_path / "some.data"
     path.write_text(before + '{"prompt": "a"}\n')
     assert [prompt.text for prompt in load_prompts(path)] == ["a"]
@@ -79,12 +79,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("content", "message"), REFUSED)
-def test_what_are_no_prompts(content: bytes, message: str, path: Path) -> None:
+def test_invalid_prompt_file_is_rejected_with_the_reason(content: bytes, message: str, path: Path) -> None:
     path.write_bytes(content)
     assert refused(path) == message
 
 
-def test_an_unknown_format_says_what_it_has_and_what_is_read(path: Path) -> None:
+def test_unknown_format_is_rejected_with_its_keys_and_the_supported_formats(path: Path) -> None:
     path.write_text('\n{"text": "a", "label": 3}')
     said = refused(path)
     assert said.startswith(":2: an object with 'text', 'label'; expected prompts in one of: GSM8K, HumanEval, MT-bench")
@@ -92,7 +92,7 @@ def test_an_unknown_format_says_what_it_has_and_what_is_read(path: Path) -> None
     assert refused(path).startswith(":1: record 1: unknown prompt format; expected prompts in one of: ")
 
 
-def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_file_beyond_a_limit_is_rejected(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text('{"prompt": "a"}\n' * 3)
     monkeypatch.setattr(records, "MAX_NESTED", 2)
     assert refused(path) == "more than 2 lists and objects"
@@ -107,7 +107,7 @@ def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert refused(path) == "unpacks to more than 40 bytes"
 
 
-def test_which_prompts_are_measured_on(tmp_path: Path, path: Path) -> None:
+def test_artifact_prompts_are_the_given_file_or_the_artifacts_or_the_default(tmp_path: Path, path: Path) -> None:
     path.write_text('{"prompt": "given"}')
     assert artifact_prompts(None, None) == artifact_prompts(tmp_path, None) == load_prompts(default_prompts())
     own = tmp_path / "prompts" / "own.txt"
@@ -117,7 +117,7 @@ def test_which_prompts_are_measured_on(tmp_path: Path, path: Path) -> None:
     assert [prompt.text for prompt in artifact_prompts(tmp_path, path)] == ["given"]
 
 
-def test_a_set_that_comes_with_trtspec_has_a_name(workplace: Path) -> None:
+def test_shipped_set_is_selected_by_name_unless_such_a_file_exists(workplace: Path) -> None:
     assert read_prompts(Path("default")).path == shipped_sets()["default"] == default_prompts()
     Path("default").write_text("a file of that name")
     assert [prompt.text for prompt in load_prompts(Path("default"))] == ["a file of that name"]
@@ -128,14 +128,14 @@ def chats(path: Path) -> Path:
     return path
 
 
-def test_messages_have_a_plain_form_where_there_is_no_template(path: Path, pair_master: Path) -> None:
+def test_messages_without_a_template_are_rendered_as_plain_text(path: Path, pair_master: Path) -> None:
     plain = "System: Be brief.\n\nUser: Hello\n\nAssistant:"
     assert [prompt.text for prompt in load_prompts(chats(path))] == [plain, "a"]
     assert [prompt.text for prompt in load_prompts(path, pair_master / "target")] == [plain, "a"]
 
 
 @pytest.mark.slow
-def test_messages_are_text_by_the_tokenizers_template(path: Path, artifact: Path) -> None:
+def test_messages_are_rendered_with_the_tokenizers_template(path: Path, artifact: Path) -> None:
     (artifact / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
     given = artifact_prompts(artifact, chats(path))
     assert [prompt.text for prompt in given] == ["<system>Be brief.<user>Hello<assistant>", "a"]
@@ -144,7 +144,7 @@ def test_messages_are_text_by_the_tokenizers_template(path: Path, artifact: Path
         artifact_prompts(artifact, path)
 
 
-def test_a_begin_token_is_there_once(path: Path, pair_master: Path, tmp_path: Path) -> None:
+def test_begin_token_of_the_template_is_not_duplicated(path: Path, pair_master: Path, tmp_path: Path) -> None:
     from trtspec.checkpoints.tokenizer import Tokenizer
 
     document = json.loads((pair_master / "target" / "tokenizer.json").read_text())
@@ -167,7 +167,7 @@ def test_a_begin_token_is_there_once(path: Path, pair_master: Path, tmp_path: Pa
         assert plain[0] == number  # a prompt without messages stays as it is
 
 
-def test_a_missing_package_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja2_is_an_error_with_its_name(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.engine.prompts.chat.find_spec", lambda name: None)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     with pytest.raises(TrtspecError, match="chat templates need jinja2, which is not installed"):
@@ -175,7 +175,7 @@ def test_a_missing_package_is_named(path: Path, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_messages_are_generated_from_and_verified(recipe: Path, trtspec: Run) -> None:
+def test_generate_and_verify_accept_a_prompt_file_of_messages(recipe: Path, trtspec: Run) -> None:
     (recipe.parent / "target" / "chat_template.jinja").write_text(TEMPLATE.replace("<", "").replace(">", " "))
     chats(recipe.parent / "chats")
     assert trtspec("build", recipe, "--set", "gates.prompts=chats").code == 0
@@ -187,7 +187,7 @@ def test_messages_are_generated_from_and_verified(recipe: Path, trtspec: Run) ->
     assert {check["name"]: check["limit"] for check in done.document["checks"]}["parity"] == 2
 
 
-def test_our_kinds_are_eleven_of_twenty(workplace: Path) -> None:
+def test_shipped_kinds_set_has_20_prompts_of_each_kind(workplace: Path) -> None:
     prompts = read_prompts(Path("kinds")).prompts
     assert [(prompt.kind, prompt.name) for prompt in prompts] == [
         (kind, f"{kind}-{number:02}") for kind in KINDS for number in range(1, 21)

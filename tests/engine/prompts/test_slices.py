@@ -26,7 +26,7 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def test_they_are_those_that_it_was_trained_on() -> None:
+def test_training_prompts_are_reproducible_and_exclude_evaluation_prompts() -> None:
     lines = slices(JUDGING)
     prompts = [json.loads(line) for line in lines.splitlines()]
     assert Counter(prompt["kind"] for prompt in prompts) == {"log": 200, "json": 200, "code": 200}
@@ -36,7 +36,7 @@ def test_they_are_those_that_it_was_trained_on() -> None:
     assert hashlib.sha256(lines.encode()).hexdigest() == TRAINED_ON
 
 
-def test_what_judges_is_left_out(tmp_path: Path) -> None:
+def test_prompts_of_the_but_file_are_excluded(tmp_path: Path) -> None:
     first = json.loads(slices(JUDGING).splitlines()[0])
     (tmp_path / "judging.jsonl").write_text(json.dumps(first) + "\n")
     found = [json.loads(line)["prompt"] for line in slices(tmp_path / "judging.jsonl").splitlines()]

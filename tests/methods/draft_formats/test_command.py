@@ -16,7 +16,7 @@ HEAD, TARGET = MODELS / "quickstart-eagle3", MODELS / "quickstart-target"
 MEDUSA, MEDUSA_FILE = MODELS / "quickstart-medusa", "medusa_lm_head.safetensors"
 
 
-def test_to_speculators_and_back(trtspec: Run, tmp_path: Path) -> None:
+def test_eagle3_head_round_trips_through_speculators(trtspec: Run, tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     shown = trtspec("convert-draft", HEAD, "--to", "speculators", "-o", there, "--target", TARGET, "--json")
     assert shown.code == 0
@@ -31,7 +31,7 @@ def test_to_speculators_and_back(trtspec: Run, tmp_path: Path) -> None:
     assert config_of(back)["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
 
 
-def test_medusa_heads_to_vllm_and_back(trtspec: Run, tmp_path: Path) -> None:
+def test_medusa_heads_round_trip_through_vllm(trtspec: Run, tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     shown = trtspec("convert-draft", MEDUSA, "--to", "vllm", "-o", there)
     assert shown.out.endswith("medusa from fasterdecoding to vllm, 12 tensors, 4,328,448 bytes\n")
@@ -50,21 +50,23 @@ def test_medusa_heads_to_vllm_and_back(trtspec: Run, tmp_path: Path) -> None:
         (("--to", "deepspec", "--target", str(TARGET)), "has no layers.0.self_attn.q_norm.weight"),
     ],
 )
-def test_what_is_refused(arguments: tuple[str, ...], words: str, trtspec: Run, tmp_path: Path) -> None:
+def test_unsupported_conversion_is_rejected_without_output(
+    arguments: tuple[str, ...], words: str, trtspec: Run, tmp_path: Path
+) -> None:
     shown = trtspec("convert-draft", HEAD, *arguments, "-o", tmp_path / "out")
     assert (shown.code, shown.out) == (1, "")
     assert words in shown.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_lies_there_stays(trtspec: Run, tmp_path: Path) -> None:
+def test_existing_output_is_not_overwritten(trtspec: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("text")
     shown = trtspec("convert-draft", HEAD, "--to", "modelopt", "-o", tmp_path / "mine")
     assert (shown.code, (tmp_path / "mine").read_text()) == (1, "text")
     assert "already exists" in shown.err
 
 
-def test_a_key_that_nobody_knows(trtspec: Run, tmp_path: Path) -> None:
+def test_unknown_config_key_is_rejected_unless_dropped(trtspec: Run, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "model.safetensors").write_bytes((HEAD / "model.safetensors").read_bytes())

@@ -130,7 +130,7 @@ def said(root: Path, target: SourceModel) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=[" ".join(fault[:3]) for fault in FAULTS])
-def test_a_fault_is_named(fault: Fault, target: SourceModel, tmp_path: Path) -> None:
+def test_checkpoint_fault_is_reported(fault: Fault, target: SourceModel, tmp_path: Path) -> None:
 
     kind, dialect, _, change, words = fault
     sound = NETS[kind, dialect](tmp_path / "sound")

@@ -49,7 +49,7 @@ def refused(source: Path, to: str, out: Path, words: str, where: Path | str = ""
 class TestWhatHeadsShare:
     """FasterDecoding's heads since "2" have only blocks; vLLM stores the target's LM head once among their tensors."""
 
-    def test_there_and_back(self, target: Path, tmp_path: Path) -> None:
+    def test_heads_without_lm_head_round_trip_through_vllm(self, target: Path, tmp_path: Path) -> None:
         source = blocks_alone(tmp_path / "source")
         refused(source, "vllm", tmp_path / "out", "which this dialect requires from the target")
         convert_draft(source, "vllm", tmp_path / "there", str(target))
@@ -62,28 +62,28 @@ class TestWhatHeadsShare:
         assert contents(tmp_path / "back") == contents(source)
         assert config_of(tmp_path / "back")["version"] == "2"
 
-    def test_one_that_is_not_the_targets_stays(self, tmp_path: Path) -> None:
+    def test_lm_head_that_differs_from_the_target_is_rejected(self, tmp_path: Path) -> None:
         other = make_target(tmp_path / "other", seed=1)
         source = sharing()(tmp_path / "source")
         refused(source, "fasterdecoding", tmp_path / "out", "its lm_head.weight differs from the target's", other)
 
-    def test_the_first_heads_may_be_it(self, target: Path, tmp_path: Path) -> None:
+    def test_shared_lm_head_may_be_stored_as_the_first_lm_head(self, target: Path, tmp_path: Path) -> None:
         convert_draft(sharing("lm_heads.0.weight")(tmp_path / "source"), "vllm", tmp_path / "out", str(target))
         convert_draft(sharing()(tmp_path / "usual"), "vllm", tmp_path / "as", str(target))
         assert contents(tmp_path / "out") == contents(tmp_path / "as")
 
-    def test_a_whole_model_has_none(self, target: Path, tmp_path: Path) -> None:
+    def test_conversion_of_shared_lm_head_to_modelopt_is_rejected(self, target: Path, tmp_path: Path) -> None:
         source = sharing()(tmp_path / "source")
         refused(source, "modelopt", tmp_path / "out", "no key for shares_lm_head = true, and implies false", target)
 
-    def test_sizes_have_to_be_known(self, target: Path, tmp_path: Path) -> None:
+    def test_missing_vocabulary_size_requires_the_target(self, target: Path, tmp_path: Path) -> None:
         source = changed_file(blocks_alone(tmp_path / "sound"), tmp_path / "source", partial(unset, "vocab_size"))
         refused(source, "fasterdecoding", tmp_path / "out", "vocab_size and the heads' vocabulary matrices are missing")
         convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
         assert config_of(tmp_path / "out")["vocab_size"] == 64
 
 
-def test_heads_without_biases_are_nobodys_but_vllms(target: Path, tmp_path: Path) -> None:
+def test_heads_without_biases_are_supported_only_by_vllm(target: Path, tmp_path: Path) -> None:
     source = vllm(bias=False)(tmp_path / "source")
     for to in ("fasterdecoding", "modelopt"):
         refused(source, to, tmp_path / "out", r"no key for has_bias = false, and implies true", target)
@@ -91,7 +91,7 @@ def test_heads_without_biases_are_nobodys_but_vllms(target: Path, tmp_path: Path
     assert config_of(tmp_path / "out")["medusa_fc_bias"] is False
 
 
-def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: Path) -> None:
+def test_heads_are_extracted_from_a_whole_model_equal_to_the_target(target: Path, tmp_path: Path) -> None:
     source = nets.modelopt(tmp_path / "source")
     refused(source, "vllm", tmp_path / "out", "is stored in a whole model")
     refused(source, "vllm", tmp_path / "out", "is not the target's", make_target(tmp_path / "other", seed=1))
@@ -103,7 +103,7 @@ def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: 
     assert contents(tmp_path / "of-1.0") == contents(tmp_path / "of-alone")
 
 
-def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path: Path) -> None:
+def test_quantized_target_is_rejected_for_modelopt_output(target: Path, tmp_path: Path) -> None:
     """Otherwise the result would only be rejected when it is read back, after writing gigabytes."""
     quantized = compress(make_target(tmp_path / "quantized"), compressed_tensors())
     source = fasterdecoding()(tmp_path / "source")
@@ -112,7 +112,7 @@ def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_path: Path) -> None:
+def test_fasterdecoding_config_records_the_target_name(target: Path, tmp_path: Path) -> None:
     """FasterDecoding assumes a Vicuna target otherwise; TGI ignores heads whose config.json has `architectures`."""
     source = vllm()(tmp_path / "source")
     refused(source, "fasterdecoding", tmp_path / "out", "requires the name of the target")
@@ -279,14 +279,16 @@ FAULTS = list(faults())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_a_fault_is_named(fault: Fault, model: SourceModel, tmp_path: Path) -> None:
+def test_checkpoint_fault_is_reported(fault: Fault, model: SourceModel, tmp_path: Path) -> None:
     _, save, change, words = fault
     sound = save(tmp_path / "sound")
     assert said(sound, model) == ""
     assert re.search(words, said(changed_file(sound, tmp_path / "faulty", change), model), re.DOTALL)
 
 
-def test_a_head_of_its_own_is_the_targets_too(target: Path, model: SourceModel, tmp_path: Path) -> None:
+def test_idle_head_is_reported_only_if_its_matrix_equals_the_target_lm_head(
+    target: Path, model: SourceModel, tmp_path: Path
+) -> None:
     """Its matrix is compared with the target's LM head, not only its blocks with zeros."""
     lm_head = load_file(target / "model.safetensors")["lm_head.weight"]
 
@@ -301,7 +303,7 @@ def test_a_head_of_its_own_is_the_targets_too(target: Path, model: SourceModel, 
         assert bool(expected) == bool(said(source, model))
 
 
-def test_pickles_are_not_opened(target: Path, tmp_path: Path) -> None:
+def test_pickle_files_are_not_opened(target: Path, tmp_path: Path) -> None:
     source = fasterdecoding()(tmp_path / "source")
     tensors = load_file(source / "medusa_lm_head.safetensors")
     (source / "medusa_lm_head.safetensors").unlink()
@@ -311,7 +313,7 @@ def test_pickles_are_not_opened(target: Path, tmp_path: Path) -> None:
     )
 
 
-def test_no_number_of_heads_is_too_small_for_the_usual_tree(target: Path, tmp_path: Path) -> None:
+def test_single_head_is_converted_despite_the_deeper_default_tree(target: Path, tmp_path: Path) -> None:
     said = {**nets.FASTERDECODING, "medusa_num_heads": 1}
     source = nets.save(tmp_path / "source", said, random_heads(1, 0, hidden=HIDDEN))
     assert convert_draft(source, "vllm", tmp_path / "out", str(target)).draft.facts["num_layers"] == 0

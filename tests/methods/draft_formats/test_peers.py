@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_what_modelopt_exports(target: Path, tmp_path: Path) -> None:
+def test_modelopt_eagle3_export_round_trips_through_other_formats(target: Path, tmp_path: Path) -> None:
     speculative: Any = pytest.importorskip("modelopt.torch.speculative")
     from modelopt.torch.export.plugins.hf_spec_export import EagleExporter
     from transformers import AutoModelForCausalLM
@@ -65,7 +65,7 @@ def speculators(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_speculators_writes_comes_back_and_what_we_write_is_read(target: Path, tmp_path: Path) -> None:
+def test_speculators_output_round_trips_and_conversions_load_in_speculators(target: Path, tmp_path: Path) -> None:
     written, where = tmp_path / "written", str(target)
     speculators("write", str(written), where)
     for kind in KINDS:
@@ -83,7 +83,7 @@ def test_what_speculators_writes_comes_back_and_what_we_write_is_read(target: Pa
 
 
 @pytest.mark.slow
-def test_medusa_heads_that_modelopt_saves(target: Path, tmp_path: Path) -> None:
+def test_modelopt_medusa_heads_round_trip_through_other_formats(target: Path, tmp_path: Path) -> None:
     """ModelOpt's heads are converted and converted back; ModelOpt's class loads the result, tensor by tensor."""
     speculative: Any = pytest.importorskip("modelopt.torch.speculative")
     from modelopt.torch.export import export_hf_checkpoint
@@ -106,7 +106,7 @@ def test_medusa_heads_that_modelopt_saves(target: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_vllm_computes_what_medusa_heads_say(target: Path, tmp_path: Path) -> None:
+def test_vllm_logits_equal_the_converted_medusa_heads(target: Path, tmp_path: Path) -> None:
     """vLLM's class computes heads converted from each dialect; an uninitialized tensor would be detected."""
     sources = {"fasterdecoding": HEADS["medusa", "fasterdecoding"], "modelopt": HEADS["medusa", "modelopt"],
                "vllm": vllm(), "unbiased": vllm(bias=False), "blocks": blocks_alone}  # fmt: skip

@@ -31,7 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "start", "other"), WAYS, ids=[" ".join(way) for way in WAYS])
-def test_there_and_back(kind: str, start: str, other: str, target: Path, tmp_path: Path) -> None:
+def test_draft_round_trips_between_dialects(kind: str, start: str, other: str, target: Path, tmp_path: Path) -> None:
     source, where = DRAFTS[kind, start](tmp_path / "source"), str(target)
     # the first conversion makes defaults explicit and adds required tensors
     first = convert_draft(source, start, tmp_path / "first", where)
@@ -60,7 +60,7 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert key == "architectures" or after[key] == value, key
 
 
-def test_what_a_dialect_cannot_say_is_refused_by_its_name(target: Path, tmp_path: Path) -> None:
+def test_feature_unsupported_by_a_dialect_is_rejected_by_name(target: Path, tmp_path: Path) -> None:
     cases: tuple[tuple[dict[str, Any], str, str], ...] = (
         ({"norm_before_residual": True}, "specforge", "has no key for norm_before_residual = true"),
         ({"norm_output": True}, "modelopt", "has no key for norm_output = true"),

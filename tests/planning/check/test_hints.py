@@ -58,7 +58,7 @@ CAUSES: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 
 @pytest.mark.parametrize(("config", "change", "words"), CAUSES.values(), ids=CAUSES.keys())
-def test_hint_is_of_the_cause(config: dict[str, Any], change: Any, words: str, source: Path) -> None:
+def test_hint_matches_the_cause(config: dict[str, Any], change: Any, words: str, source: Path) -> None:
     edit(source, **config)
     if change:
         rewrite(source, change)
@@ -67,13 +67,13 @@ def test_hint_is_of_the_cause(config: dict[str, Any], change: Any, words: str, s
     assert "again" not in hint or "layers" in hint  # a checkpoint that lacks layers may be truncated
 
 
-def test_truncated_file_is_to_be_downloaded_again(source: Path) -> None:
+def test_truncated_file_has_the_hint_to_download_again(source: Path) -> None:
     path = source / WEIGHTS
     path.write_bytes(path.read_bytes()[:-9])
     assert hint_of(source) == DAMAGED
 
 
-def test_index_that_names_other_files_than_the_single_one_is_refused(source: Path) -> None:
+def test_index_that_names_other_files_than_the_single_one_is_rejected(source: Path) -> None:
     tensors = load_file(source / WEIGHTS)
     save_file(tensors, source / "model-00001-of-00001.safetensors")
     index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
@@ -91,12 +91,12 @@ def test_file_beside_the_weights_is_ignored_and_named(name: str, source: Path, t
     assert [path.name for path in load_source(source).weight_files] == [WEIGHTS]
 
 
-def test_adapter_alone_is_to_be_merged(tmp_path: Path) -> None:
+def test_adapter_without_a_base_model_has_the_hint_to_merge(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "merge it into its base model" in hint_of(tmp_path)
 
 
-def test_names_of_a_base_model_are_read(source: Path, tmp_path: Path) -> None:
+def test_tensor_names_without_model_prefix_are_accepted(source: Path, tmp_path: Path) -> None:
     before = load_file(convert(source, tmp_path / "before") / "rank0.safetensors")
     tensors = {key.removeprefix("model."): tensor for key, tensor in load_file(source / WEIGHTS).items()}
     save_file(tensors, source / WEIGHTS)
@@ -104,7 +104,7 @@ def test_names_of_a_base_model_are_read(source: Path, tmp_path: Path) -> None:
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_length_of_yarn_is_accepted_or_the_key_to_edit_is_named(trtspec: Run, recipe: Path) -> None:
+def test_yarn_length_is_accepted_or_the_hint_names_the_key_to_edit(trtspec: Run, recipe: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     for role in ("target", "draft"):
         edit(recipe.parent / role, rope_parameters={**scaling, "rope_theta": 1e4})
@@ -119,7 +119,7 @@ def test_length_of_yarn_is_accepted_or_the_key_to_edit_is_named(trtspec: Run, re
     assert found == []
 
 
-def test_rope_of_two_values_is_refused_for_target_and_draft(trtspec: Run, recipe: Path) -> None:
+def test_conflicting_rope_theta_is_rejected_for_target_and_draft(trtspec: Run, recipe: Path) -> None:
     for role, place in (("target", TARGET), ("draft", DRAFT)):
         before = (recipe.parent / role / "config.json").read_text()
         edit(recipe.parent / role, rope_theta=77.0)

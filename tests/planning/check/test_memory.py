@@ -58,7 +58,7 @@ def memory_of(workplace: Path, models: Callable[[str], Path]) -> Memory:
 
 
 @pytest.mark.parametrize("backend", ON_GPUS)
-def test_weights_beyond_the_gpu_are_an_error(memory_of: Memory, backend: str) -> None:
+def test_weights_larger_than_the_gpu_are_an_error(memory_of: Memory, backend: str) -> None:
     (found,) = memory_of(backend, "llama-3.1-8b-instruct", gpu="t4")
     assert (found.severity, found.path) == ("error", "engine.gpu")
     assert "weights" in found.message
@@ -66,7 +66,7 @@ def test_weights_beyond_the_gpu_are_an_error(memory_of: Memory, backend: str) ->
 
 
 @pytest.mark.parametrize("backend", ON_GPUS)
-def test_one_text_beyond_the_gpu_is_an_error(memory_of: Memory, backend: str) -> None:
+def test_single_sequence_larger_than_the_gpu_is_an_error(memory_of: Memory, backend: str) -> None:
     """131,072 tokens take 16 GiB in 16 bits, in addition to 15 GiB of weights."""
     lengths = {"max_input_len": 130_000, "max_seq_len": 131_072, "max_num_tokens": 2048}
     (found,) = memory_of(backend, "llama-3.1-8b-instruct", gpu="l4", **lengths)
@@ -74,7 +74,7 @@ def test_one_text_beyond_the_gpu_is_an_error(memory_of: Memory, backend: str) ->
 
 
 @pytest.mark.parametrize("backend", ON_GPUS)
-def test_a_full_batch_beyond_the_gpu_is_a_warning(memory_of: Memory, backend: str) -> None:
+def test_full_batch_larger_than_the_gpu_is_a_warning(memory_of: Memory, backend: str) -> None:
     """A request that does not fit the KV cache waits; a text takes 1 GiB."""
     lengths = {"max_input_len": 4096, "max_seq_len": 8192, "max_num_tokens": 2048}
     (found,) = memory_of(backend, "llama-3.1-8b-instruct", gpu="rtx5090", max_batch_size=48, **lengths)
@@ -83,13 +83,13 @@ def test_a_full_batch_beyond_the_gpu_is_a_warning(memory_of: Memory, backend: st
 
 
 @pytest.mark.parametrize("backend", sorted(set(ON_GPUS) - {"edge_llm"}))
-def test_weights_that_fit_when_divided_are_accepted(memory_of: Memory, backend: str) -> None:
+def test_weights_that_fit_with_tensor_parallelism_are_accepted(memory_of: Memory, backend: str) -> None:
     (found,) = memory_of(backend, "llama-3.3-70b-instruct", gpu="h100")
     assert found.severity == "error"
     assert memory_of(backend, "llama-3.3-70b-instruct", gpu="h100", tensor=4) == []
 
 
-def test_a_fraction_of_all_memory_limits_the_weights(memory_of: Memory) -> None:
+def test_vllm_memory_fraction_limits_the_weights(memory_of: Memory) -> None:
     """vLLM uses gpu_memory_utilization of the whole GPU, including weights."""
     assert memory_of("vllm", "llama-3.1-8b-instruct", gpu="l4") == []
     (found,) = memory_of("vllm", "llama-3.1-8b-instruct", gpu="l4", fraction=0.6)
@@ -98,17 +98,17 @@ def test_a_fraction_of_all_memory_limits_the_weights(memory_of: Memory) -> None:
     assert memory_of("llmapi", "llama-3.1-8b-instruct", gpu="l4", fraction=0.6) == []
 
 
-def test_layers_with_a_window_keep_the_windows_tokens(memory_of: Memory) -> None:
+def test_sliding_window_layers_cache_only_the_window(memory_of: Memory) -> None:
     """Five of six layers of Gemma 3 cache 1,024 tokens; caching all 131,072 in every layer would take 62 GiB."""
     lengths = {"max_input_len": 130_000, "max_seq_len": 131_072, "max_num_tokens": 2048}
     assert memory_of("vllm", "gemma-3-27b-it", gpu="h100", **lengths) == []
 
 
-def test_an_unknown_gpu_is_not_judged(memory_of: Memory) -> None:
+def test_unknown_gpu_has_no_memory_diagnostics(memory_of: Memory) -> None:
     assert memory_of("vllm", "llama-3.3-70b-instruct") == []
 
 
-def test_the_machine_that_checks_is_a_warning(memory_of: Memory) -> None:
+def test_exceeded_memory_of_this_machine_is_a_warning(memory_of: Memory) -> None:
     """The torch engine runs on the serving machine, which may differ from this one."""
     (found,) = memory_of("embedded", "llama-3.1-405b-instruct")
     assert found.severity == "warning"

@@ -9,7 +9,7 @@ from tests.conftest import Run
 from tests.planning.check.finding import replace, the_problem
 
 
-def test_a_method_that_lacks_its_draft(trtspec: Run, recipe: Path) -> None:
+def test_method_without_its_draft_is_an_error(trtspec: Run, recipe: Path) -> None:
     replace(recipe, "  draft:\n    model: ./draft\n", "")
     assert the_problem(trtspec, recipe, (6, 3, "speculation")) == (
         "draft_target requires a model as draft",
@@ -17,12 +17,12 @@ def test_a_method_that_lacks_its_draft(trtspec: Run, recipe: Path) -> None:
     )
 
 
-def test_a_draft_that_nothing_uses(trtspec: Run, recipe: Path) -> None:
+def test_unused_draft_is_an_error(trtspec: Run, recipe: Path) -> None:
     message, _ = the_problem(trtspec, recipe, (9, 5, "speculation.draft"), "--set", "speculation.method=none")
     assert message == "method none does not use a draft"
 
 
-def test_options_of_another_engine_are_warned_of(trtspec: Run, recipe: Path) -> None:
+def test_options_of_another_engine_are_a_warning(trtspec: Run, recipe: Path) -> None:
     checked = trtspec("check", recipe, "--set", "engine.extra.gemm_plugin=auto")
     assert checked.code == 0
     assert checked.out.startswith("--set engine.extra.gemm_plugin=auto  engine.extra.gemm_plugin\n  warning: an option")

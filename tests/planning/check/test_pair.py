@@ -21,7 +21,7 @@ def draft_in_parallel(recipe: Path, pard_token: int = 3) -> None:
     recipe.write_text(recipe.read_text().replace("method: draft_target", "method: pard"))
 
 
-def test_vocabularies_of_different_sizes(trtspec: Run, recipe: Path) -> None:
+def test_vocabularies_of_different_sizes_are_rejected(trtspec: Run, recipe: Path) -> None:
     make_llama(recipe.parent / "draft", vocab_size=PAIR_VOCAB + 8, **DRAFT_SHAPE)
     draft_in_parallel(recipe, PAIR_VOCAB + 2)  # a row that cannot be removed
     assert the_problem(trtspec, recipe, DRAFT) == (
@@ -30,7 +30,7 @@ def test_vocabularies_of_different_sizes(trtspec: Run, recipe: Path) -> None:
     )
 
 
-def test_tokenizers_that_split_differently(trtspec: Run, recipe: Path) -> None:
+def test_tokenizers_with_different_merges_are_rejected(trtspec: Run, recipe: Path) -> None:
     make_tokenizer(recipe.parent / "draft", merges=MERGES[2:] + MERGES[:2])
     draft_in_parallel(recipe)
     assert the_problem(trtspec, recipe, DRAFT) == (
@@ -39,7 +39,7 @@ def test_tokenizers_that_split_differently(trtspec: Run, recipe: Path) -> None:
     )
 
 
-def test_tokenizers_with_other_words(trtspec: Run, recipe: Path) -> None:
+def test_tokenizers_with_different_vocabularies_are_rejected(trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "draft" / "tokenizer.json"
     document = json.loads(path.read_text())
     numbers = document["model"]["vocab"]
@@ -53,7 +53,7 @@ def test_tokenizers_with_other_words(trtspec: Run, recipe: Path) -> None:
     assert hint == "draft tokens would mean other texts; choose a draft of the target's family"
 
 
-def test_equal_tokenizers_in_different_files_are_equal(trtspec: Run, recipe: Path) -> None:
+def test_equal_tokenizers_in_different_formats_are_accepted(trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "draft" / "tokenizer.json"
     document = json.loads(path.read_text())
     document["model"]["merges"] = [" ".join(pair) for pair in document["model"]["merges"]]  # format of older versions
@@ -62,7 +62,7 @@ def test_equal_tokenizers_in_different_files_are_equal(trtspec: Run, recipe: Pat
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_missing_tokenizer(role: str, trtspec: Run, recipe: Path) -> None:
+def test_missing_tokenizer_is_an_error(role: str, trtspec: Run, recipe: Path) -> None:
     (recipe.parent / role / "tokenizer.json").unlink()
     assert the_problem(trtspec, recipe, TARGET if role == "target" else DRAFT) == (
         f"{role}: no tokenizer.json",
@@ -70,13 +70,13 @@ def test_a_missing_tokenizer(role: str, trtspec: Run, recipe: Path) -> None:
     )
 
 
-def test_a_tokenizer_that_is_none(trtspec: Run, recipe: Path) -> None:
+def test_invalid_tokenizer_is_an_error(trtspec: Run, recipe: Path) -> None:
     (recipe.parent / "target" / "tokenizer.json").write_text('{"version": ')
     message, _ = the_problem(trtspec, recipe, TARGET)
     assert message == "target/tokenizer.json: not a tokenizer: not a JSON object"
 
 
-def test_a_draft_with_fewer_positions(trtspec: Run, recipe: Path) -> None:
+def test_draft_with_fewer_positions_is_an_error(trtspec: Run, recipe: Path) -> None:
     rewrite(recipe.parent / "draft" / "config.json", max_position_embeddings=100)
     assert the_problem(trtspec, recipe, DRAFT) == (
         "the draft has 100 positions, fewer than engine.max_seq_len",
@@ -85,7 +85,7 @@ def test_a_draft_with_fewer_positions(trtspec: Run, recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pair_of_unusual_sizes_is_warned_of_and_built(trtspec: Run, recipe: Path) -> None:
+def test_pair_with_an_unusual_size_ratio_is_built_with_a_warning(trtspec: Run, recipe: Path) -> None:
     shutil.rmtree(recipe.parent / "draft")
     shutil.copytree(recipe.parent / "target", recipe.parent / "draft")
     checked = trtspec("check", recipe, "--json")

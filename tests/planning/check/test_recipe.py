@@ -14,7 +14,7 @@ from trtspec.core.registry import discover
 from trtspec.engine.prompts.records import HINT as PROMPTS_HINT
 
 
-def test_a_pair_that_fits(trtspec: Run, recipe: Path) -> None:
+def test_valid_recipe_has_no_problems(trtspec: Run, recipe: Path) -> None:
     checked = trtspec("check", recipe, "--json")
     fits = {"format_version": 1, "ok": True, "problems": []}
     only = {"name": "tiny", "file": str(recipe), "end_ids": [0], "end_ids_from": "generation_config.json"}
@@ -24,7 +24,7 @@ def test_a_pair_that_fits(trtspec: Run, recipe: Path) -> None:
     assert (shown.out, shown.err) == ("end ids: 0 (generation_config.json)\ntiny: valid\n", "")
 
 
-def test_people_see_place_line_message_and_hint(trtspec: Run, recipe: Path) -> None:
+def test_problem_is_shown_with_position_line_message_and_hint(trtspec: Run, recipe: Path) -> None:
     shutil.rmtree(recipe.parent / "target")
     checked = trtspec("check", recipe)
     assert checked.code == 1
@@ -39,7 +39,7 @@ def test_people_see_place_line_message_and_hint(trtspec: Run, recipe: Path) -> N
     )
 
 
-def test_all_problems_come_at_once(trtspec: Run, recipe: Path) -> None:
+def test_all_problems_are_reported_together(trtspec: Run, recipe: Path) -> None:
     shutil.rmtree(recipe.parent / "target")
     (recipe.parent / "draft" / "config.json").write_text("{")
     (recipe.parent / "prompts.jsonl").unlink()
@@ -52,7 +52,7 @@ def test_all_problems_come_at_once(trtspec: Run, recipe: Path) -> None:
     ]
 
 
-def test_a_recipe_that_is_missing(trtspec: Run, workplace: Path) -> None:
+def test_missing_recipe_is_an_error(trtspec: Run, workplace: Path) -> None:
     checked = trtspec("check", "nosuch.yaml", "--json")
     assert checked.code == 1
     (problem,) = checked.document["problems"]
@@ -172,7 +172,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "place", "message", "hint"), LINES, ids=[case[1].strip() for case in LINES])
-def test_a_line_that_cannot_stand(
+def test_invalid_line_is_reported_with_its_position_and_hint(
     old: str, new: str, place: tuple[int, int, str], message: str, hint: str | None, trtspec: Run, recipe: Path
 ) -> None:
     replace(recipe, old, new)
@@ -186,13 +186,13 @@ def test_a_line_that_cannot_stand(
         *((line, "not a JSON object") for line in ('["prompt"]', '"prompt"')),
     ],
 )
-def test_a_prompt_that_is_none(line: str, said: str, trtspec: Run, recipe: Path) -> None:
+def test_invalid_prompt_is_reported_with_its_line(line: str, said: str, trtspec: Run, recipe: Path) -> None:
     (recipe.parent / "prompts.jsonl").write_text('{"prompt": "fine"}\n\n' + line + "\n")
     message, _ = the_problem(trtspec, recipe, (15, 12, "gates.prompts"))
     assert message == f"prompts.jsonl:3: {said}"
 
 
-def test_a_value_that_was_set_names_its_place(trtspec: Run, recipe: Path) -> None:
+def test_problem_of_an_override_names_the_set_option(trtspec: Run, recipe: Path) -> None:
     (problem,) = problems_of(trtspec, recipe, "--set", "speculation.draft_len=99")
     assert (problem["file"], problem["message"]) == (
         "--set speculation.draft_len=99",
@@ -200,7 +200,7 @@ def test_a_value_that_was_set_names_its_place(trtspec: Run, recipe: Path) -> Non
     )
 
 
-def test_a_matrix_is_checked_whole(trtspec: Run, recipe: Path) -> None:
+def test_every_cell_of_a_matrix_is_checked(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(
         recipe.read_text() + "matrix:\n  speculation.draft_len: [1, 2]\n  engine.max_batch_size: [1, 400000]\n"
     )
@@ -209,7 +209,7 @@ def test_a_matrix_is_checked_whole(trtspec: Run, recipe: Path) -> None:
     assert checked.out.count("tiny-") == 4
 
 
-def test_what_is_looser_than_its_default_is_a_warning_at_its_line(trtspec: Run, recipe: Path) -> None:
+def test_setting_looser_than_its_default_is_a_warning_at_its_line(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(recipe.read_text() + "serving: {rollout: {max_failed: 100}}\n")
     line = len(recipe.read_text().splitlines())
     checked = trtspec("check", recipe, "--set", "gates.lossless=false", "--json")

@@ -14,14 +14,14 @@ from tests.conftest import Run
 from tests.planning.check.finding import DRAFT, TARGET, replace, rewrite, the_problem
 
 
-def test_a_model_that_is_a_file(trtspec: Run, recipe: Path) -> None:
+def test_model_path_of_a_file_is_an_error(trtspec: Run, recipe: Path) -> None:
     replace(recipe, "./target", "./target/config.json")
     message, _ = the_problem(trtspec, recipe, TARGET)
     assert message == "is a file, not a directory: target/config.json"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_model_that_cannot_be_read(name: str, trtspec: Run, recipe: Path) -> None:
+def test_unreadable_model_file_is_an_error(name: str, trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "target" / name
     path.unlink()
     path.mkdir()  # permissions do not stop root, but a directory does
@@ -56,14 +56,14 @@ CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
 
 
 @pytest.mark.parametrize(("changes", "message", "hint"), CONFIGS)
-def test_a_config_that_says_too_little(
+def test_invalid_config_value_is_reported_with_a_hint(
     changes: dict[str, Any], message: str, hint: str | None, trtspec: Run, recipe: Path
 ) -> None:
     rewrite(recipe.parent / "target" / "config.json", **changes)
     assert the_problem(trtspec, recipe, TARGET) == (f"target/config.json: {message}", hint)
 
 
-def test_a_shard_that_the_index_names_and_nobody_has(trtspec: Run, recipe: Path) -> None:
+def test_missing_shard_of_the_index_is_an_error(trtspec: Run, recipe: Path) -> None:
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (recipe.parent / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
     message, _ = the_problem(trtspec, recipe, TARGET)
@@ -72,7 +72,7 @@ def test_a_shard_that_the_index_names_and_nobody_has(trtspec: Run, recipe: Path)
     )
 
 
-def test_a_truncated_shard(trtspec: Run, recipe: Path) -> None:
+def test_truncated_shard_is_an_error(trtspec: Run, recipe: Path) -> None:
     shard = recipe.parent / "draft" / "model.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
@@ -81,7 +81,7 @@ def test_a_truncated_shard(trtspec: Run, recipe: Path) -> None:
     assert message == (f"draft/model.safetensors: truncated: its tensors need {whole} bytes, but the file has {left}")
 
 
-def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> None:
+def test_tensor_shape_that_contradicts_the_config_is_an_error(trtspec: Run, recipe: Path) -> None:
     rewrite(recipe.parent / "draft" / "config.json", intermediate_size=40)
     message, _ = the_problem(trtspec, recipe, DRAFT)
     assert message == (
@@ -92,7 +92,7 @@ def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> Non
     )
 
 
-def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None:
+def test_hub_model_that_is_not_cached_is_an_error_offline(trtspec: Run, recipe: Path) -> None:
     commit = "0abcdef123" * 4
     replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
     for command in ("check", "plan"):  # tests/everyday/test_hub_check.py covers the hub
@@ -102,7 +102,7 @@ def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None
         assert problem["hint"] == "unset HF_HUB_OFFLINE and try again"
 
 
-def test_a_hub_model_is_found_in_the_cache(trtspec: Run, recipe: Path) -> None:
+def test_cached_hub_model_is_accepted(trtspec: Run, recipe: Path) -> None:
     commit = "0abcdef123" * 4
     snapshot = recipe.parent / "hub" / "models--org--name" / "snapshots" / commit
     shutil.copytree(recipe.parent / "target", snapshot)

@@ -24,7 +24,7 @@ def _end_ids(trtspec: Run, recipe: Path) -> tuple[list[int], str]:
     return found["end_ids"], found["end_ids_from"]
 
 
-def test_the_end_ids_and_their_file_are_named(trtspec: Run, recipe: Path) -> None:
+def test_end_ids_are_reported_with_their_file(trtspec: Run, recipe: Path) -> None:
     assert _end_ids(trtspec, recipe) == ([0], "generation_config.json")
     (recipe.parent / "target" / "generation_config.json").unlink()
     rewrite(recipe.parent / "target" / "config.json", eos_token_id=[5, 6])
@@ -34,7 +34,7 @@ def test_the_end_ids_and_their_file_are_named(trtspec: Run, recipe: Path) -> Non
     assert "5, 6 (config.json)" in trtspec("inspect", recipe.parent / "target").out
 
 
-def test_an_end_that_only_the_tokenizer_names_is_warned_of(trtspec: Run, recipe: Path) -> None:
+def test_end_id_only_in_the_tokenizer_is_a_warning(trtspec: Run, recipe: Path) -> None:
     (recipe.parent / "target" / "generation_config.json").unlink()
     assert _end_ids(trtspec, recipe) == ([0], "the tokenizer's eos_token '<end>'")
     (problem,) = _problems(trtspec, recipe)
@@ -43,7 +43,7 @@ def test_an_end_that_only_the_tokenizer_names_is_warned_of(trtspec: Run, recipe:
 
 
 @pytest.mark.parametrize("has_file", [False, True])
-def test_no_end_id_at_all_is_warned_of(has_file: bool, trtspec: Run, recipe: Path) -> None:
+def test_missing_end_id_is_a_warning(has_file: bool, trtspec: Run, recipe: Path) -> None:
     settings = recipe.parent / "target" / "generation_config.json"
     if has_file:
         settings.write_text("{}")
@@ -59,7 +59,7 @@ def test_no_end_id_at_all_is_warned_of(has_file: bool, trtspec: Run, recipe: Pat
 
 @pytest.mark.parametrize("value", [True, "0", -1, [0, PAIR_VOCAB], [0.5]])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_an_end_id_that_is_none_is_an_error_with_its_file(name: str, value: Any, trtspec: Run, recipe: Path) -> None:
+def test_invalid_end_id_is_an_error_with_its_file(name: str, value: Any, trtspec: Run, recipe: Path) -> None:
     if name == "config.json":
         (recipe.parent / "target" / "generation_config.json").unlink()
     rewrite(recipe.parent / "target" / name, eos_token_id=value)
@@ -68,9 +68,7 @@ def test_an_end_id_that_is_none_is_an_error_with_its_file(name: str, value: Any,
 
 
 @pytest.mark.parametrize("content", [b'{"eos_token_id": 0,}', b"[]", b"", b"\xff\xfe", b"null"])
-def test_an_unreadable_generation_config_is_an_error_before_the_build(
-    content: bytes, trtspec: Run, recipe: Path
-) -> None:
+def test_unreadable_generation_config_is_an_error(content: bytes, trtspec: Run, recipe: Path) -> None:
     (recipe.parent / "target" / "generation_config.json").write_bytes(content)
     message, hint = the_problem(trtspec, recipe, TARGET)
     assert message.startswith("target/generation_config.json: ")
@@ -84,7 +82,7 @@ def _add_token(root: Path, at: int, content: str = "<more>") -> None:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_token_without_a_row_is_an_error(role: str, trtspec: Run, recipe: Path) -> None:
+def test_token_without_an_embedding_row_is_an_error(role: str, trtspec: Run, recipe: Path) -> None:
     _add_token(recipe.parent / role, PAIR_VOCAB)
     message, hint = the_problem(trtspec, recipe, TARGET if role == "target" else DRAFT)
     said = f"the token '<more>' has the id {PAIR_VOCAB}, but the embedding has {PAIR_VOCAB} rows"
@@ -102,7 +100,9 @@ ADDED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("documents", ADDED)
-def test_a_token_that_transformers_adds_needs_a_row_too(documents: dict[str, Any], trtspec: Run, recipe: Path) -> None:
+def test_token_added_by_transformers_needs_an_embedding_row(
+    documents: dict[str, Any], trtspec: Run, recipe: Path
+) -> None:
     target = recipe.parent / "target"
     for name, document in documents.items():
         (target / name).write_text(json.dumps(document))
@@ -120,7 +120,7 @@ def test_a_token_that_transformers_adds_needs_a_row_too(documents: dict[str, Any
     assert f"tokenizer.json lacks the token '<more>', which transformers adds as id {PAIR_VOCAB}" in problem["message"]
 
 
-def test_settings_that_no_request_gets_are_named(trtspec: Run, recipe: Path) -> None:
+def test_generation_settings_not_applied_to_requests_are_a_warning(trtspec: Run, recipe: Path) -> None:
     settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3, "num_beams": 4,
                 "min_new_tokens": 2, "suppress_tokens": [3], "max_length": 4096, "length_penalty": 1.0}  # fmt: skip
     rewrite(recipe.parent / "target" / "generation_config.json", **settings)
@@ -141,7 +141,7 @@ NEUTRAL = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "repetition_pen
            "no_repeat_ngram_size": 0, "max_length": 4096, "use_cache": True, "min_length": 0}  # fmt: skip
 
 
-def test_settings_without_effect_are_not_named(trtspec: Run, recipe: Path) -> None:
+def test_neutral_generation_settings_have_no_warning(trtspec: Run, recipe: Path) -> None:
     rewrite(recipe.parent / "target" / "generation_config.json", **NEUTRAL)
     assert _problems(trtspec, recipe) == []
 
@@ -159,7 +159,7 @@ def test_settings_without_effect_are_not_named(trtspec: Run, recipe: Path) -> No
         ({"suppress_tokens": [PAIR_VOCAB]}, f"the id {PAIR_VOCAB} is outside of the vocabulary of {PAIR_VOCAB}"),
     ],
 )
-def test_settings_that_cannot_be_taken_are_an_error(
+def test_invalid_generation_settings_are_an_error(
     settings: dict[str, Any], said: str, trtspec: Run, recipe: Path
 ) -> None:
     rewrite(recipe.parent / "target" / "generation_config.json", **settings)
@@ -171,7 +171,7 @@ def test_settings_that_cannot_be_taken_are_an_error(
 
 
 @pytest.mark.parametrize("backend", ["vllm", "tensorrt_llm", "llmapi", "sglang"])
-def test_backends_that_cannot_take_them_refuse(backend: str, trtspec: Run, recipe: Path) -> None:
+def test_model_defaults_are_an_error_on_unsupported_backends(backend: str, trtspec: Run, recipe: Path) -> None:
     found = _problems(
         trtspec, recipe, "--set", "serving.defaults=model", "--set", f"engine.backend={backend}", "--set",
         "engine.gpu=h100",

@@ -50,13 +50,13 @@ def off(generation: str, reached: EfficiencyData) -> float:
 @pytest.mark.parametrize("generation", ["hopper", "ampere"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_no_neighbour_fits_better(generation: str, name: str, sign: int) -> None:
+def test_fitted_values_have_no_better_neighbour(generation: str, name: str, sign: int) -> None:
     fitted = load_efficiency(generation)
     neighbour = replace(fitted, **{name: getattr(fitted, name) + sign * STEPS[name]})
     assert neighbour.bandwidth > COPIED or off(generation, fitted) < off(generation, neighbour)
 
 
-def test_reading_and_computing_add_up() -> None:
+def test_reading_and_computing_times_add_up() -> None:
     """A roofline, the maximum of reading and computing, has a far larger error with the other fitted values."""
     fitted = load_efficiency("hopper")
     overlapped = replace(fitted, compute=1e9)  # practically no computing time: these batches are bound by reading

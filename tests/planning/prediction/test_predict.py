@@ -44,7 +44,7 @@ def pair_of(recipe: Path, *assignments: str) -> TargetDraftPair:
     return predict(context).pair
 
 
-def test_the_document_has_what_the_formulas_give(recipe: Path, trtspec: Run) -> None:
+def test_predicted_document_matches_the_formulas(recipe: Path, trtspec: Run) -> None:
     found = predicted(trtspec, recipe, *ON_H200, "--set", "engine.max_batch_size=64")
     pair = pair_of(recipe, "engine.backend=tensorrt_llm", "engine.gpu=h200")
     assert (found["why_not"], found["gpu"], found["gpus"]) == ("", "h200", 1)
@@ -63,7 +63,7 @@ def test_the_document_has_what_the_formulas_give(recipe: Path, trtspec: Run) -> 
 
 
 @pytest.mark.parametrize(("limit", "largest"), [(100, 9), (104, 9), (105, 10), (14, 0), (0, None), (10**6, 4096)])
-def test_the_largest_batch_is_the_last_that_the_backend_has_memory_for(
+def test_largest_batch_is_limited_by_the_backends_memory(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, limit: int, largest: int | None
 ) -> None:
     def memory(context: PlanContext) -> list[MemoryPlan]:
@@ -75,7 +75,7 @@ def test_the_largest_batch_is_the_last_that_the_backend_has_memory_for(
     assert largest_batch(context) == largest
 
 
-def test_a_price_becomes_dollars_for_a_million_tokens(recipe: Path, trtspec: Run) -> None:
+def test_gpu_price_gives_dollars_per_million_tokens(recipe: Path, trtspec: Run) -> None:
     found = predicted(trtspec, recipe, *ON_H200, "--gpu-price", "3.6")
     for each in found["batches"]:
         cost = each["dollars_per_million_tokens"]
@@ -86,13 +86,13 @@ def test_a_price_becomes_dollars_for_a_million_tokens(recipe: Path, trtspec: Run
     assert "dollars per million tokens" not in trtspec("plan", recipe, *ON_H200).out
 
 
-def test_a_negative_price_is_refused(recipe: Path, trtspec: Run) -> None:
+def test_negative_gpu_price_is_rejected(recipe: Path, trtspec: Run) -> None:
     refused = trtspec("plan", recipe, "--gpu-price", "-1")
     assert (refused.code, refused.out) == (1, "")
     assert "--gpu-price" in refused.err
 
 
-def test_a_draft_model_is_placed(recipe: Path, trtspec: Run) -> None:
+def test_draft_model_has_a_best_placement(recipe: Path, trtspec: Run) -> None:
     placed = predicted(trtspec, recipe, *ON_H200)["placement"]
     assert placed["best"] in {place["where"] for place in placed["places"] if place["fits"]}
     assert f"the draft is fastest on {placed['best']}" in trtspec("plan", recipe, *ON_H200).out
@@ -105,7 +105,7 @@ def test_a_draft_model_is_placed(recipe: Path, trtspec: Run) -> None:
         (("--set", "engine.backend=llmapi"), "the GPU is unknown: set engine.gpu"),
     ],
 )
-def test_where_nothing_can_be_said_the_reason_is(
+def test_unpredictable_speed_is_reported_with_the_reason(
     recipe: Path, trtspec: Run, arguments: tuple[str, ...], why: str
 ) -> None:
     assert predicted(trtspec, recipe, *arguments)["why_not"].startswith(why)
@@ -116,12 +116,12 @@ def test_where_nothing_can_be_said_the_reason_is(
     assert "break" not in shown
 
 
-def test_of_a_small_target_nothing_is_said(recipe: Path, trtspec: Run) -> None:
+def test_small_target_is_not_predicted(recipe: Path, trtspec: Run) -> None:
     assert predicted(trtspec, recipe, *ON_H200)["why_not"].startswith("the target is smaller than any")
     assert trtspec("check", recipe, *ON_H200, "--set", "engine.max_batch_size=512", "--json").document["problems"] == []
 
 
-def test_the_table_has_speed_ups_by_batch_and_rate(recipe: Path, trtspec: Run) -> None:
+def test_table_has_speedups_by_batch_and_acceptance_rate(recipe: Path, trtspec: Run) -> None:
     large = (*ON_H200, "--set", "engine.max_batch_size=64")
     batches = predicted(trtspec, recipe, *large)["batches"]
     shown = trtspec("plan", recipe, *large).out.splitlines()
@@ -135,7 +135,7 @@ def test_the_table_has_speed_ups_by_batch_and_rate(recipe: Path, trtspec: Run) -
     assert "the memory holds 4096 sequences of 256 tokens" in rows
 
 
-def test_gpus_without_a_link_are_not_predicted_together(recipe: Path) -> None:
+def test_gpus_with_an_unknown_link_are_not_predicted_together(recipe: Path) -> None:
     sets = ("engine.backend=tensorrt_llm", "engine.gpu=dgx-spark", "target.parallel.tensor=2")
     context = check_recipe(load_recipe(recipe, sets)).context
     assert context
@@ -143,7 +143,7 @@ def test_gpus_without_a_link_are_not_predicted_together(recipe: Path) -> None:
         predict(context)
 
 
-def test_a_model_whose_shape_is_not_known_is_not_predicted(recipe: Path) -> None:
+def test_model_of_unknown_shape_is_not_predicted(recipe: Path) -> None:
     context = check_recipe(load_recipe(recipe, ("engine.backend=tensorrt_llm", "engine.gpu=h200"))).context
     assert context
     context.sources["target"].config.pop("num_attention_heads")
@@ -151,7 +151,7 @@ def test_a_model_whose_shape_is_not_known_is_not_predicted(recipe: Path) -> None
         predict(context)
 
 
-def test_check_warns_of_a_batch_that_drafting_cannot_pay_for(recipe: Path, trtspec: Run) -> None:
+def test_check_warns_of_a_batch_where_drafting_never_pays(recipe: Path, trtspec: Run) -> None:
     many = ("--set", "speculation.draft_len=24", "--set", "engine.max_batch_size=512")
     problems = trtspec("check", recipe, *ON_H200, *many, "--json").document["problems"]
     (warned,) = [problem for problem in problems if problem["code"] == "never-pays"]
@@ -164,14 +164,14 @@ def test_check_warns_of_a_batch_that_drafting_cannot_pay_for(recipe: Path, trtsp
     assert "predicted" in warned["message"]
 
 
-def test_check_warns_of_nothing_where_the_gpu_is_not_known(recipe: Path, trtspec: Run) -> None:
+def test_check_does_not_warn_with_an_unknown_gpu(recipe: Path, trtspec: Run) -> None:
     many = ("--set", "speculation.draft_len=24", "--set", "engine.max_batch_size=512")
     problems = trtspec("check", recipe, "--set", "engine.backend=llmapi", *many, "--json").document["problems"]
     assert "never-pays" not in {problem["code"] for problem in problems}
 
 
 @pytest.mark.parametrize(("texts", "depth"), [(1, 6), (4, 6), (5, 2), (16, 2), (17, 0)])
-def test_a_schedule_decides_what_is_drafted(texts: int, depth: int) -> None:
+def test_schedule_decides_the_draft_depth(texts: int, depth: int) -> None:
     schedule = [{"max_batch": 4, "draft_len": 6}, {"max_batch": 16, "draft_len": 2}]
     speculation = Speculation.model_validate({"method": "draft_target", "schedule": schedule})
     assert scheduled_depth(speculation, 6, texts) == depth
@@ -192,11 +192,11 @@ def test_gpus_have_rates_with_a_source(gpu: Any) -> None:
     ("most", "batches"),
     [(1, [1]), (2, [1, 2]), (8, [1, 4, 8]), (16, [1, 4, 16]), (64, [1, 4, 16, 64]), (100, [1, 4, 16, 64, 100])],
 )
-def test_no_batch_is_predicted_that_the_recipe_does_not_allow(most: int, batches: list[int]) -> None:
+def test_predicted_batches_end_at_max_batch_size(most: int, batches: list[int]) -> None:
     assert batches_up_to(most) == batches
 
 
-def test_too_little_disk_stands_out(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_disk_space_is_highlighted(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = trtspec("plan", recipe).out
     assert "\ndisk for the store: " in shown
     monkeypatch.setattr("trtspec.store.plan.shutil.disk_usage", lambda path: SimpleNamespace(free=1, total=1, used=0))

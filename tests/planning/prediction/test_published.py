@@ -19,17 +19,17 @@ def told(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS["alone"], ids=told)
-def test_a_target_alone_is_as_fast_as_published(row: dict[str, Any]) -> None:
+def test_target_speed_matches_published_measurements(row: dict[str, Any]) -> None:
     assert 1 / pair(row).alone_seconds(1) == pytest.approx(row["tokens_per_s"], rel=ALONE)
 
 
 @pytest.mark.parametrize("row", ROWS["known_wrong"], ids=told)
-def test_four_bits_are_slower_than_predicted_as_the_docs_say(row: dict[str, Any]) -> None:
+def test_four_bit_target_is_slower_than_predicted(row: dict[str, Any]) -> None:
     assert 1 / pair(row).alone_seconds(1) > row["tokens_per_s"] * (1 + ALONE)
 
 
 @pytest.mark.parametrize("row", ROWS["measured_length"], ids=told)
-def test_with_the_measured_tokens_of_a_step_speeds_are_as_published(row: dict[str, Any]) -> None:
+def test_speed_with_measured_accepted_len_matches_published_measurements(row: dict[str, Any]) -> None:
     seconds = pair(row).step_seconds(1, row["draft_len"])
     assert row["accepted_len"] / seconds == pytest.approx(row["tokens_per_s"], rel=SPEEDUP)
 
@@ -49,7 +49,7 @@ def test_one_acceptance_rate_fits_all_rows_of_a_pair(group: str) -> None:
     assert max(exp(abs(each)) - 1 for each in off(low)) < SPEEDUP, (low, off(low))
 
 
-def test_every_row_has_an_address() -> None:
+def test_every_row_has_a_source_url() -> None:
     rows = [row for kind in ("alone", "known_wrong", "measured_length", "speedup") for row in ROWS[kind]]
     assert len(rows) >= 40
     assert all(ROWS["addresses"][row["source"]].startswith("https://") for row in rows)

@@ -57,27 +57,27 @@ SCALES = 41_540_496  # of DeepSeek's FP8 format; the hub counts them as paramete
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_models_have_as_many_weights_as_their_publishers_count(name: str) -> None:
+def test_parameter_count_matches_the_publisher(name: str) -> None:
     """tests/test_catalogue.py lists the sources of the counts."""
     assert count_parameters(source(name)) == PARAMETERS[name] - (SCALES if name == "deepseek-v3.1" else 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CACHE_BYTES)
-def test_a_token_takes_as_much_cache_as_published(name: str) -> None:
+def test_cache_bytes_per_token_match_published_values(name: str) -> None:
     assert work(name).cache_bytes(texts=1, context=1, tensor=1) == CACHE_BYTES[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIVE)
-def test_a_token_passes_as_many_weights_as_published(name: str) -> None:
+def test_active_weights_per_token_match_published_values(name: str) -> None:
     found, looked_up = work(name), 0 if name.startswith("gpt-oss") else work(name).head.numbers
     assert (found.active_numbers + looked_up) / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
 
 
 @pytest.mark.parametrize("weights", ["none", "fp8"])
 @pytest.mark.parametrize("name", ["llama-3.1-8b-instruct", "qwen2.5-0.5b-instruct", "mixtral-8x7b-instruct-v0.1"])
-def test_weights_are_those_of_the_memory_plan(name: str, weights: str) -> None:
+def test_weight_bytes_match_the_memory_plan(name: str, weights: str) -> None:
     """Everything except the embedding is read, a tied one as the head; the plan counts norms in the layers' format."""
     config = read_model(source(name), "auto").config
     found = model_work(source(name), QuantFormat(weights))
@@ -93,24 +93,24 @@ def test_more_tokens_read_more_experts_until_all_are_read() -> None:
     assert experts == pytest.approx([2 / 8, 1 - (6 / 8) ** 2, 1.0])
 
 
-def test_ranks_divide_heads_but_no_latent() -> None:
+def test_tensor_parallelism_divides_heads_but_not_the_latent_cache() -> None:
     assert work("llama-3.1-8b-instruct").cache_bytes(3, 10, 4) == 3 * 10 * 131_072 / 4
     assert work("deepseek-v3.1").cache_bytes(3, 10, 8) == 3 * 10 * 70_272
 
 
-def test_a_window_ends_what_a_layer_reads() -> None:
+def test_sliding_window_limits_the_cache_bytes() -> None:
     """Every sixth of Gemma 3's 62 layers attends to the whole text, the others to 1,024 tokens."""
     layer = 2 * 16 * 128 * 2
     assert work("gemma-3-27b-it").cache_bytes(1, 5000, 1) == layer * (10 * 5000 + 52 * 1024)
 
 
-def test_an_eagle3_head_reads_its_layer_and_its_own_head() -> None:
+def test_eagle3_head_reads_its_layer_and_its_lm_head() -> None:
     """SafeAILab's net for Llama 3.1 8B has 0.42 billion weights, without the target's embedding."""
     found = head_work(source("eagle3-llama3.1-instruct-8b"), work("llama-3.1-8b-instruct"))
     assert (found.active_numbers, found.num_layers) == (424_689_664, 1)
 
 
-def test_a_head_without_an_lm_head_reads_the_targets() -> None:
+def test_head_without_an_lm_head_reads_the_targets_lm_head() -> None:
     target = work("llama-3.1-8b-instruct")
     assert target.head.numbers == 128_256 * 4096
     found, net = head_work(source("eagle-llama3-instruct-8b"), target), source("eagle-llama3-instruct-8b")
@@ -118,7 +118,7 @@ def test_a_head_without_an_lm_head_reads_the_targets() -> None:
     assert found.active_numbers == count_parameters(net) - embedding[0] * embedding[1] + target.head.numbers
 
 
-def test_the_heads_behind_a_block_net_are_no_lm_head() -> None:
+def test_markov_and_confidence_heads_add_to_the_lm_head() -> None:
     """A Markov head looks up rows of the previous token; its weights and the confidence head's add to the LM head."""
     target, net = work("llama-3.1-8b-instruct"), source("eagle-llama3-instruct-8b")
     like = net.tensors["fc.weight"]
@@ -132,13 +132,13 @@ def test_the_heads_behind_a_block_net_are_no_lm_head() -> None:
     assert found.active_numbers == head_work(net, target).active_numbers + 128_256 * 256 + 4352
 
 
-def test_medusas_heads_are_no_heads_of_the_target() -> None:
+def test_medusa_heads_do_not_include_the_targets_lm_head() -> None:
     target = work("vicuna-7b-v1.3")
     medusa = source("medusa-vicuna-7b-v1.3")
     assert head_work(medusa, target).active_numbers == count_parameters(medusa)
 
 
-def test_layers_for_further_tokens_are_apart_from_the_target() -> None:
+def test_mtp_layers_are_counted_separately_from_the_target() -> None:
     """DeepSeek V3 has 671 billion weights and 14 billion in its MTP module (model card)."""
     target = work("deepseek-v3.1")
     further = further_work(source("deepseek-v3.1"), target)
@@ -148,14 +148,14 @@ def test_layers_for_further_tokens_are_apart_from_the_target() -> None:
     assert further_work(source("llama-3.1-8b-instruct"), work("llama-3.1-8b-instruct")) is None
 
 
-def test_a_config_that_passes_more_experts_than_there_are_reads_all() -> None:
+def test_too_many_active_experts_in_the_config_read_all_experts() -> None:
     mixtral = source("mixtral-8x7b-instruct-v0.1")
     odd = replace(mixtral, config=mixtral.config | {"num_experts_per_tok": 9})
     found = model_work(odd, QuantFormat())
     assert found.weight_bytes(1) == found.dense.nbytes + found.experts.nbytes
 
 
-def test_a_tensor_without_dimensions_is_read_like_any_other() -> None:
+def test_scalar_tensor_counts_as_one_weight() -> None:
     net = source("eagle3-llama3.1-instruct-8b")
     odd = replace(net, tensors=net.tensors | {"scalar": replace(net.tensors["norm.weight"], name="scalar", shape=())})
     target = work("llama-3.1-8b-instruct")

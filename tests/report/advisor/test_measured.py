@@ -73,26 +73,26 @@ def read(*texts: str) -> dict[str, float]:
     return {name: round(each.value, 6) for name, each in found.items()}
 
 
-def test_a_server_of_ours_is_read_by_the_model_that_makes_texts() -> None:
+def test_facts_of_our_server_come_from_the_bls_model() -> None:
     found = read(ours(10), ours(30))
     assert found.pop("request_rate") > 0
     assert found == ANSWERS
 
 
-def test_a_server_that_drafts_nothing_says_nothing_of_drafts() -> None:
+def test_server_without_drafts_has_no_mean_accepted_len() -> None:
     """The server counts steps of one token each, which must not count as an argument against drafting."""
     found = read(*(text.replace(f" {48 * ended}\n", " 0\n") for ended in (10, 30) for text in [ours(ended)]))
     assert "mean_accepted_len" not in found
     assert found["output_tokens"] == 40
 
 
-def test_what_is_new_counts_before_what_was() -> None:
+def test_facts_come_from_the_change_between_two_scrapes() -> None:
     before = ours(10)
     after = ours(11).replace(" 440\n", " 500\n")  # one request of 100 tokens
     assert read(before, after)["output_tokens"] == 100
 
 
-def test_the_same_names_of_other_servers() -> None:
+def test_metrics_of_vllm_and_tensorrt_llm_are_read() -> None:
     assert read(VLLM) == {
         "concurrency": 12,
         "prompt_tokens": 500,
@@ -106,12 +106,12 @@ def test_the_same_names_of_other_servers() -> None:
 @pytest.mark.parametrize(
     "text", ["", "hello", "trtspec_requests_running NaN\n", ours(0).replace(" 3\n", " 0\n").replace(" 2\n", " 0\n")]
 )
-def test_metrics_that_answer_nothing(text: str) -> None:
+def test_metrics_without_facts_are_an_error(text: str) -> None:
     with pytest.raises(TrtspecError, match="no known metrics found"):
         read(text)
 
 
-def test_each_reading_is_of_a_question_and_of_one_kind() -> None:
+def test_each_metric_source_is_for_a_fact_and_has_one_kind() -> None:
     assert metric_sources().keys() <= FACT_OPTIONS.keys()
     for entries in metric_sources().values():
         for entry in entries:
@@ -119,7 +119,7 @@ def test_each_reading_is_of_a_question_and_of_one_kind() -> None:
             assert bool(entry.ratio) == bool(entry.per)
 
 
-def test_names_of_ours_are_those_that_are_exported() -> None:
+def test_our_metric_names_are_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     names = {
         name
@@ -132,7 +132,7 @@ def test_names_of_ours_are_those_that_are_exported() -> None:
 
 
 @pytest.mark.slow
-def test_a_prometheus_says_the_same_as_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prometheus_facts_match_the_text_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real Prometheus scrapes a server that finishes ten requests per second."""
     monkeypatch.setattr("trtspec.report.advisor.metric_facts.WINDOW", "2s")
     started = time.monotonic()
@@ -164,7 +164,7 @@ def wait_for(ask: Callable[[], dict[str, AdvisorFact]], rate: float) -> dict[str
         time.sleep(0.2)
 
 
-def test_the_command_reads_a_server(trtspec: Run) -> None:
+def test_advise_command_reads_a_server(trtspec: Run) -> None:
     counts: Iterator[int] = iter((10, 30))
     with serving(lambda path: (200, ours(next(counts)).encode())) as url:
         found = trtspec(
@@ -175,7 +175,7 @@ def test_the_command_reads_a_server(trtspec: Run) -> None:
     assert (found["speculate"], found["decided_by"]["name"]) == ("yes", "few-requests")
 
 
-def test_the_command_asks_a_prometheus(trtspec: Run) -> None:
+def test_advise_command_queries_prometheus(trtspec: Run) -> None:
     def answer(path: str) -> tuple[int, bytes]:
         query = parse_qs(urlsplit(path).query)["query"][0]
         values = [{"metric": {}, "value": [0, "90"]}] if "trtspec_requests_running" in query else []
@@ -198,7 +198,9 @@ def test_the_command_asks_a_prometheus(trtspec: Run) -> None:
         (("nosuch.yaml",), "nosuch.yaml"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_rejected(
+    workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str
+) -> None:
     outcome = trtspec("advise", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert message in outcome.err

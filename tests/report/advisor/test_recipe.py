@@ -40,7 +40,7 @@ def predicted_pair(recipe: Path) -> tuple[TargetDraftPair, int]:
     return found.pair, found.depth
 
 
-def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_rule_depends_on_the_load(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The break-even batch size of this pair is 11."""
     monkeypatch.setattr(TargetDraftPair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     expected = {1: "faster-as-planned", 9: "faster-as-planned", 10: "hardly-faster-as-planned", 11: "slower-as-planned"}
@@ -52,14 +52,14 @@ def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.Monke
     assert found.first == (f"trtspec build {recipe} --set speculation.method=none",)
 
 
-def test_requests_that_wait_are_in_no_batch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_requests_are_not_in_the_batch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TargetDraftPair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     found = advised(recipe, *ON_H200, "engine.max_batch_size=9", concurrency=500)
     assert found.decided_by.name == "faster-as-planned"
     assert found.answers["batch_size"].value == 9
 
 
-def test_the_numbers_are_the_planners(recipe: Path) -> None:
+def test_facts_match_the_planners_predictions(recipe: Path) -> None:
     pair, depth = predicted_pair(recipe)
     found = advised(recipe, *ON_H200, concurrency=7.5, acceptance_rate=0.7)
     assert found.answers["predicted_speedup"].value == min(pair.speedup(0.7, depth, texts) for texts in range(1, 9))
@@ -79,7 +79,7 @@ DRAFTED = [
 
 
 @pytest.mark.parametrize("row", DRAFTED, ids=lambda row: f"{row['target']}-{row['gpu']}")
-def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> None:
+def test_more_load_never_favours_drafting(row: dict[str, Any], recipe: Path) -> None:
     """Published models, one of them a mixture of experts, where larger batches read more experts."""
     large = load_recipe(recipe, ["engine.max_batch_size=4096"]).recipe
     found, ranks, speedups = Prediction(pair(row), 3, ()), [], []
@@ -95,7 +95,9 @@ def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> Non
     assert ranks[0] == VERDICTS.index("yes" if is_dense else "no")
 
 
-def test_without_a_load_only_a_pair_that_never_pays_is_decided(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_without_a_load_decides_only_for_a_pair_that_never_pays(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TargetDraftPair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     found = advised(recipe, *ON_H200)
     assert found.decided_by.name == "nothing-decides"
@@ -105,12 +107,12 @@ def test_without_a_load_only_a_pair_that_never_pays_is_decided(recipe: Path, mon
     assert advised(recipe, *ON_H200).decided_by.name == "never-pays-as-planned"
 
 
-def test_memory_that_holds_no_draft_decides(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_memory_for_the_draft_decides(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.report.advisor.recipe.largest_batch", lambda context: 0)
     assert advised(recipe, *ON_H200, concurrency=1).decided_by.name == "does-not-fit"
 
 
-def test_memory_left_is_that_of_a_target_alone(recipe: Path) -> None:
+def test_memory_left_is_reported_only_for_the_target_alone(recipe: Path) -> None:
     alone = advised(recipe, *ON_H200, "speculation={method: none}", concurrency=1)
     assert alone.answers["memory_left_gb"].value > 100
     assert "recipe_method" not in alone.answers
@@ -118,14 +120,14 @@ def test_memory_left_is_that_of_a_target_alone(recipe: Path) -> None:
     assert "memory_left_gb" not in advised(recipe, *ON_H200).answers
 
 
-def test_of_small_targets_rules_of_thumb_decide(recipe: Path) -> None:
+def test_small_target_is_decided_by_rules_of_thumb(recipe: Path) -> None:
     found = advised(recipe, *ON_H200, concurrency=2)
     assert found.decided_by.name == "few-requests"
     assert "smaller than any" in found.notes[0]
     assert not any("--concurrency" in options for options in found.not_told)
 
 
-def test_the_command_says_it(recipe: Path, trtspec: Run) -> None:
+def test_advise_command_prints_the_advice_for_a_recipe(recipe: Path, trtspec: Run) -> None:
     shown = trtspec("advise", recipe, "--set", ON_H200[0], "--set", ON_H200[1], "--concurrency", 2)
     assert shown.code == 0
     assert shown.out.splitlines()[-1].startswith("speculate: ")
@@ -134,6 +136,6 @@ def test_the_command_says_it(recipe: Path, trtspec: Run) -> None:
     assert "draft_len must be at most 64" in wrong.err
 
 
-def test_each_question_has_its_option() -> None:
+def test_every_fact_has_a_command_option() -> None:
     options = {name for each in make_command().commands["advise"].params for name in each.opts}
     assert {*FACT_OPTIONS.values()} <= options

@@ -63,7 +63,7 @@ def witness(rule: AdviceRule) -> dict[str, AdvisorFact]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=named)
-def test_a_rule_fires_and_says_why(rule: AdviceRule) -> None:
+def test_rule_fires_only_with_all_its_facts_and_gives_a_reason(rule: AdviceRule) -> None:
     answers = witness(rule)
     assert rule.fires(answers)
     assert "{" not in rule.reason(answers)
@@ -72,16 +72,16 @@ def test_a_rule_fires_and_says_why(rule: AdviceRule) -> None:
 
 
 @pytest.mark.parametrize("rule", speculate_rules(), ids=named)
-def test_a_rule_decides_where_nothing_else_is_told(rule: AdviceRule) -> None:
+def test_speculate_rule_decides_with_only_its_facts(rule: AdviceRule) -> None:
     assert advise(witness(rule)).decided_by is rule
 
 
 @pytest.mark.parametrize("rule", method_rules(), ids=named)
-def test_a_rule_chooses_the_method_where_nothing_else_is_told(rule: AdviceRule) -> None:
+def test_method_rule_decides_with_only_its_facts(rule: AdviceRule) -> None:
     assert advise(witness(rule)).method_rule is rule
 
 
-def test_rules_ask_for_answers_that_there_are() -> None:
+def test_rules_use_only_existing_facts_verdicts_and_methods() -> None:
     known = {*FACT_OPTIONS, *DERIVED, *PLANNED}
     for rule in RULES:
         assert {*rule.when, *rule.unless} <= known, rule.name
@@ -96,7 +96,7 @@ def test_rules_ask_for_answers_that_there_are() -> None:
     assert tried <= methods().keys()
 
 
-def test_no_rule_contradicts_another() -> None:
+def test_rules_do_not_contradict_each_other() -> None:
     """Rules on the same facts never give both yes and no for the same values."""
     for yes, no in product(speculate_rules(), repeat=2):
         if (yes.says, no.says) != ("yes", "no") or yes.when.keys() != no.when.keys():
@@ -122,7 +122,7 @@ GRID: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.slow
-def test_every_combination_gets_an_answer_with_a_reason() -> None:
+def test_every_combination_has_a_verdict_with_a_reason() -> None:
     seen = set()
     for number, values in enumerate(product(*GRID.values())):
         if number % 17:  # a prime, so that all values of all facts are combined
@@ -176,7 +176,7 @@ def test_every_combination_gets_an_answer_with_a_reason() -> None:
         ({}, "nothing-decides"),
     ],
 )
-def test_the_rule_at_a_limit(values: dict[str, float], rule: str) -> None:
+def test_deciding_rule_changes_at_its_limit(values: dict[str, float], rule: str) -> None:
     assert advised(**values).decided_by.name == rule
 
 
@@ -193,7 +193,7 @@ def test_the_rule_at_a_limit(values: dict[str, float], rule: str) -> None:
         ({"draft": "head", "recipe_method": "medusa"}, ("medusa",)),
     ],
 )
-def test_the_methods_that_are_tried(values: dict[str, Any], tried: tuple[str, ...]) -> None:
+def test_methods_to_try_depend_on_draft_memory_and_work(values: dict[str, Any], tried: tuple[str, ...]) -> None:
     assert advised(**values).methods == tried
 
 
@@ -220,12 +220,12 @@ OTHERS = st.fixed_dictionaries(
 
 @settings(**COMMON)
 @given(OTHERS, st.sampled_from(LOADS), st.floats(0.001, 100), st.floats(0.001, 100))
-def test_more_load_never_speaks_for_it(others: dict[str, Any], load: str, one: float, other: float) -> None:
+def test_more_load_never_favours_drafting(others: dict[str, Any], load: str, one: float, other: float) -> None:
     ranks = [VERDICTS.index(advised(**{**others, load: value}).speculate) for value in sorted((one, other))]
     assert ranks[1] <= ranks[0]
 
 
-def test_what_was_not_told_is_named_with_the_rules_that_it_could_make_decide() -> None:
+def test_missing_facts_are_listed_with_the_rules_they_could_decide() -> None:
     found = advised(concurrency=2)
     assert found.not_told["--acceptance-rate",] == ["seldom-accepted"]
     assert "hot" in found.not_told["--temperature",]
@@ -237,7 +237,7 @@ def test_what_was_not_told_is_named_with_the_rules_that_it_could_make_decide() -
     }
 
 
-def test_only_what_could_change_the_verdict_is_asked_for() -> None:
+def test_only_facts_that_could_change_the_verdict_are_requested() -> None:
     decided = advised(concurrency=100, draft="head", memory_left_gb=10, work="chat", prompt_tokens=10)
     assert decided.speculate == "no"
     assert decided.not_told == {}
@@ -247,13 +247,13 @@ def test_only_what_could_change_the_verdict_is_asked_for() -> None:
 
 @settings(**COMMON)
 @given(OTHERS)
-def test_what_is_asked_for_is_not_there_yet(others: dict[str, Any]) -> None:
+def test_requested_facts_exclude_given_ones(others: dict[str, Any]) -> None:
     found = advised(**others)
     for options, names in found.not_told.items():
         assert names
         assert not {FACT_OPTIONS[name] for name in others} & {*options}
 
 
-def test_the_page_has_the_rules() -> None:
+def test_advise_page_has_the_rules_table() -> None:
     page = (Path(__file__).parents[3] / "docs" / "advise.md").read_text(encoding="utf-8")
     assert table() in page, "update the table with: python -m tests.report.advisor.table"

@@ -8,7 +8,7 @@ import json
 from trtspec.report.monitoring.configuration import PER_ROW, WIDTH, dashboard
 
 
-def test_it_is_the_same_each_time_and_whole() -> None:
+def test_dashboard_is_deterministic_with_unique_panels() -> None:
     assert json.dumps(dashboard()) == json.dumps(dashboard())
     panels = dashboard()["panels"]
     assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
@@ -18,7 +18,7 @@ def test_it_is_the_same_each_time_and_whole() -> None:
     assert PER_ROW * WIDTH == 24, "Grafana has 24 columns"
 
 
-def test_the_data_source_is_the_readers_choice() -> None:
+def test_dashboard_variables_select_data_source_model_and_instance() -> None:
     variables = {each["name"]: each for each in dashboard()["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     for panel in dashboard()["panels"]:

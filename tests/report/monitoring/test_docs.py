@@ -31,7 +31,7 @@ def names(families: Iterable[MetricSpec]) -> set[str]:
     return {family.name for family in families}
 
 
-def test_the_table_has_every_metric_as_it_is_registered() -> None:
+def test_metrics_table_matches_the_registered_metrics() -> None:
     expected = [
         [f"`{each.name}`", each.kind, ", ".join(f"`{label}`" for label in each.labels), each.unit, each.description]
         for each in FAMILIES
@@ -49,7 +49,7 @@ def test_the_table_has_every_metric_as_it_is_registered() -> None:
         "vllm": "backends.vllm.stand_in",
     }.items(),
 )
-def test_the_backends_of_the_table_are_those_that_export(
+def test_metrics_listed_for_a_backend_match_its_exports(
     backend: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
@@ -59,10 +59,10 @@ def test_the_backends_of_the_table_are_those_that_export(
     assert names(told) == listed(backend)
 
 
-def test_the_model_beside_engines_exports_all() -> None:
+def test_bls_model_exports_every_metric() -> None:
     assert listed("tensorrt_llm") == names(BLS) == names(FAMILIES)
 
 
-def test_the_alerts_are_those_of_the_rules() -> None:
+def test_documented_alerts_match_the_rules() -> None:
     alerts = {rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule}
     assert set(re.findall(r"^\| `(Trtspec\w+)`", PAGE, re.MULTILINE)) == alerts

@@ -22,14 +22,14 @@ from trtspec.report.monitoring import prometheus as fetching
 from trtspec.report.monitoring.prometheus import Prometheus, fetch
 
 
-def test_an_answer_is_what_was_sent() -> None:
+def test_fetch_returns_the_response_body() -> None:
     with serving(lambda path: (200, f"said of {path}".encode())) as url:
         assert fetch(f"{url}/metrics?a=1") == b"said of /metrics?a=1"
         assert fetch(url) == b"said of /"
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
-def test_only_a_good_answer_counts_and_none_is_followed(status: int) -> None:
+def test_fetch_rejects_error_and_redirect_statuses(status: int) -> None:
     with (
         serving(lambda path: (status, b"no")) as url,
         pytest.raises(DeployError, match=f"returned status {status}: 'no'"),
@@ -37,7 +37,7 @@ def test_only_a_good_answer_counts_and_none_is_followed(status: int) -> None:
         fetch(url)
 
 
-def test_an_answer_is_no_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_rejects_a_response_above_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "MAX_BYTES", 1000)
     with serving(lambda path: (200, b"x" * 1001)) as url, pytest.raises(DeployError, match="exceeds 1,000 bytes"):
         fetch(url)
@@ -67,7 +67,7 @@ def dripping() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_one_that_drips_is_late() -> None:
+def test_slowly_dripping_response_times_out() -> None:
     started = time.monotonic()
     with dripping() as url, pytest.raises(StepTimeout, match=r"no response within 0\.2 s"):
         fetch(url, timeout_s=0.2)
@@ -88,7 +88,7 @@ def test_one_that_drips_is_late() -> None:
         "http://[::1/",
     ],
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(DeployError, match="is not an http"):
         fetch(url)
 
@@ -104,7 +104,7 @@ def escaped(value: str) -> str:
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(NAMES, LABELS, st.floats(allow_nan=False, allow_infinity=False)), max_size=5))
-def test_samples_are_read_as_they_were_written(samples: list[tuple[str, dict[str, str], float]]) -> None:
+def test_parsed_samples_match_the_written_ones(samples: list[tuple[str, dict[str, str], float]]) -> None:
     lines = []
     for name, labels, value in samples:
         inside = ",".join(f'{key}="{escaped(each)}"' for key, each in labels.items())
@@ -120,11 +120,11 @@ def test_samples_are_read_as_they_were_written(samples: list[tuple[str, dict[str
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_any_bytes_can_be_read(data: bytes) -> None:
+def test_arbitrary_bytes_can_be_parsed(data: bytes) -> None:
     parse_metrics(data)
 
 
-def test_only_numbers_are_samples() -> None:
+def test_only_finite_numbers_are_samples() -> None:
     assert parse_metrics(b"a NaN\nb +Inf\nc x\nd 1 2 3\ne{ 1\nf 1e3\n") == {"f": [({}, 1000.0)]}
 
 
@@ -135,11 +135,11 @@ def answered(document: Any) -> Prometheus:
 @pytest.mark.parametrize(
     "result", [[], None, "x", [{}], [{"value": []}], [{"value": [0, "NaN"]}], [{"value": [0, "x"]}], {"a": 1}, [[1]]]
 )
-def test_what_is_no_number_is_none(result: Any) -> None:
+def test_result_without_a_number_is_none(result: Any) -> None:
     assert answered({"status": "success", "data": {"result": result}}).value("up") is None
 
 
-def test_a_number_and_the_alerts() -> None:
+def test_prometheus_value_and_alerts_are_parsed() -> None:
     assert answered({"status": "success", "data": {"result": [{"metric": {}, "value": [0, "2.5"]}]}}).value("up") == 2.5
     groups = [{"rules": [{"type": "alerting", "name": "A"}, {"type": "recording", "name": "r"}, 3]}, {"rules": None}, 1]
     assert answered({"status": "success", "data": {"groups": groups}}).alerts() == {"A"}
@@ -148,7 +148,7 @@ def test_a_number_and_the_alerts() -> None:
 @pytest.mark.parametrize(
     "document", [[], 1, {}, {"status": "error", "error": "bad"}, {"status": "success", "data": []}]
 )
-def test_what_is_no_answer_of_prometheus_is_said(document: Any) -> None:
+def test_invalid_prometheus_response_is_an_error_with_its_url(document: Any) -> None:
     with pytest.raises(TrtspecError) as refused:
         answered(document).value("up")
     assert refused.value.where == "http://here/api/v1/query"

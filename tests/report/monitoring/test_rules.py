@@ -20,18 +20,18 @@ def named(expression: str) -> set[str]:
     return set(re.findall(r"\btrtspec_\w+", re.sub(r"model:\w+:\w+", "", expression)))
 
 
-def test_promtool_takes_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     assert "SUCCESS: 10 rules found" in promtool("check", "rules", RULES)
 
 
 @pytest.mark.slow
-def test_each_rule_says_what_it_should(tmp_path: Path) -> None:
+def test_rules_pass_promtools_unit_tests(tmp_path: Path) -> None:
     cases = tmp_path / "cases.yaml"
     cases.write_text(CASES.read_text().replace("[RULES]", f"[{RULES}]"))
     assert "SUCCESS" in promtool("test", "rules", cases)
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_unit_test_case() -> None:
     cases = CASES.read_text()
     all_rules = [rule for group in rules()["groups"] for rule in group["rules"]]
     assert [rule for rule in all_rules if (rule.get("alert") or rule["record"]) not in cases] == []
@@ -44,7 +44,7 @@ def test_every_rule_has_a_case() -> None:
     }
 
 
-def test_rules_ask_for_metrics_that_exist() -> None:
+def test_rules_use_only_existing_metrics() -> None:
     expressions = [rule["expr"] for group in rules()["groups"] for rule in group["rules"]]
     assert set().union(*map(named, expressions)) <= {family.name for family in FAMILIES}
     assert f'up{{job="{JOB}"}} == 0' in expressions

@@ -102,7 +102,7 @@ def one(watched: Prometheus, expression: str) -> float:
     return float(series["value"][1])
 
 
-def test_the_counts_are_those_of_the_answers(watched: Prometheus) -> None:
+def test_metric_counts_match_the_responses(watched: Prometheus) -> None:
     """Requests of the pair to `tensorrt_llm` also count as requests of that model, without drafts."""
     engine = 'model="tensorrt_llm"'
     asked = one(watched, f'sum(trtspec_requests_total{{{engine}, finish_reason!="refused"}})')
@@ -122,14 +122,14 @@ def test_the_counts_are_those_of_the_answers(watched: Prometheus) -> None:
         assert one(watched, f"{family.name}_sum{{{pair}}}") > 0
 
 
-def test_the_method_is_a_label_and_nothing_is_left_running(watched: Prometheus) -> None:
+def test_method_is_a_label_and_gauges_return_to_zero(watched: Prometheus) -> None:
     methods = {series["metric"]["method"] for series in watched.query("trtspec_requests_total")}
     assert methods == {METHOD}
     for gauge in ("trtspec_requests_running", "trtspec_requests_waiting", "trtspec_breaker_open"):
         assert [series["value"][1] for series in watched.query(f"sum({gauge})")] == ["0"]
 
 
-def test_each_model_exports_what_it_can_tell(watched: Prometheus) -> None:
+def test_each_model_exports_its_metrics(watched: Prometheus) -> None:
     for model, families in {"tensorrt_llm": EMBEDDED, "tensorrt_llm_bls": known.FAMILIES}.items():
         query = f'group by (__name__) ({{__name__=~"trtspec_.*", model="{model}"}})'
         names = {series["metric"]["__name__"] for series in watched.query(query)}
@@ -137,7 +137,7 @@ def test_each_model_exports_what_it_can_tell(watched: Prometheus) -> None:
         assert {name for name in names if not name.endswith(("_sum", "_bucket"))} == expected
 
 
-def test_prometheus_linter_has_no_complaint(served: Served, watched: Prometheus) -> None:
+def test_exposition_passes_promtools_linter(served: Served, watched: Prometheus) -> None:
     ours = [line for line in exposition(served).splitlines(keepends=True) if "trtspec_" in line]
     assert promtool("check", "metrics", given="".join(ours)) == ""
 
@@ -157,12 +157,12 @@ def test_every_query_of_the_dashboard_has_data(expression: str, watched: Prometh
     assert [value for value in values if math.isfinite(value)], f"{expression} lacks data"
 
 
-def test_what_variables_of_the_dashboard_ask_for_exists(watched: Prometheus) -> None:
+def test_dashboard_variable_labels_have_values(watched: Prometheus) -> None:
     for label in ("model", "instance"):
         assert watched.get(f"label/{label}/values", **{"match[]": "trtspec_requests_total"})
 
 
-def test_every_rule_is_evaluated(watched: Prometheus) -> None:
+def test_every_rule_is_evaluated_without_firing(watched: Prometheus) -> None:
     groups: list[dict[str, Any]] = watched.get("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) == 10

@@ -120,7 +120,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         process.wait(WAIT_S)
 
 
-def test_requests_of_one_connection_are_answered_in_turn(server: Server) -> None:
+def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     with closing(server.open()) as connection:
         connection.sendall(post() + post(b'{"second": 1}'))  # the second request arrives before the first response
         assert wait_until(lambda: len(server.requests) == 2, WAIT_S)
@@ -129,7 +129,7 @@ def test_requests_of_one_connection_are_answered_in_turn(server: Server) -> None
     assert b'"second": 1' in server.requests[1]
 
 
-def test_body_in_chunks_reaches_the_server_with_a_length(server: Server) -> None:
+def test_chunked_body_is_forwarded_with_a_content_length(server: Server) -> None:
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in (BODY[:3], BODY[3:], b""))
     head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert server.ask(head + chunks) == OK
@@ -153,7 +153,7 @@ def test_body_in_chunks_reaches_the_server_with_a_length(server: Server) -> None
         (b"x" * 1_000_000, 431),
     ],
 )
-def test_refused_request_gets_a_response_and_the_server_gets_nothing(server: Server, data: bytes, status: int) -> None:
+def test_rejected_request_gets_an_error_response_and_is_not_forwarded(server: Server, data: bytes, status: int) -> None:
     response = server.ask(data)
     assert response.startswith(b"HTTP/1.1 %d " % status), response[:200]
     assert response.count(b"HTTP/1.1 ") == 1
@@ -162,7 +162,7 @@ def test_refused_request_gets_a_response_and_the_server_gets_nothing(server: Ser
     assert server.ask(post()) == OK, "other clients must be served"
 
 
-def test_server_that_is_gone_is_answered_for_with_503_until_it_is_back(server: Server) -> None:
+def test_unreachable_server_gives_503_until_it_returns(server: Server) -> None:
     (server.place / SOCKETS["http"]).unlink()
     response = server.ask(post())
     assert response.startswith(b"HTTP/1.1 503 ")
@@ -171,14 +171,14 @@ def test_server_that_is_gone_is_answered_for_with_503_until_it_is_back(server: S
         assert server.ask(post()) == OK
 
 
-def test_server_that_dies_during_a_request_is_answered_for(server: Server) -> None:
+def test_server_crash_gives_503_or_a_truncated_response(server: Server) -> None:
     server.answer = lambda connection: connection.close()
     assert server.ask(post()).startswith(b"HTTP/1.1 503 ")
     server.answer = lambda connection: (connection.sendall(OK[:-1]), connection.close())
     assert server.ask(post()) == OK[:-1], "a partial response is not repaired; the client notices the missing end"
 
 
-def test_events_are_passed_on_as_they_come(server: Server) -> None:
+def test_stream_events_are_forwarded_immediately(server: Server) -> None:
     goes_on = threading.Event()
 
     def answer(connection: socket.socket) -> None:
@@ -197,7 +197,7 @@ def test_events_are_passed_on_as_they_come(server: Server) -> None:
             data += connection.recv(1 << 16)
 
 
-def test_slow_reader_holds_back_the_server_and_not_the_memory(server: Server) -> None:
+def test_slow_reader_applies_backpressure_with_bounded_memory(server: Server) -> None:
     sent: list[int] = []
     size = 64 << 20
 
@@ -219,7 +219,7 @@ def test_slow_reader_holds_back_the_server_and_not_the_memory(server: Server) ->
             got += len(connection.recv(1 << 20))
 
 
-def test_client_that_leaves_closes_the_server_s_connection(server: Server) -> None:
+def test_client_disconnect_closes_the_upstream_connection(server: Server) -> None:
     server.answer = lambda connection: None
     with closing(server.open()) as connection:
         connection.sendall(post(path="/v2/models/ensemble/generate_stream"))
@@ -227,7 +227,7 @@ def test_client_that_leaves_closes_the_server_s_connection(server: Server) -> No
     assert server.left.wait(WAIT_S)
 
 
-def test_client_of_generate_that_leaves_is_noted_until_the_model_has_ended(server: Server) -> None:
+def test_generate_client_disconnect_is_recorded_until_the_model_finishes(server: Server) -> None:
     ends = threading.Event()
     server.answer = lambda connection: (ends.wait(WAIT_S), connection.sendall(OK))
     with closing(server.open()) as connection:
@@ -242,7 +242,7 @@ def test_client_of_generate_that_leaves_is_noted_until_the_model_has_ended(serve
     assert server.ask(post()) == OK
 
 
-def test_slow_heads_do_not_keep_others_out(server: Server) -> None:
+def test_incomplete_heads_do_not_block_other_clients(server: Server) -> None:
     """Open more connections than the proxy accepts, all with incomplete heads."""
     slow = []
     try:
@@ -256,7 +256,7 @@ def test_slow_heads_do_not_keep_others_out(server: Server) -> None:
             each.close()
 
 
-def test_head_that_does_not_come_is_not_waited_for(server: Server) -> None:
+def test_incomplete_head_times_out_with_408(server: Server) -> None:
     with closing(server.open()) as connection:
         begun = time.monotonic()
         connection.sendall(b"GET /v2 HTTP/1.1\r\n")
@@ -264,7 +264,7 @@ def test_head_that_does_not_come_is_not_waited_for(server: Server) -> None:
         assert time.monotonic() - begun < 20
 
 
-def test_large_bodies_together_are_bounded(server: Server) -> None:
+def test_concurrent_large_bodies_use_bounded_memory(server: Server) -> None:
     held = []
     try:
         for _ in range(20):
@@ -281,13 +281,13 @@ def test_large_bodies_together_are_bounded(server: Server) -> None:
     assert server.ask(post()) == OK
 
 
-def test_metrics_are_read_and_nothing_else(server: Server) -> None:
+def test_metrics_port_rejects_post_requests(server: Server) -> None:
     with closing(socket.create_connection(("127.0.0.1", server.ports["metrics"]), timeout=WAIT_S)) as connection:
         connection.sendall(post(path="/metrics"))
         assert everything(connection).startswith(b"HTTP/1.1 405 ")
 
 
-def test_client_that_waits_for_continue_gets_it(server: Server) -> None:
+def test_expect_continue_header_gets_100_continue(server: Server) -> None:
     with closing(server.open()) as connection:
         head, _, body = post(headers="Expect: 100-continue\r\n").partition(b"\r\n\r\n")
         connection.sendall(head + b"\r\n\r\n")
@@ -297,7 +297,7 @@ def test_client_that_waits_for_continue_gets_it(server: Server) -> None:
     assert b"Expect" not in server.requests[0]
 
 
-def test_port_that_is_taken_ends_the_front_with_its_own_status(tmp_path: Path) -> None:
+def test_port_in_use_ends_the_proxy_with_a_dedicated_exit_status(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         ports = {"http": taken.getsockname()[1], "metrics": free_ports(1)[0]}
         done = subprocess.run(

@@ -38,7 +38,7 @@ def status_of(head: bytes) -> int:
     return 0
 
 
-def test_request_is_written_anew_with_one_length() -> None:
+def test_request_is_rewritten_with_one_content_length() -> None:
     head = (
         POST
         + b"\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: keep-alive, X\r\nX-Own: a:b"
@@ -53,7 +53,7 @@ def test_request_is_written_anew_with_one_length() -> None:
     )
 
 
-def test_get_without_a_body_has_no_length() -> None:
+def test_get_request_without_body_has_no_content_length() -> None:
     request = parse_head(b"GET /v2/health/ready HTTP/1.0\r\nHost: localhost", RULES)
     assert request.render(b"") == b"GET /v2/health/ready HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     assert not request.keeps
@@ -102,7 +102,7 @@ def test_get_without_a_body_has_no_length() -> None:
         (POST + b"\r\nInference-Header-Content-Length: 5\r\nInference-Header-Content-Length: 6", 400),
     ],
 )
-def test_ambiguous_or_unsupported_head_is_refused(head: bytes, status: int) -> None:
+def test_ambiguous_or_unsupported_head_is_rejected(head: bytes, status: int) -> None:
     assert status_of(head) == status
 
 
@@ -120,11 +120,11 @@ def test_ambiguous_or_unsupported_head_is_refused(head: bytes, status: int) -> N
         (b"Host: localhost\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: x", 0),
     ],
 )
-def test_requests_of_other_sites_are_refused(headers: bytes, status: int) -> None:
+def test_cross_site_requests_are_rejected(headers: bytes, status: int) -> None:
     assert status_of(b"POST /v2/models/ensemble/generate HTTP/1.1\r\n" + headers) == status
 
 
-def test_incomplete_head_is_bounded() -> None:
+def test_incomplete_head_is_rejected_if_oversized_or_malformed() -> None:
     check_incomplete_head(b"GET / HTTP/1.1\r\nHost: x\r\n", 0)
     with pytest.raises(RequestRejected, match="exceeds 65,536 bytes"):
         check_incomplete_head(b"x" * (MAX_HEAD_BYTES + 1), 0)
@@ -136,7 +136,7 @@ def chunked(*chunks: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in (*chunks, b""))
 
 
-def test_chunks_are_joined_however_they_come() -> None:
+def test_chunked_body_is_decoded_from_any_fragmentation() -> None:
     parts = (b"{", b'"a": ' * 3000, b"1}")
     for step in (1, 2, 3, 7, 100_000):
         data, chunks, buffer = chunked(*parts) + b"GET ", ChunkedBody(), bytearray()
@@ -162,12 +162,12 @@ def test_chunks_are_joined_however_they_come() -> None:
         b"x" * 30,
     ],
 )
-def test_malformed_or_endless_chunks_are_refused(data: bytes) -> None:
+def test_malformed_or_excessive_chunks_are_rejected(data: bytes) -> None:
     with pytest.raises(RequestRejected):
         ChunkedBody().take(bytearray(data))
 
 
-def test_form_is_refused_and_json_that_curl_calls_a_form_is_not() -> None:
+def test_form_body_is_rejected_but_json_with_form_content_type_is_accepted() -> None:
     form = parse_head(POST + b"\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 2", RULES)
     assert check_body(form, bytearray(b' {"a": 1}')) == b' {"a": 1}'
     assert b"form" not in form.render(b"{}")
@@ -176,7 +176,7 @@ def test_form_is_refused_and_json_that_curl_calls_a_form_is_not() -> None:
 
 
 @pytest.mark.parametrize(("encoding", "compress"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
-def test_compressed_body_is_forwarded_as_it_was(encoding: bytes, compress) -> None:
+def test_compressed_body_is_decompressed_or_rejected(encoding: bytes, compress) -> None:
     request = parse_head(POST + b"\r\nContent-Encoding: " + encoding + b"\r\nContent-Length: 2", RULES)
     assert check_body(request, bytearray(compress(b'{"a": 1}'))) == b'{"a": 1}'
     assert b"Encoding" not in request.render(b"")
@@ -196,7 +196,7 @@ def test_compressed_body_is_forwarded_as_it_was(encoding: bytes, compress) -> No
         b"{" + b'"a" : 1,' * 10_001 + b"}",
     ],
 )
-def test_json_that_ends_the_server_is_refused(body: bytes) -> None:
+def test_json_that_would_crash_the_server_is_rejected(body: bytes) -> None:
     with pytest.raises(RequestRejected):
         check_depth(body)
 
@@ -212,11 +212,11 @@ def test_json_that_ends_the_server_is_refused(body: bytes) -> None:
         b'"' + b'\\"' * 4_000_000,
     ],
 )
-def test_brackets_in_texts_and_flat_lists_are_accepted(body: bytes) -> None:
+def test_brackets_in_strings_and_flat_lists_are_accepted(body: bytes) -> None:
     check_depth(body)
 
 
-def test_binary_tensors_behind_the_json_are_not_looked_at() -> None:
+def test_binary_tensors_after_the_json_are_not_checked() -> None:
     check_depth(b"{}" + b"[" * 1000, 2)
 
 
@@ -230,7 +230,7 @@ RESPONSES = [
 
 @pytest.mark.parametrize("response", RESPONSES)
 @pytest.mark.parametrize("step", [1, 3, 100_000])
-def test_end_of_a_response_is_found(response: bytes, step: int) -> None:
+def test_response_end_is_detected(response: bytes, step: int) -> None:
     followed, taken = UpstreamResponse(), 0
     data = response + b"HTTP/1.1"
     for at in range(0, len(data), step):
@@ -250,12 +250,12 @@ def test_end_of_a_response_is_found(response: bytes, step: int) -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_malformed_response_is_noticed(response: bytes) -> None:
+def test_malformed_response_is_detected(response: bytes) -> None:
     with pytest.raises(MalformedResponse):
         UpstreamResponse().follow(response)
 
 
-def test_response_without_a_length_ends_with_the_connection() -> None:
+def test_response_without_length_ends_with_the_connection() -> None:
     followed = UpstreamResponse()
     followed.follow(b"HTTP/1.1 200 OK\r\n\r\nhello")
     assert not followed.is_over
@@ -263,7 +263,7 @@ def test_response_without_a_length_ends_with_the_connection() -> None:
     assert followed.closes
 
 
-def test_no_bytes_make_the_parsers_fail_otherwise() -> None:
+def test_parsers_accept_or_reject_any_mutated_bytes() -> None:
     """Random mutations of valid requests are either accepted or rejected."""
     chance, seeds = random.Random(0), [POST + b"\r\nContent-Length: 4\r\nX: y", *RESPONSES]
     for _ in range(20_000):

@@ -120,7 +120,7 @@ def last_words(client: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "localhost.evil.example", "10.0.0.1"])
-def test_a_page_whose_name_was_rebound_gets_nothing(path: str, host: str, gateway: Gateway) -> None:
+def test_dns_rebinding_request_is_rejected_with_421(path: str, host: str, gateway: Gateway) -> None:
     host = host.format(port=gateway.port)
     for headers in ({"Host": host}, {"Host": host, "Origin": f"http://{host}"}):
         answer = requests.get(gateway.url + path, headers=headers, timeout=20)
@@ -129,7 +129,7 @@ def test_a_page_whose_name_was_rebound_gets_nothing(path: str, host: str, gatewa
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_another_site_may_ask_nothing(path: str, gateway: Gateway) -> None:
+def test_cross_origin_request_is_rejected_with_403(path: str, gateway: Gateway) -> None:
     for origin in ("http://evil.example", "null", f"http://localhost:{gateway.port + 1}"):
         answer = requests.get(gateway.url + path, headers={"Origin": origin}, timeout=20)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
@@ -146,7 +146,7 @@ def test_completions_check_the_host_before_the_body(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: localhost\r\nHost: evil.example\r\n", b"Host: \r\n"])
-def test_one_host_is_needed(hosts: bytes, gateway: Gateway) -> None:
+def test_missing_duplicate_or_empty_host_header_is_rejected(hosts: bytes, gateway: Gateway) -> None:
     with gateway.connect() as client:
         client.sendall(b"GET /version HTTP/1.1\r\nConnection: close\r\n" + hosts + b"\r\n")
         assert last_words(client).startswith(b"HTTP/1.1 400")
@@ -167,7 +167,7 @@ def test_one_host_is_needed(hosts: bytes, gateway: Gateway) -> None:
     ],
     ids=["headers", "short", "header", "path", "method", "lines", "trailers", "trailer", "extension"],
 )
-def test_heads_and_trailers_are_bounded_before_a_key_is_asked_for(start: bytes, part: bytes, gateway: Gateway) -> None:
+def test_head_and_trailer_floods_are_bounded_before_authentication(start: bytes, part: bytes, gateway: Gateway) -> None:
     before = gateway.forget_peak()
 
     def flood(_: int) -> int:
@@ -184,7 +184,7 @@ def test_heads_and_trailers_are_bounded_before_a_key_is_asked_for(start: bytes, 
 
 
 @pytest.mark.parametrize("lines", [600, 100])
-def test_a_head_beyond_the_bounds_gets_431(lines: int, gateway: Gateway) -> None:
+def test_oversized_head_is_rejected_with_431(lines: int, gateway: Gateway) -> None:
     with gateway.connect() as client:
         value = b"a" * (1000 if lines == 100 else 2)
         client.sendall(CLOSING + (b"X: " + value + b"\r\n") * lines + b"\r\n")
@@ -195,7 +195,7 @@ def test_a_head_beyond_the_bounds_gets_431(lines: int, gateway: Gateway) -> None
         assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_trailers_are_no_headers(gateway: Gateway) -> None:
+def test_trailers_are_not_treated_as_headers(gateway: Gateway) -> None:
     body = json.dumps({"model": "m", "prompt": "x"}).encode()
     chunk = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
     trailer = b"Host: evil.example\r\nOrigin: http://evil.example\r\n\r\n"
@@ -204,7 +204,7 @@ def test_trailers_are_no_headers(gateway: Gateway) -> None:
         assert last_words(client).startswith(b"HTTP/1.1 200")
 
 
-def test_a_body_of_many_small_chunks_is_taken(gateway: Gateway) -> None:
+def test_body_of_many_small_chunks_is_accepted(gateway: Gateway) -> None:
     body = json.dumps({"model": "m", "prompt": "x" * 3000}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     with gateway.connect() as client:
@@ -212,7 +212,7 @@ def test_a_body_of_many_small_chunks_is_taken(gateway: Gateway) -> None:
         assert last_words(client).startswith(b"HTTP/1.1 200")
 
 
-def test_many_unfinished_heads_take_a_bounded_memory_together(gateway: Gateway) -> None:
+def test_concurrent_incomplete_heads_use_bounded_memory(gateway: Gateway) -> None:
     before, clients = gateway.forget_peak(), []
     try:
         for _ in range(900):
@@ -226,7 +226,7 @@ def test_many_unfinished_heads_take_a_bounded_memory_together(gateway: Gateway) 
             client.close()
 
 
-def test_many_unfinished_bodies_take_a_bounded_memory_together(gateway: Gateway) -> None:
+def test_concurrent_incomplete_bodies_use_bounded_memory(gateway: Gateway) -> None:
     before, clients = gateway.forget_peak(), []
     try:
 
@@ -260,7 +260,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_large_bodies_do_not_stop_the_others(kind: str, gateway: Gateway) -> None:
+def test_large_bodies_do_not_block_other_requests(kind: str, gateway: Gateway) -> None:
     body = json.dumps({"model": "m", **BODIES[kind]}, separators=(",", ":")).encode()
     assert len(body) < 4 * MB
     done = threading.Event()
@@ -291,13 +291,13 @@ def test_large_bodies_do_not_stop_the_others(kind: str, gateway: Gateway) -> Non
 
 
 @pytest.mark.parametrize("value", [True, 7, 1.5, "x" * 2000, [1] * 2000])
-def test_bias_that_is_no_object_is_a_client_error(value: object, gateway: Gateway) -> None:
+def test_logit_bias_of_wrong_type_is_a_client_error(value: object, gateway: Gateway) -> None:
     body = {"model": "m", "prompt": "x", "logit_bias": value}
     answer = requests.post(f"{gateway.url}/v1/completions", json=body, timeout=20)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
 
 
-def test_errors_print_json_and_no_python(gateway: Gateway) -> None:
+def test_error_messages_format_values_as_json_not_python(gateway: Gateway) -> None:
     for body, said in (
         (
             {"tools": [{"type": "function", "strict": True}]},

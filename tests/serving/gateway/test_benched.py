@@ -22,7 +22,7 @@ def bench(trtspec: Run, url: str, *more: Any) -> dict[str, Any]:
     return done.document
 
 
-def test_both_entries_say_the_same_of_the_same_texts(entry: RunningGateway, served: Served, trtspec: Run) -> None:
+def test_triton_and_openai_benchmarks_report_equal_counts(entry: RunningGateway, served: Served, trtspec: Run) -> None:
     """Tokens, draft counts and texts come from the engine and must not depend on the API."""
     by_triton = bench(trtspec, served.client.where, "--concurrency", "1,3")
     by_openai = bench(trtspec, entry.url, "--concurrency", "1,3")
@@ -46,7 +46,7 @@ def test_both_entries_say_the_same_of_the_same_texts(entry: RunningGateway, serv
         assert theirs["arms"]["served"]["mean_accepted_len"] == pytest.approx(1 + accepted / steps, abs=1e-3)
 
 
-def test_chats_and_arrivals(entry: RunningGateway, trtspec: Run) -> None:
+def test_chat_benchmark_with_poisson_arrivals_reports_goodput(entry: RunningGateway, trtspec: Run) -> None:
     document = bench(trtspec, entry.url, "--api", "chat", "--rate", "20", "--slo", "e2e=60s", "--temperature", "0.8")
     (point,) = document["points"]
     assert point["load"] == {"kind": "poisson", "requests_per_s": 20.0}
@@ -54,7 +54,7 @@ def test_chats_and_arrivals(entry: RunningGateway, trtspec: Run) -> None:
     assert point["arms"]["served"]["output_tokens"] == 2 * 6 * 24
 
 
-def test_random_prompts_have_the_length_that_was_asked_for(entry: RunningGateway, trtspec: Run) -> None:
+def test_random_prompts_have_the_requested_length(entry: RunningGateway, trtspec: Run) -> None:
     asked = ("--requests", 4, "--runs", 1, "--max-rounds", 1, "--input-tokens", 20, "--output-tokens", 4)
     tokenizer = ("--tokenizer", entry.config.tokenizer)
     done = trtspec("bench", entry.url, "--concurrency", 2, *asked, *tokenizer, "--json")

@@ -35,15 +35,15 @@ def limits_of(artifact: Path) -> GatewayLimits:
     return gateway_config(artifact, grpc="127.0.0.1:1", port=1).limits
 
 
-def test_the_entry_has_the_limits_of_the_recipe(tmp_path: Path) -> None:
+def test_gateway_uses_the_limits_of_the_recipe(tmp_path: Path) -> None:
     assert limits_of(write(tmp_path, max_queue_size=5, limits=LIMITS)) == GatewayLimits(max_texts=7, **LIMITS)  # type: ignore[arg-type]
 
 
-def test_a_recipe_that_says_none_has_the_entrys_own() -> None:
+def test_recipe_limit_defaults_equal_the_gateway_defaults() -> None:
     assert EntryLimits().model_dump() == {key: getattr(GatewayLimits(), key) for key in EntryLimits.model_fields}
 
 
-def test_an_artifact_of_before_has_the_entrys_own(tmp_path: Path) -> None:
+def test_artifact_without_recorded_limits_uses_the_gateway_defaults(tmp_path: Path) -> None:
     write(tmp_path, max_queue_size=5)
     document = read_manifest(tmp_path)
     del document["recipe"]["serving"]["limits"]

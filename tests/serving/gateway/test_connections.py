@@ -82,14 +82,14 @@ def answer(client: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", REQUEST[:-2]])
-def test_a_connection_whose_head_does_not_come_is_ended(begun: bytes) -> None:
+def test_connection_with_incomplete_head_is_closed(begun: bytes) -> None:
     with served(config_of()) as connect:
         client = connect()
         client.sendall(begun)
         assert is_ended(client)
 
 
-def test_a_head_that_drips_is_ended_though_each_byte_is_in_time() -> None:
+def test_slowly_sent_head_is_limited_by_a_total_timeout() -> None:
     with served(config_of()) as connect:
         client = connect()
         client.settimeout(HEAD_S / 8)
@@ -105,7 +105,7 @@ def test_a_head_that_drips_is_ended_though_each_byte_is_in_time() -> None:
                 break
 
 
-def test_a_second_head_is_waited_for_no_longer_than_the_first() -> None:
+def test_connection_with_incomplete_second_head_is_closed() -> None:
     with served(config_of()) as connect:
         client = connect()
         answer(client)
@@ -113,7 +113,7 @@ def test_a_second_head_is_waited_for_no_longer_than_the_first() -> None:
         assert is_ended(client)
 
 
-def test_a_connection_is_kept_between_requests_and_while_a_body_comes() -> None:
+def test_connection_stays_open_between_requests_and_during_a_body() -> None:
     with served(config_of()) as connect:
         client, other = connect(), connect()
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
@@ -124,7 +124,7 @@ def test_a_connection_is_kept_between_requests_and_while_a_body_comes() -> None:
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_only_so_many_are_open_and_one_that_goes_makes_room(caplog: pytest.LogCaptureFixture) -> None:
+def test_connection_limit_closes_new_connections_until_one_is_released(caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(most=3, head_s=WAIT_S)
     with caplog.at_level(logging.WARNING, "trtspec.serving.gateway.connections"), served(config) as connect:
         kept = [connect() for _ in range(3)]
@@ -144,13 +144,13 @@ def _is_taken(client: socket.socket) -> bool:
         return False
 
 
-def test_half_of_the_files_may_be_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_limit_is_half_of_the_open_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, most in ((1024, 512), (1, 1), (1 << 20, 16384), (resource.RLIM_INFINITY, 16384)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         assert max_connections() == most
 
 
-def test_the_entry_is_served_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_server_config_applies_the_connection_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.serving.gateway.__main__.ConnectionLimits", partial(ConnectionLimits, head_s=HEAD_S))
     config = server_config(app, CONFIG)
     with served(config) as connect:

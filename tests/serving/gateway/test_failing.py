@@ -97,7 +97,7 @@ def events(answer: requests.Response) -> list[Any]:
         (grpc.StatusCode.CANCELLED, 503, "broken"),
     ],
 )
-def test_a_status_of_the_server_is_one_of_http(
+def test_grpc_status_maps_to_http_status(
     code: grpc.StatusCode, status: int, told: str, fake: Fake, failing: RunningGateway
 ) -> None:
     fake.serve, fake.closes_early, fake.status = says(), True, (code, "said in /srv/models/x.py by it")
@@ -111,9 +111,7 @@ def test_a_status_of_the_server_is_one_of_http(
 
 
 @pytest.mark.slow
-def test_a_bias_is_as_long_as_the_models_logits_and_is_refused_where_nothing_takes_it(
-    fake: Fake, failing: RunningGateway
-) -> None:
+def test_logit_bias_is_sized_to_the_vocabulary_or_rejected_if_unsupported(fake: Fake, failing: RunningGateway) -> None:
     refused = error_of(failing.post(logit_bias={"1": 2}))
     assert (refused["param"], refused["code"]) == ("logit_bias", "unsupported_parameter")
     config = replace(failing.config, vocab_size=200, port=0)
@@ -135,7 +133,7 @@ def test_a_bias_is_as_long_as_the_models_logits_and_is_refused_where_nothing_tak
         ("the request was cancelled", 503, "broken"),
     ],
 )
-def test_the_words_of_an_error_tell_its_status(
+def test_error_message_determines_the_http_status(
     words: str, status: int, told: str, fake: Fake, failing: RunningGateway
 ) -> None:
     fake.serve = lambda *_: [response(error=words)]
@@ -144,7 +142,7 @@ def test_the_words_of_an_error_tell_its_status(
 
 
 @pytest.mark.parametrize("words", ["Stub process 'tensorrt_llm_0_0' is not healthy.", f"internal error {'0a' * 6}: so"])
-def test_an_internal_error_is_an_id_of_the_log_that_has_its_words(
+def test_model_internal_error_is_reported_by_log_id_only(
     words: str, fake: Fake, failing: RunningGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.serve = lambda *_: [response(error=words)]
@@ -158,7 +156,7 @@ def test_an_internal_error_is_an_id_of_the_log_that_has_its_words(
         assert caplog.messages == [f"internal error {told}: the model failed: {words}"]
 
 
-def test_a_bug_of_the_entry_is_an_id_of_its_log(
+def test_gateway_exception_is_reported_by_log_id_only(
     failing: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: Any) -> Any:
@@ -175,14 +173,14 @@ def test_a_bug_of_the_entry_is_an_id_of_its_log(
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_answered_is_not_cancelled(fake: Fake, failing: RunningGateway) -> None:
+def test_completed_stream_is_not_cancelled(fake: Fake, failing: RunningGateway) -> None:
     """The server might keep a cancelled stream, and the model behind it would never be unloaded."""
     fake.lingers = True
     assert failing.post().status_code == 200
     assert fake.ended == [True]
 
 
-def test_a_full_queue_is_overload(fake: Fake, failing: RunningGateway) -> None:
+def test_full_queue_is_reported_as_overload(fake: Fake, failing: RunningGateway) -> None:
     fake.serve = lambda *_: [response(error="Exceeds maximum queue size")]
     answer = failing.post(stream=True)
     assert (answer.status_code, error_of(answer)["type"]) == (503, "server_error")
@@ -190,7 +188,7 @@ def test_a_full_queue_is_overload(fake: Fake, failing: RunningGateway) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_breaks_off_is_an_error(stream: bool, fake: Fake, failing: RunningGateway) -> None:
+def test_interrupted_generation_is_an_error(stream: bool, fake: Fake, failing: RunningGateway) -> None:
     fake.closes_early = True
     answer = failing.post(stream=stream)
     if stream:
@@ -204,7 +202,7 @@ def test_a_text_that_breaks_off_is_an_error(stream: bool, fake: Fake, failing: R
 
 
 @pytest.mark.slow
-def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, failing: RunningGateway) -> None:
+def test_stalled_model_ends_the_stream_with_an_error(fake: Fake, failing: RunningGateway) -> None:
     fake.waits = True
     told = events(failing.post(stream=True))[-1]["error"]
     assert told["code"] == "stalled"
@@ -212,14 +210,14 @@ def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, fai
 
 
 @pytest.mark.slow
-def test_a_model_that_never_answers_is_too_late(fake: Fake, failing: RunningGateway) -> None:
+def test_unresponsive_model_gives_504(fake: Fake, failing: RunningGateway) -> None:
     fake.serve, fake.waits = says(), True
     answer = failing.post()
     assert (answer.status_code, error_of(answer)["code"]) == (504, "timeout")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_ends_the_request_within_a_second(
+def test_client_disconnect_cancels_the_request_within_a_second(
     stream: bool, fake: Fake, failing: RunningGateway
 ) -> None:
     fake.waits = True
@@ -233,7 +231,7 @@ def test_a_client_that_leaves_ends_the_request_within_a_second(
 
 
 @pytest.mark.slow
-def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: RunningGateway) -> None:
+def test_client_that_does_not_read_has_its_request_cancelled(fake: Fake, failing: RunningGateway) -> None:
     fake.serve, fake.waits = says(*["x" * 500] * 1500), True
     body = json.dumps({"model": "m", "prompt": "x", "stream": True, "max_tokens": 100_000}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}"
@@ -248,7 +246,7 @@ def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: Runni
         wait_until(lambda: entry.metric('trtspec_openai_broken_streams_total{reason="slow_client"}') == 1)
 
 
-def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: RunningGateway) -> None:
+def test_concurrent_generations_are_limited(fake: Fake, failing: RunningGateway) -> None:
     fake.waits = True
     asked = {"model": "m", "prompt": "x", "stream": True}
     open_ones = [requests.post(f"{failing.url}/v1/completions", json=asked, stream=True, timeout=20) for _ in range(3)]
@@ -260,7 +258,7 @@ def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: Runnin
 
 
 @pytest.mark.slow
-def test_health_is_what_the_server_says(fake: Fake, failing: RunningGateway) -> None:
+def test_health_reflects_the_readiness_of_the_server(fake: Fake, failing: RunningGateway) -> None:
     wait_until(lambda: failing.get("/health").status_code == 200)
     fake.ready = False
     wait_until(lambda: failing.get("/health").status_code == 503)
@@ -268,7 +266,7 @@ def test_health_is_what_the_server_says(fake: Fake, failing: RunningGateway) -> 
 
 
 @pytest.mark.slow
-def test_without_a_server_health_and_requests_say_so_in_time(failing: RunningGateway, tmp_path: Path) -> None:
+def test_unreachable_server_gives_503_for_health_and_requests_promptly(failing: RunningGateway, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -305,7 +303,7 @@ def test_without_a_server_health_and_requests_say_so_in_time(failing: RunningGat
         ({"Content-Type": "application/json"}, b" " * 30_001, 413),
     ],
 )
-def test_what_is_no_request_is_refused(
+def test_malformed_request_is_rejected(
     headers: dict[str, str], body: bytes, status: int, failing: RunningGateway
 ) -> None:
     answer = requests.post(f"{failing.url}/v1/completions", data=body, headers=headers, timeout=10)
@@ -314,7 +312,7 @@ def test_what_is_no_request_is_refused(
 
 
 @pytest.mark.slow
-def test_a_body_that_grows_or_drips_is_not_waited_for(failing: RunningGateway) -> None:
+def test_oversized_or_slow_body_is_rejected(failing: RunningGateway) -> None:
     chunks = (b" " * 1000 for _ in range(40))
     url, headers = f"{failing.url}/v1/completions", {"Content-Type": "application/json"}
     assert requests.post(url, data=chunks, headers=headers, timeout=10).status_code == 413
@@ -324,7 +322,9 @@ def test_a_body_that_grows_or_drips_is_not_waited_for(failing: RunningGateway) -
         assert client.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: RunningGateway) -> None:
+def test_invalid_or_oversized_prompt_is_rejected_before_the_model_is_called(
+    fake: Fake, failing: RunningGateway
+) -> None:
     over = failing.post(prompt="x" * 20_100)  # at most five bytes per token
     assert (over.status_code, error_of(over)["code"]) == (400, "context_length_exceeded")
     assert "20,100 bytes" in error_of(over)["message"]
@@ -338,13 +338,13 @@ def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: RunningGa
     assert fake.made == []
 
 
-def test_what_the_model_cannot_do_is_not_asked_of_it(fake: Fake, failing: RunningGateway) -> None:
+def test_unsupported_parameter_is_rejected_before_the_model_is_called(fake: Fake, failing: RunningGateway) -> None:
     assert error_of(failing.post(presence_penalty=0.5))["param"] == "presence_penalty"
     assert error_of(failing.post(logprobs=1))["param"] == "logprobs"
     assert fake.made == []
 
 
-def test_what_is_asked_is_what_was_meant(fake: Fake, failing: RunningGateway) -> None:
+def test_request_parameters_map_to_model_inputs(fake: Fake, failing: RunningGateway) -> None:
     failing.post(prompt=[5, 6], temperature=0.5, top_p=0.9, top_k=7, seed=-1, max_tokens=9, stop="b")
     failing.post(temperature=0)
     failing.post(top_p=0, ignore_eos=True, num_draft_tokens=0)
@@ -361,7 +361,7 @@ def test_what_is_asked_is_what_was_meant(fake: Fake, failing: RunningGateway) ->
 
 
 @pytest.mark.slow
-def test_log_probabilities_come_where_the_model_has_them(fake: Fake, failing: RunningGateway) -> None:
+def test_logprobs_are_returned_if_the_model_provides_them(fake: Fake, failing: RunningGateway) -> None:
     fake.outputs = ["output_ids", "sequence_length", "output_log_probs"]
     told = np.array([[[-0.5, -2.0]]], np.float32)
     fake.serve = lambda *_: [response(output_ids=[[[66, 67]]], sequence_length=[[2]], output_log_probs=told)]
@@ -376,7 +376,7 @@ def test_log_probabilities_come_where_the_model_has_them(fake: Fake, failing: Ru
 
 
 @pytest.mark.slow
-def test_open_streams_are_told_when_the_entry_ends(fake: Fake, failing: RunningGateway) -> None:
+def test_open_streams_get_an_error_at_gateway_shutdown(fake: Fake, failing: RunningGateway) -> None:
     fake.waits = True
     slow = GatewayLimits(stall_s=30.0)
     config = GatewayConfig(fake.address, 0, "m", "tensorrt_llm", failing.config.tokenizer, 200, 100, limits=slow)

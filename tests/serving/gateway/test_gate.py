@@ -13,7 +13,7 @@ from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.serving.gateway.errors import ApiError
 
 
-def test_keys_come_from_the_environment_and_a_private_file(tmp_path: Path) -> None:
+def test_api_keys_are_read_from_the_environment_and_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("three\n\nfour\n")
     with pytest.raises(TrtspecError, match="the API keys are readable by other users"):
@@ -28,7 +28,7 @@ def test_keys_come_from_the_environment_and_a_private_file(tmp_path: Path) -> No
         load_keys(str(tmp_path / "none"), {})
 
 
-def test_only_a_key_lets_in() -> None:
+def test_request_without_valid_key_is_rejected() -> None:
     gate = AdmissionControl(GatewayLimits(), ["secret", "other"])
     gate.check("Bearer secret")
     gate.check("Bearer other")
@@ -39,7 +39,7 @@ def test_only_a_key_lets_in() -> None:
     AdmissionControl(GatewayLimits(), []).check("")
 
 
-def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
+def test_rate_limit_is_per_key_and_recovers() -> None:
     now = [0.0]
     gate = AdmissionControl(GatewayLimits(requests_per_minute=2), ["a", "b"], lambda: now[0])
     gate.check("Bearer a")
@@ -52,12 +52,12 @@ def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
     gate.check("Bearer a")
 
 
-def test_more_texts_than_fit_are_for_later() -> None:
+def test_generations_beyond_the_limit_get_503_with_retry_after() -> None:
     gate = AdmissionControl(GatewayLimits(max_texts=3), [])
-    with gate.making(2):
-        with pytest.raises(ApiError, match="the limit is 3") as caught, gate.making(2):
+    with gate.reserve(2):
+        with pytest.raises(ApiError, match="the limit is 3") as caught, gate.reserve(2):
             pass
         assert (caught.value.status, caught.value.headers) == (503, {"retry-after": "1"})
-        with gate.making(1):
+        with gate.reserve(1):
             assert gate.texts == 3
     assert gate.texts == 0

@@ -23,7 +23,7 @@ def refused(tokenizer: Path, messages: Any) -> dict[str, Any]:
     return dict(caught.value.document["error"])
 
 
-def test_a_model_without_a_template_says_where_to_ask(pair_master: Path) -> None:
+def test_model_without_chat_template_refers_to_the_completions_api(pair_master: Path) -> None:
     error = refused(pair_master / "target", [{"role": "user", "content": "x"}])
     assert error["message"] == "this model has no chat template; use the completions API"
     assert (error["param"], error["code"]) == ("messages", "no_chat_template")
@@ -37,14 +37,14 @@ def test_a_model_without_a_template_says_where_to_ask(pair_master: Path) -> None
         ({"role": "user", "content": "x" * 100_000}, "messages", "context_length_exceeded"),
     ],
 )
-def test_messages_are_refused_with_their_place(
+def test_invalid_message_is_rejected_with_its_position(
     message: Any, param: str, code: str, pair_master: Path, tmp_path: Path
 ) -> None:
     error = refused(with_template(pair_master / "target", tmp_path / "tokenizer"), [message])
     assert (error["param"], error["code"]) == (param, code)
 
 
-def test_a_chat_that_takes_too_long_is_a_400(pair_master: Path, tmp_path: Path) -> None:
+def test_chat_template_exceeding_its_time_limit_is_rejected_with_400(pair_master: Path, tmp_path: Path) -> None:
     root = with_template(pair_master / "target", tmp_path / "t")
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     (root / "chat_template.jinja").write_text(loops)

@@ -26,7 +26,7 @@ def exposition() -> str:
     return metrics.render(2, [RevisionMetrics(1, 90, {"ok": 5, "failed": 1}), RevisionMetrics(2, 10, {}, SHADOWED)])
 
 
-def test_a_trial_has_its_counters_and_a_revision_without_none(exposition: str) -> None:
+def test_mirror_counters_exist_only_for_the_mirrored_revision(exposition: str) -> None:
     told = [line.split("_shadow_")[1] for line in exposition.splitlines() if line.startswith("trtspec_openai_shadow_")]
     assert told == [
         'requests_total{revision="2",outcome="ok"} 5',
@@ -37,7 +37,7 @@ def test_a_trial_has_its_counters_and_a_revision_without_none(exposition: str) -
     ]
 
 
-def test_each_family_says_what_it_is_and_counters_are_totals(exposition: str) -> None:
+def test_metric_families_have_help_and_type_and_counters_end_in_total(exposition: str) -> None:
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", exposition, re.MULTILINE))
     assert {*kinds} == {*re.findall(r"^# HELP (\w+) .*[^.]\.$", exposition, re.MULTILINE)}
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
@@ -49,5 +49,5 @@ def test_each_family_says_what_it_is_and_counters_are_totals(exposition: str) ->
         assert re.sub(r"_(bucket|sum|count)$", "", found.group(1)) in kinds or found.group(1) in kinds
 
 
-def test_prometheus_linter_has_no_complaint(exposition: str) -> None:
+def test_exposition_passes_the_prometheus_linter(exposition: str) -> None:
     assert promtool("check", "metrics", given=exposition) == ""

@@ -20,7 +20,7 @@ def refused(body: dict[str, Any], *, chat: bool = False) -> dict[str, Any]:
     return error
 
 
-def test_the_defaults_are_openais() -> None:
+def test_defaults_match_openai() -> None:
     asked = read_parameters({"prompt": "x"}, chat=False)
     assert (asked["temperature"], asked["top_p"], asked["n"], asked.max_tokens) == (1.0, 1.0, 1, 16)
     assert (asked.stop, asked.top_logprobs, asked.include_usage, asked["stream"]) == ((), None, False, False)
@@ -59,13 +59,13 @@ def test_the_defaults_are_openais() -> None:
         ({"max_token": 3}, "max_token", "unknown_parameter"),
     ],
 )
-def test_a_wrong_parameter_is_named(body: dict[str, Any], param: str, code: str) -> None:
+def test_invalid_parameter_error_names_the_parameter(body: dict[str, Any], param: str, code: str) -> None:
     error = refused({"prompt": "x", **body})
     assert (error["param"], error["code"]) == (param, code)
     assert param.split(".", maxsplit=1)[0] in error["message"]
 
 
-def test_tools_and_forms_of_answers_are_refused_clearly() -> None:
+def test_unsupported_tools_and_response_formats_are_rejected_by_name() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert "tools" in refused({"messages": [], "tools": [tool]}, chat=True)["message"]
     assert (
@@ -75,31 +75,31 @@ def test_tools_and_forms_of_answers_are_refused_clearly() -> None:
     read_parameters(plain, chat=True)
 
 
-def test_what_changes_no_token_is_taken_and_a_misspelling_is_not() -> None:
+def test_metadata_parameters_are_accepted_but_misspelled_ones_rejected() -> None:
     read_parameters({"prompt": "x", "user": "me", "metadata": {"a": "b"}, "store": False}, chat=False)
     assert "did you mean temperature?" in refused({"prompt": "x", "temprature": 1})["message"]
     assert refused({"messages": [], "prompt": "x"}, chat=True)["param"] == "prompt"
 
 
-def test_biases_are_by_token_id_and_those_of_nothing_are_left_out() -> None:
+def test_logit_bias_is_parsed_by_token_id_without_zero_entries() -> None:
     asked = read_parameters({"prompt": "x", "logit_bias": {"5": 1, "007": -2.5, "9": 0}}, chat=False)
     assert asked.logit_bias == {5: 1.0, 7: -2.5}
     assert read_parameters({"prompt": "x", "logit_bias": {}}, chat=False).logit_bias == {}
 
 
-def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+def test_logprobs_syntax_differs_between_completions_and_chat() -> None:
     assert read_parameters({"prompt": "x", "logprobs": 0}, chat=False).top_logprobs == 0
     assert read_parameters({"messages": [], "logprobs": True, "top_logprobs": 3}, chat=True).top_logprobs == 3
     assert read_parameters({"messages": [], "logprobs": False}, chat=True).top_logprobs is None
     assert refused({"messages": [], "top_logprobs": 3}, chat=True)["param"] == "top_logprobs"
 
 
-def test_the_newer_name_of_the_length_goes_first() -> None:
+def test_max_completion_tokens_overrides_max_tokens() -> None:
     asked = read_parameters({"messages": [], "max_tokens": 3, "max_completion_tokens": 5}, chat=True)
     assert asked.max_tokens == 5
 
 
-def test_another_model_is_none() -> None:
+def test_missing_model_gives_400_and_unknown_model_404() -> None:
     check_model({"model": "m"}, "m")
     with pytest.raises(ApiError, match="you must provide a model") as missing:
         check_model({}, "m")
@@ -108,6 +108,6 @@ def test_another_model_is_none() -> None:
     assert (missing.value.status, other.value.status) == (400, 404)
 
 
-def test_no_directory_of_the_server_is_in_a_message() -> None:
+def test_error_message_contains_no_server_paths() -> None:
     error = ApiError(400, "artifact/tokenizer: /srv/models/x/config.pbtxt: wrong and/or /v1 too")
     assert error.message == "artifact/tokenizer: [...]: wrong and/or /v1 too"

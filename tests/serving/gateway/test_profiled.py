@@ -39,7 +39,7 @@ def on_engine(workplace: Path) -> Profile:
     return engine_profiler.run(ASKED, SCREEN)
 
 
-def test_acceptance_is_that_of_the_torch_engine(on_engine: Profile, entry: RunningGateway, served: Served) -> None:
+def test_served_acceptance_equals_the_torch_engine(on_engine: Profile, entry: RunningGateway, served: Served) -> None:
     """Steps, drafted and accepted tokens are equal per text and draft length."""
     by_openai, by_triton = (
         profiling_served.run(ASKED, ServerSet(ServerAddress(url), None, None), SCREEN)

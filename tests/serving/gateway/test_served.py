@@ -56,7 +56,7 @@ def complete(client: openai.OpenAI, **asked: Any) -> Any:
     )
 
 
-def test_texts_and_counts_are_the_engines(client: openai.OpenAI, expected: dict[str, Any]) -> None:
+def test_completion_text_and_counts_match_the_engine(client: openai.OpenAI, expected: dict[str, Any]) -> None:
     for prompt, (text, stats) in expected.items():
         answer = complete(client, prompt=prompt)
         assert answer.choices[0].text == text
@@ -70,7 +70,7 @@ def test_texts_and_counts_are_the_engines(client: openai.OpenAI, expected: dict[
         assert (drafts["num_spec_tokens"], len(histogram)) == (5, 6)
 
 
-def test_a_stream_adds_up_to_the_whole_and_its_last_event_counts(client: openai.OpenAI) -> None:
+def test_stream_equals_the_whole_response_and_ends_with_usage(client: openai.OpenAI) -> None:
     whole = complete(client)
     chunks = list(complete(client, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
@@ -81,7 +81,7 @@ def test_a_stream_adds_up_to_the_whole_and_its_last_event_counts(client: openai.
     assert len(chunks) > 5
 
 
-def test_many_streams_have_each_their_own_text(client: openai.OpenAI, expected: dict[str, Any]) -> None:
+def test_concurrent_streams_return_the_expected_texts(client: openai.OpenAI, expected: dict[str, Any]) -> None:
     prompts = PROMPTS * 5
     with ThreadPoolExecutor(len(prompts)) as threads:
         streams = threads.map(lambda prompt: list(complete(client, prompt=prompt, stream=True)), prompts)
@@ -89,7 +89,7 @@ def test_many_streams_have_each_their_own_text(client: openai.OpenAI, expected: 
     assert texts == [expected[prompt][0] for prompt in prompts]
 
 
-def test_chat_is_the_templates_prompt(client: openai.OpenAI) -> None:
+def test_chat_equals_completion_of_the_templated_prompt(client: openai.OpenAI) -> None:
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": "The"}]}]
     asked: Any = {"model": MODEL, "messages": messages, "temperature": 0}
     answer = client.chat.completions.create(**asked, max_completion_tokens=TOKENS)
@@ -101,7 +101,7 @@ def test_chat_is_the_templates_prompt(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == plain.choices[0].text
 
 
-def test_token_ids_are_prompts_too_and_several_are_answered_in_their_order(
+def test_token_id_prompts_and_prompt_lists_are_answered_in_order(
     client: openai.OpenAI, expected: dict[str, Any], quickstart: Path
 ) -> None:
     tokenizer = Tokenizer(quickstart / "tokenizer")
@@ -114,7 +114,7 @@ def test_token_ids_are_prompts_too_and_several_are_answered_in_their_order(
     assert complete(client, prompt=ids[0]).choices[0].text == texts[0]
 
 
-def test_samples_differ_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
+def test_samples_differ_and_are_reproducible_by_seed(client: openai.OpenAI) -> None:
     def texts(**asked: Any) -> list[str]:
         choices = complete(client, temperature=1.5, n=3, max_tokens=12, **asked).choices
         return [choice.text for choice in choices]
@@ -129,7 +129,7 @@ def test_samples_differ_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_text_ends_the_text_before_it(stream: bool, client: openai.OpenAI) -> None:
+def test_stop_string_ends_the_text_before_it(stream: bool, client: openai.OpenAI) -> None:
     whole = complete(client).choices[0].text
     for stop in (whole[11:14], [whole[20:22], "never"]):
         first = stop if isinstance(stop, str) else stop[0]
@@ -139,7 +139,7 @@ def test_a_stop_text_ends_the_text_before_it(stream: bool, client: openai.OpenAI
         assert choices[-1].finish_reason == "stop"
 
 
-def test_a_bias_forbids_a_token_or_makes_it_the_only_one(client: openai.OpenAI, quickstart: Path) -> None:
+def test_logit_bias_forbids_or_forces_a_token(client: openai.OpenAI, quickstart: Path) -> None:
     import openai
 
     tokenizer = Tokenizer(quickstart / "tokenizer")
@@ -157,22 +157,20 @@ def test_a_bias_forbids_a_token_or_makes_it_the_only_one(client: openai.OpenAI, 
     assert caught.value.param == "logit_bias"
 
 
-def test_drafts_are_left_out_where_asked_and_the_text_stays(client: openai.OpenAI) -> None:
+def test_zero_draft_tokens_disables_drafting_without_changing_the_text(client: openai.OpenAI) -> None:
     alone = complete(client, extra_body={"num_draft_tokens": 0})
     assert alone.choices[0].text == complete(client).choices[0].text
     assert alone.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
 
 
-def test_a_client_that_leaves_frees_its_place_long_before_its_text_would_end(
-    client: openai.OpenAI, entry: RunningGateway
-) -> None:
+def test_client_disconnect_frees_its_slot_promptly(client: openai.OpenAI, entry: RunningGateway) -> None:
     stream = complete(client, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
     assert wait_until(lambda: entry.metric("trtspec_openai_texts_in_flight") == 0) < 5
 
 
-def test_errors_are_exceptions_of_the_client(client: openai.OpenAI) -> None:
+def test_errors_raise_exceptions_of_the_openai_client(client: openai.OpenAI) -> None:
     import openai
 
     with pytest.raises(openai.NotFoundError, match="does not exist"):
@@ -185,7 +183,7 @@ def test_errors_are_exceptions_of_the_client(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], tools=[tool])
 
 
-def test_models_are_listed(client: openai.OpenAI, entry: RunningGateway) -> None:
+def test_models_and_version_are_served_and_wrong_paths_rejected(client: openai.OpenAI, entry: RunningGateway) -> None:
     import openai
 
     assert [model.id for model in client.models.list()] == [MODEL]
@@ -199,7 +197,7 @@ def test_models_are_listed(client: openai.OpenAI, entry: RunningGateway) -> None
     assert entry.get("/version").json()["version"]
 
 
-def test_curl_streams(entry: RunningGateway) -> None:
+def test_curl_receives_a_complete_event_stream(entry: RunningGateway) -> None:
     body = json.dumps({"model": MODEL, "prompt": "The", "max_tokens": 4, "stream": True, "temperature": 0})
     header = "Content-Type: application/json"
     asked = ["curl", "-sSN", f"{entry.url}/v1/completions", "-H", header, "-d", body]
@@ -208,7 +206,7 @@ def test_curl_streams(entry: RunningGateway) -> None:
     assert said.endswith("data: [DONE]\n\n")
 
 
-def test_text_is_asked_for_where_there_are_no_token_ids(entry: RunningGateway, expected: dict[str, Any]) -> None:
+def test_text_level_model_serves_text_prompts_only(entry: RunningGateway, expected: dict[str, Any]) -> None:
     from tests.serving.gateway.running import serve_gateway
 
     config = replace(entry.config, triton_model="ensemble", text_level=True, port=0)
@@ -248,7 +246,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_the_process_serves_those_with_a_key_and_drains_when_told_to_end(process: Any) -> None:
+def test_gateway_process_requires_a_key_and_drains_on_sigterm(process: Any) -> None:
     config, running = process
     url = f"http://127.0.0.1:{config.port}/v1/completions"
     asked = {"model": "named", "prompt": "The", "max_tokens": 300, "stream": True, "ignore_eos": True}
@@ -265,7 +263,7 @@ def test_the_process_serves_those_with_a_key_and_drains_when_told_to_end(process
     assert running.wait(20) in (0, -signal.SIGTERM)
 
 
-def test_a_configuration_that_is_none_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_invalid_configuration_is_reported_without_a_traceback(tmp_path: Path) -> None:
     path = tmp_path / "entry.json"
     path.write_text('{"port": "x"}')
     ended = subprocess.run(gateway_command(path), capture_output=True, text=True, timeout=60, check=False)

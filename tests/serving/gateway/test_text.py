@@ -40,7 +40,7 @@ def cut(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
         ("END", ["END"], ("", True)),
     ],
 )
-def test_a_stop_text_is_found_however_the_text_is_divided(text: str, stops: list[str], expected: object) -> None:
+def test_stop_string_is_found_for_any_split_of_the_text(text: str, stops: list[str], expected: object) -> None:
     for places in range(1 << (len(text) - 1)):
         pieces, begun = [], 0
         for at in range(1, len(text)):
@@ -50,7 +50,7 @@ def test_a_stop_text_is_found_however_the_text_is_divided(text: str, stops: list
         assert cut([*pieces, text[begun:]], stops) == expected
 
 
-def test_only_what_may_begin_a_stop_text_waits() -> None:
+def test_only_a_possible_stop_string_prefix_is_buffered() -> None:
     cutter = StopCutter(["END"])
     assert [cutter.add(piece, last=False) for piece in ("a", "bE", "N", "x")] == ["a", "b", "", "ENx"]
 
@@ -68,7 +68,7 @@ def response(ids: list[int], **more: bytes) -> dict[str, bytes]:
     }
 
 
-def test_a_text_of_single_bytes_is_shown_in_whole_characters(tokenizer: Tokenizer) -> None:
+def test_byte_tokens_are_emitted_as_whole_characters(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("né 🙂!")
     text = TokenGeneration(asked(max_tokens=64), (1,), tokenizer, TextPieces(tokenizer))
     deltas = [text.take(response([token]), last=False) for token in ids]
@@ -78,7 +78,7 @@ def test_a_text_of_single_bytes_is_shown_in_whole_characters(tokenizer: Tokenize
     assert text.completion_tokens == len(ids)
 
 
-def test_a_text_ends_for_the_reason_it_has(tokenizer: Tokenizer) -> None:
+def test_finish_reason_is_length_or_stop(tokenizer: Tokenizer) -> None:
     ids, pieces = tokenizer.encode("abc"), TextPieces(tokenizer)
     full = TokenGeneration(asked(max_tokens=3), (1,), tokenizer, pieces)
     assert full.take(response(ids), last=True) == Delta("abc", "length")
@@ -90,7 +90,7 @@ def test_a_text_ends_for_the_reason_it_has(tokenizer: Tokenizer) -> None:
     assert cut_off.take(response(ids), last=True) == Delta("a", "stop")
 
 
-def test_log_probabilities_are_those_of_the_new_tokens(tokenizer: Tokenizer) -> None:
+def test_logprobs_cover_only_the_new_tokens(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("ab")
     text = TokenGeneration(asked(max_tokens=9, logprobs=1), (1,), tokenizer, TextPieces(tokenizer))
     told = {
@@ -107,7 +107,7 @@ def test_log_probabilities_are_those_of_the_new_tokens(tokenizer: Tokenizer) -> 
 
 
 @pytest.mark.parametrize("own_counts", [True, False])
-def test_a_text_that_comes_as_text_is_counted_by_its_model(own_counts: bool) -> None:
+def test_text_level_generation_uses_the_token_counts_of_the_model(own_counts: bool) -> None:
     text = TextGeneration(asked(max_tokens=5), "x", own_counts=own_counts)
 
     def says(piece: str, counted: int) -> dict[str, bytes]:
@@ -123,7 +123,7 @@ def test_a_text_that_comes_as_text_is_counted_by_its_model(own_counts: bool) -> 
     assert (text.completion_tokens, text.prompt_tokens) == (5, 7)
 
 
-def test_drafts_are_told_as_vllm_tells_them(tokenizer: Tokenizer) -> None:
+def test_speculation_metrics_use_the_vllm_format(tokenizer: Tokenizer) -> None:
     text = TokenGeneration(asked(max_tokens=9), (1,), tokenizer, TextPieces(tokenizer))
     assert speculation_metrics(text, 3) is None
     counts = {"total_draft_tokens": 12, "total_accepted_draft_tokens": 6, "num_draft_steps": 4}

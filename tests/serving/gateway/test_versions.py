@@ -110,7 +110,7 @@ def streamed(answer: Any) -> str:
 
 
 @pytest.mark.parametrize(("keys", "same"), [("aa", True), ("ab", False), (("", ""), False)])
-def test_texts_are_known_to_be_the_same_by_the_target_alone(keys: str, same: bool) -> None:
+def test_same_text_key_depends_only_on_the_target(keys: str, same: bool) -> None:
     """The draft head is part of the target's checkpoint and must not affect the key."""
     found = set()
     for number, key in enumerate(keys):
@@ -123,7 +123,7 @@ def test_texts_are_known_to_be_the_same_by_the_target_alone(keys: str, same: boo
 
 
 @pytest.mark.slow
-def test_the_one_before_answers_also_where_all_requests_go_to_the_new_one(pair: Pair) -> None:
+def test_failed_new_revision_falls_back_to_the_previous_one_at_full_share(pair: Pair) -> None:
     pair.share(100)
     assert ask(pair).json()["system_fingerprint"] == "new"
     breaks_off(pair.new)
@@ -131,14 +131,14 @@ def test_the_one_before_answers_also_where_all_requests_go_to_the_new_one(pair: 
     assert (answer.status_code, answer.json()["system_fingerprint"]) == (200, "old")
 
 
-def test_the_one_before_goes_on_with_a_text_that_the_new_one_broke_off(pair: Pair) -> None:
+def test_previous_revision_resumes_a_stream_interrupted_by_the_new_one(pair: Pair) -> None:
     pair.share(100)
     breaks_off(pair.new, after="ab")
     assert streamed(ask(pair, stream=True)) == "abcd"
 
 
 @pytest.mark.slow
-def test_one_that_was_rolled_back_stands_in_for_nobody(pair: Pair) -> None:
+def test_rolled_back_revision_is_not_used_as_fallback(pair: Pair) -> None:
     pair.share(0)
     breaks_off(pair.old)
     assert ask(pair).status_code == 503
@@ -146,7 +146,7 @@ def test_one_that_was_rolled_back_stands_in_for_nobody(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair: Pair) -> None:
+def test_mirror_traffic_copies_the_configured_share_of_requests(pair: Pair) -> None:
     pair.share(0, shadow=50)
     for number in range(8):
         assert ask(pair, stream=number % 2 > 0, temperature=number // 4).status_code == 200
@@ -164,7 +164,7 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
 
 
 @pytest.mark.slow
-def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
+def test_different_mirrored_text_is_counted_but_not_sent_to_the_client(pair: Pair) -> None:
     pair.share(0, shadow=100)
     pair.new.serve = says("abXd")
     assert ask(pair, n=2).json()["choices"][1]["text"] == "abcd"
@@ -175,7 +175,7 @@ def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pair: Pair) -> None:
+def test_failed_or_hanging_mirror_request_is_counted_without_client_impact(pair: Pair) -> None:
     """At most four mirrored requests hang; further ones are dropped, and all end with the trial."""
     pair.share(0, shadow=100)
     breaks_off(pair.new)
@@ -194,7 +194,7 @@ def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pa
 
 
 @pytest.mark.slow
-def test_nothing_of_a_shadowed_text_is_written(pair: Pair) -> None:
+def test_mirrored_text_is_not_written_to_disk(pair: Pair) -> None:
     pair.share(0, shadow=100)
     pair.old.serve = pair.new.serve = says("SECRET")
     ask(pair, max_tokens=6)
@@ -204,7 +204,7 @@ def test_nothing_of_a_shadowed_text_is_written(pair: Pair) -> None:
     pair.share(0)
 
 
-def test_what_only_the_new_one_refuses_is_answered_and_counted_as_its_failure(pair: Pair) -> None:
+def test_request_rejected_only_by_the_new_revision_counts_as_its_failure(pair: Pair) -> None:
     """For example, because it lost its chat template or accepts only shorter prompts."""
     pair.share(100, takes=3)
     answer = ask(pair, max_tokens=2)
@@ -213,7 +213,7 @@ def test_what_only_the_new_one_refuses_is_answered_and_counted_as_its_failure(pa
     assert "it rejects a request that revision 1 accepts" in seen_of(pair, NEW).said
 
 
-def test_what_both_refuse_is_the_clients_mistake(pair: Pair) -> None:
+def test_request_rejected_by_both_revisions_is_a_client_error(pair: Pair) -> None:
     pair.share(100, takes=3)
     assert ask(pair, max_tokens=-1).status_code == 400
     assert ask(pair, max_tokens=1).json()["system_fingerprint"] == "new"

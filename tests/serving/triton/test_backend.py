@@ -24,9 +24,9 @@ from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     check_unsupported,
+    decode_token_lists,
+    encode_token_lists,
     read_sampling,
-    tensor_to_words,
-    words_to_tensor,
 )
 
 
@@ -55,15 +55,15 @@ def tokenizer(request, tmp_path_factory) -> Tokenizer:
     return Tokenizer(request.param(tmp_path_factory.mktemp("tokenizer") / "t"))
 
 
-def test_the_layout_of_words_is_nvidias() -> None:
-    assert words_to_tensor([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
-    assert words_to_tensor([]).tolist() == [[0], [-1]]
+def test_word_list_tensor_has_the_nvidia_layout() -> None:
+    assert encode_token_lists([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
+    assert encode_token_lists([]).tolist() == [[0], [-1]]
 
 
 @pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1)))
-def test_words_come_back(words: list[list[int]]) -> None:
-    assert tensor_to_words(words_to_tensor(words)) == words
+def test_word_list_tensor_round_trips(words: list[list[int]]) -> None:
+    assert decode_token_lists(encode_token_lists(words)) == words
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ def test_words_come_back(words: list[list[int]]) -> None:
         ([[1, 2], [2, 1]], r"the ends \[2, 1\], expected increasing"),
     ],
 )
-def test_a_bad_word_list_is_refused(tensor, message: str) -> None:
+def test_invalid_word_list_tensor_is_rejected(tensor, message: str) -> None:
     with pytest.raises(TrtspecError, match=message):
-        tensor_to_words(np.array(tensor))
+        decode_token_lists(np.array(tensor))
 
 
 @pytest.mark.parametrize("text", ["Hello World, a b  c", " leading", "naïve 東京 😀 end", "a\n\nb"])
 @pytest.mark.parametrize("cut", [1, 2, 3, 5])
-def test_pieces_of_a_text_add_up_to_it(tokenizer: Tokenizer, text: str, cut: int) -> None:
+def test_streamed_pieces_concatenate_to_the_whole_text(tokenizer: Tokenizer, text: str, cut: int) -> None:
     stream, ids = TextStream(tokenizer), tokenizer.encode(text)
     shown = [stream.add(ids[start : start + cut], last=start + cut >= len(ids)) for start in range(0, len(ids), cut)]
     assert "".join(piece for piece, _ in shown) == tokenizer.decode(ids)
     assert sum(count for _, count in shown) == len(ids)
 
 
-def test_half_a_character_waits_for_the_other_half_or_the_end(tmp_path: Path) -> None:
+def test_incomplete_character_is_buffered_until_complete_or_end(tmp_path: Path) -> None:
     tokenizer = Tokenizer(make_tokenizer(tmp_path / "t"))
     first, second = tokenizer.encode("é")
     stream = TextStream(tokenizer)
@@ -109,17 +109,17 @@ def test_half_a_character_waits_for_the_other_half_or_the_end(tmp_path: Path) ->
         ({"temperature": -1.0}, (-1.0, 0, 1.0, 0)),
     ],
 )
-def test_text_is_greedy_unless_something_asks_for_more(given, expected) -> None:
+def test_sampling_is_greedy_unless_requested_otherwise(given, expected) -> None:
     assert tuple(read_sampling(inputs(**given), "x_").values()) == expected
 
 
 @pytest.mark.parametrize("word", ["a", " World", "World", "\n", "\n\n", ". a", "東", "!"])
-def test_a_stop_word_comes_back_as_it_was(tokenizer: Tokenizer, word: str) -> None:
+def test_stop_word_round_trips_through_tokens(tokenizer: Tokenizer, word: str) -> None:
     pieces = TextPieces(tokenizer)
     assert pieces.decode(pieces.encode(word)) == word
 
 
-def test_a_stop_word_that_the_tokens_cannot_say_is_an_error(tmp_path: Path) -> None:
+def test_stop_word_that_cannot_be_encoded_is_an_error(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers import models
 
@@ -129,7 +129,7 @@ def test_a_stop_word_that_the_tokens_cannot_say_is_an_error(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "accepted"), (NEUTRAL_FIELDS | NEUTRAL_SCORING).items())
-def test_neutral_values_pass_and_others_are_refused(name: str, accepted: tuple[float, ...]) -> None:
+def test_unsupported_fields_accept_only_neutral_values(name: str, accepted: tuple[float, ...]) -> None:
     for value in accepted:
         check_unsupported(inputs(**{name: value}), "X")
     check_unsupported(inputs(), "X")
@@ -137,22 +137,22 @@ def test_neutral_values_pass_and_others_are_refused(name: str, accepted: tuple[f
         check_unsupported(inputs(**{name: 7}), "X")
 
 
-def test_a_refusal_names_the_value() -> None:
+def test_unsupported_field_error_names_the_value() -> None:
     with pytest.raises(TrtspecError, match=r"repetition_penalty 1.2 is not supported by X"):
         check_unsupported(inputs(repetition_penalty=np.array([[1.2]], np.float32)), "X")
 
 
-def test_bad_words_and_biases_are_refused_and_their_absence_is_not() -> None:
+def test_bad_words_and_embedding_bias_are_rejected_unless_empty() -> None:
     check_unsupported(
-        inputs(bad_words_list=words_to_tensor([])[None], embedding_bias=np.zeros((1, 0), np.float32)), "X"
+        inputs(bad_words_list=encode_token_lists([])[None], embedding_bias=np.zeros((1, 0), np.float32)), "X"
     )
     with pytest.raises(TrtspecError, match="bad_words is not supported by X"):
-        check_unsupported(inputs(bad_words_list=words_to_tensor([[3]])[None]), "X")
+        check_unsupported(inputs(bad_words_list=encode_token_lists([[3]])[None]), "X")
     with pytest.raises(TrtspecError, match="embedding_bias is not supported by X"):
         check_unsupported(inputs(embedding_bias_weights=np.array([[2.0]], np.float32)), "X")
 
 
-def test_a_request_carries_one_prompt() -> None:
+def test_request_tensors_with_wrong_shape_or_encoding_are_rejected() -> None:
     with pytest.raises(TrtspecError, match="x has 2 rows: send one prompt per request"):
         inputs(x=np.zeros((2, 1))).array("x")
     with pytest.raises(TrtspecError, match="x has 3 values, expected one"):
@@ -170,18 +170,18 @@ def test_a_request_carries_one_prompt() -> None:
     ],
     ids=["counted by the model", "an artifact of before"],
 )
-def test_how_many_may_wait_is_read_where_an_artifact_says_it(config: dict[str, object]) -> None:
+def test_max_queue_size_is_read_from_new_and_old_artifacts(config: dict[str, object]) -> None:
     assert Settings({"model_config": json.dumps(config), "model_repository": "/m"}).max_queue_size == 7
 
 
-def test_a_missing_parameter_names_itself_and_its_file() -> None:
+def test_missing_parameter_error_names_the_parameter_and_the_file() -> None:
     settings = Settings({"model_config": '{"parameters": {}}', "model_repository": "/m"})
     with pytest.raises(TrtspecError, match="parameter 'draft_len' is missing") as caught:
         settings.parameter("draft_len")
     assert caught.value.where == "/m/config.pbtxt"
 
 
-def test_a_bug_is_logged_with_its_traceback_and_an_id_is_all_that_its_client_gets() -> None:
+def test_internal_error_is_logged_and_reported_to_the_client_by_id() -> None:
     pb_utils = make_pb_utils()
     response = failure(pb_utils, ZeroDivisionError("oops"))
     assert response.error.code == "internal"

@@ -52,7 +52,9 @@ def answered(model: Any, **tensors: Any) -> Any:
         ([[[5], [6]]], [[1]], "TOKENS_BATCH has 2 rows, but SEQUENCE_LENGTH has 1"),
     ],
 )
-def test_what_cannot_be_text_is_said(models: dict[str, Any], tokens: Any, lengths: Any, said: str) -> None:
+def test_postprocessing_rejects_invalid_tensors_by_name(
+    models: dict[str, Any], tokens: Any, lengths: Any, said: str
+) -> None:
     response = answered(
         models["postprocessing"],
         TOKENS_BATCH=np.array(tokens, np.int32),
@@ -68,7 +70,7 @@ def test_what_cannot_be_text_is_said(models: dict[str, Any], tokens: Any, length
     st.lists(INT32 | st.integers(-1, 3), max_size=3),
     st.booleans(),
 )
-def test_postprocessing_has_no_internal_error(
+def test_postprocessing_of_arbitrary_tensors_has_no_internal_error(
     models: dict[str, Any], tokens: list[list[int]], lengths: list[int], continues: bool
 ) -> None:
     response = answered(
@@ -92,7 +94,7 @@ def test_postprocessing_has_no_internal_error(
         ),
     ],
 )
-def test_what_cannot_be_a_prompt_is_said(artifact: Path, change: dict[str, Any], said: str) -> None:
+def test_token_reader_rejects_invalid_tensors_by_name(artifact: Path, change: dict[str, Any], said: str) -> None:
     text = {"input_ids": np.array([[5, 6]], np.int32), "input_lengths": 2, "request_output_len": 9}
     inputs = RequestTensors(make_pb_utils(), Request(**{**text, **change}))
     with pytest.raises(TrtspecError) as caught:
@@ -100,7 +102,7 @@ def test_what_cannot_be_a_prompt_is_said(artifact: Path, change: dict[str, Any],
     assert caught.value.message == said
 
 
-def test_preprocessing_takes_no_wrapped_end_id(models: dict[str, Any]) -> None:
+def test_preprocessing_rejects_end_id_below_minus_one(models: dict[str, Any]) -> None:
     text = {"QUERY": np.array([[b"abc"]], object), "REQUEST_OUTPUT_LEN": 4}
     assert answered(models["preprocessing"], **text, END_ID=-1).outputs["OUT_END_ID"].item() == -1
     response = answered(models["preprocessing"], **text, END_ID=-(2**31))

@@ -196,9 +196,7 @@ class GoingOn(TableTarget):
     ],
     ids=["drawn", "chosen", "drawn-while-sure", "drawn-by-fast-logits", "looked-up"],
 )
-def test_a_sampled_text_has_exactly_the_targets_distribution(
-    drafter_of, sampling: SamplingOptions, target_class
-) -> None:
+def test_sampled_text_has_the_distribution_of_the_target(drafter_of, sampling: SamplingOptions, target_class) -> None:
     asked = job(sampling)
     distribution = distribution_of(asked, drafter_of, target_class=target_class)
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-6)
@@ -209,13 +207,13 @@ def test_a_sampled_text_has_exactly_the_targets_distribution(
 @pytest.mark.parametrize(
     "drafter_of", [lambda model, sampling: model_drafter(model, sampling, draws=False), lookup_drafter]
 )
-def test_without_logits_the_rule_of_the_executor_would_change_the_distribution(drafter_of) -> None:
+def test_drafts_without_logits_change_the_distribution(drafter_of) -> None:
     asked = job(SamplingOptions(1.0))
     assert distance(distribution_of(asked, drafter_of, vocab_size=0), distribution_alone(asked)) > 0.01
 
 
 @pytest.mark.slow
-def test_logits_of_another_temperature_would_change_the_distribution() -> None:
+def test_draft_logits_at_another_temperature_change_the_distribution() -> None:
     """The reported draft logits must be those that the draft was sampled from."""
 
     class Scaled(RemoteModelDrafter):
@@ -232,7 +230,7 @@ def test_logits_of_another_temperature_would_change_the_distribution() -> None:
 @pytest.mark.parametrize("target_class", [TableTarget, GoingOn])
 @pytest.mark.parametrize("drafter_of", [model_drafter, lookup_drafter], ids=["model", "lookup"])
 @pytest.mark.parametrize("endings", [ENDLESS, ENDING], ids=["endless", "ending"])
-def test_greedy_text_is_the_targets(draft_len: int, target_class, drafter_of, endings: StopConditions) -> None:
+def test_greedy_text_equals_the_target(draft_len: int, target_class, drafter_of, endings: StopConditions) -> None:
     asked = job(SamplingOptions(), draft_len, max_tokens=30, endings=endings)
     target, ids = target_class(1), list[int]()
     while len(ids) < asked.max_tokens and (endings is ENDLESS or ids[-1:] != [END]):
@@ -240,14 +238,14 @@ def test_greedy_text_is_the_targets(draft_len: int, target_class, drafter_of, en
     assert said(asked, target, drafter_of(TableModel(2), asked.sampling)) == tuple(ids)
 
 
-def test_top_k_1_is_greedy_and_its_drafts_bring_no_logits() -> None:
+def test_top_k_1_is_greedy_and_sends_drafts_without_logits() -> None:
     asked, target = job(SamplingOptions(0.9, top_k=1)), TableTarget(1)
     said(asked, target, model_drafter(TableModel(2), asked.sampling))
     assert all(call.draft.logits is None for call in target.calls)
     assert any(call.draft.ids for call in target.calls)
 
 
-def test_every_call_has_a_seed_of_its_own_and_the_same_seeds_come_back() -> None:
+def test_call_seeds_are_distinct_and_reproducible() -> None:
     def seeds(seed: int) -> list[int]:
         asked, target, draft = (
             job(SamplingOptions(1.0, seed=seed), max_tokens=20, endings=ENDLESS),
@@ -263,7 +261,7 @@ def test_every_call_has_a_seed_of_its_own_and_the_same_seeds_come_back() -> None
     assert all(0 <= seed < 2**64 for seed in seeds(7))
 
 
-def test_what_is_drafted_leaves_a_place_for_the_targets_own_token() -> None:
+def test_draft_length_leaves_room_for_one_target_token() -> None:
     asked, target, draft = job(SamplingOptions(), 50, max_tokens=9, endings=ENDLESS), TableTarget(1), TableModel(1)
     [step, *_] = steps = list(generate(asked, target, model_drafter(draft, asked.sampling), VOCAB))
     assert (draft.calls[0].new_tokens, target.calls[0].new_tokens) == (8, 9)
@@ -271,14 +269,14 @@ def test_what_is_drafted_leaves_a_place_for_the_targets_own_token() -> None:
     assert len(steps) == 1
 
 
-def test_the_last_token_alone_is_not_drafted_for() -> None:
+def test_last_token_is_generated_without_a_draft() -> None:
     asked, target, draft = job(SamplingOptions(), max_tokens=1, endings=ENDLESS), TableTarget(1), TableModel(2)
     assert len(said(asked, target, model_drafter(draft, asked.sampling))) == 1
     assert draft.calls == []
     assert target.calls[0].new_tokens == 1
 
 
-def test_drafts_count_as_drafted_and_accepted() -> None:
+def test_step_counts_of_drafted_and_accepted_tokens_add_up() -> None:
     asked = job(SamplingOptions(), 3, max_tokens=40, endings=ENDLESS)
     own = list(generate(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling), VOCAB))
     assert sum(step.accepted for step in own) == sum(step.drafted for step in own) == 30
@@ -288,7 +286,7 @@ def test_drafts_count_as_drafted_and_accepted() -> None:
     assert accepted + len(other) == 40, "each step yields one token more than it accepts"
 
 
-def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text_ends() -> None:
+def test_target_without_drafter_is_called_once_with_all_stop_conditions() -> None:
     class Streaming(TableTarget):
         def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
             self.calls.append(call)
@@ -306,7 +304,7 @@ def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text
     assert call.sampling == asked.sampling, "the text must equal the target's own with this seed"
 
 
-def test_what_a_target_drafts_by_itself_is_counted() -> None:
+def test_draft_counts_of_a_self_drafting_target_are_forwarded() -> None:
     answers = [ModelAnswer([0, 1], None, 3, 1), ModelAnswer([], None, 2, 0), ModelAnswer([1, 1, 0], None, 4, 2)]
 
     def target(call: ModelCall) -> list[ModelAnswer]:
@@ -322,13 +320,13 @@ def test_what_a_target_drafts_by_itself_is_counted() -> None:
     assert steps[-1].finish_reason == "end_id"
 
 
-def test_a_call_that_brings_drafts_knows_no_end_and_gives_its_tokens_at_once() -> None:
+def test_verification_call_has_no_end_id_and_no_streaming() -> None:
     asked, target = job(SamplingOptions(), streams=True), TableTarget(1)
     said(asked, target, model_drafter(TableModel(2), asked.sampling))
     assert all((call.end_id, call.streams) == (NO_ID, False) for call in target.calls if call.draft.ids)
 
 
-def test_an_answer_without_tokens_is_no_result_for_a_draft() -> None:
+def test_empty_target_answer_is_not_counted_as_a_verification() -> None:
     asked, draft = job(SamplingOptions(), 5, max_tokens=3, endings=ENDLESS), Scripted(ModelAnswer([0, 1]))
 
     def target(call: ModelCall) -> list[ModelAnswer]:
@@ -349,7 +347,7 @@ class Scripted:
         return [self.answers.pop(0)]
 
 
-def test_a_draft_that_is_shorter_or_empty_is_verified_as_it_is() -> None:
+def test_short_or_empty_draft_is_verified_unchanged() -> None:
     asked = job(SamplingOptions(), 5, max_tokens=4, endings=ENDLESS)
     draft = Scripted(ModelAnswer([0]), ModelAnswer([]), ModelAnswer([]))
     target = Scripted(ModelAnswer([0, 1]), ModelAnswer([1]), ModelAnswer([0]))
@@ -357,20 +355,20 @@ def test_a_draft_that_is_shorter_or_empty_is_verified_as_it_is() -> None:
     assert [(list(call.draft.ids), call.new_tokens) for call in target.calls] == [([0], 2), ([], 1), ([], 1)]
 
 
-def test_a_text_ends_where_the_target_says_nothing_more() -> None:
+def test_empty_target_answer_ends_the_generation() -> None:
     asked = job(SamplingOptions(), 0)
     [step] = generate(asked, Scripted(ModelAnswer([])), LookupDrafter(SuffixIndex(4), 1))
     assert (step.ids, step.finish_reason) == ([], "end_id")
 
 
-def test_what_comes_behind_an_end_is_not_part_of_the_text() -> None:
+def test_tokens_after_the_end_id_are_discarded() -> None:
     asked = job(SamplingOptions(), 3, max_tokens=9)
     draft, target = Scripted(ModelAnswer([0, END, 1])), Scripted(ModelAnswer([0, END, 1, 1]))
     [step] = generate(asked, target, RemoteModelDrafter(draft, asked.sampling, draws=True))
     assert (step.ids, step.finish_reason, step.drafted, step.accepted) == ([0], "end_id", 3, 3)
 
 
-def test_a_draft_model_without_logits_is_told_how_to_give_them() -> None:
+def test_draft_model_without_logits_is_an_error_with_a_hint() -> None:
     asked = job(SamplingOptions(1.0))
     drafter = RemoteModelDrafter(Scripted(ModelAnswer([0, 1])), asked.sampling, draws=True)
     with pytest.raises(TrtspecError, match="the draft model gave no logits") as caught:
@@ -378,14 +376,14 @@ def test_a_draft_model_without_logits_is_told_how_to_give_them() -> None:
     assert caught.value.hint == "build its engine to gather generation logits"
 
 
-def test_an_unsure_draft_is_cut_before_the_token_that_nothing_speaks_for() -> None:
+def test_draft_is_truncated_before_a_token_with_low_confidence() -> None:
     sure, unsure = [4.0, 0.0, 0.0], [1.0, 0.9, 0.8]
     draft = Scripted(ModelAnswer([0, 1, 0], np.array([sure, unsure, sure], np.float32)))
     drafter = RemoteModelDrafter(draft, SamplingOptions(), draws=True, stop_below=0.6)
     assert list(drafter.propose([0], 0, 3).ids) == [0]
 
 
-def test_drafts_are_drawn_by_the_temperature_alone_and_say_so() -> None:
+def test_draft_model_samples_with_temperature_only_and_scales_its_logits() -> None:
     logits = np.array([[1.0, 2.0, 3.0]], np.float32)
     draft = Scripted(ModelAnswer([0], logits), ModelAnswer([0], logits))
     guess = RemoteModelDrafter(draft, SamplingOptions(0.5, top_k=2, top_p=0.9), draws=True).propose([0], 0, 1)
@@ -400,7 +398,7 @@ def test_drafts_are_drawn_by_the_temperature_alone_and_say_so() -> None:
     assert draft.calls[1].sampling.temperature == 1.0
 
 
-def test_what_was_looked_up_is_told_to_be_certain() -> None:
+def test_lookup_draft_has_one_hot_probabilities() -> None:
     asked, target = job(SamplingOptions(1.0), prompt=(0, 1, 0, 1), max_tokens=9), Scripted(ModelAnswer([0, END]))
     list(generate(asked, target, lookup_drafter(TableModel(2), asked.sampling), VOCAB))
     guess = target.calls[0].draft
@@ -441,7 +439,7 @@ def whole(asked: GenerationRequest) -> Text:
 
 
 @pytest.mark.parametrize("failing", [{1}, {3}, {2, 4, 5}, range(999)], ids=str)
-def test_a_text_whose_draft_fails_is_the_same(failing: Container[int]) -> None:
+def test_text_with_failing_draft_equals_the_target(failing: Container[int]) -> None:
     target = TableTarget(1)
     drafter, fallbacks = guarded(Failing(target, failing))
     assert said(LONG, target, drafter) == whole(LONG)
@@ -449,7 +447,7 @@ def test_a_text_whose_draft_fails_is_the_same(failing: Container[int]) -> None:
     assert set(fallbacks) <= {"failed", "open"}
 
 
-def test_the_target_goes_on_alone_in_pieces_and_drafts_come_back() -> None:
+def test_target_continues_alone_after_a_draft_failure_until_drafting_resumes() -> None:
     target = TableTarget(1)
     drafter, fallbacks = guarded(Failing(target, {2}))
     steps = list(generate(LONG, target, drafter, VOCAB))
@@ -458,7 +456,7 @@ def test_the_target_goes_on_alone_in_pieces_and_drafts_come_back() -> None:
     assert fallbacks == ["failed"]
 
 
-def test_a_draft_model_that_refuses_a_text_is_not_asked_for_it_again_and_is_not_to_blame() -> None:
+def test_rejected_draft_request_is_not_repeated_and_does_not_open_the_breaker() -> None:
     breaker = CircuitBreaker(failures=1)
     target = TableTarget(1)
     refusing = Failing(target, refusing={2})
@@ -467,7 +465,7 @@ def test_a_draft_model_that_refuses_a_text_is_not_asked_for_it_again_and_is_not_
     assert (refusing.calls, fallbacks, breaker.is_open) == (2, ["refused"], False)
 
 
-def test_while_the_breaker_is_open_nothing_is_drafted() -> None:
+def test_open_breaker_disables_drafting() -> None:
     breaker = CircuitBreaker(failures=2, now=lambda: 0.0)
     target = TableTarget(1)
     failing = Failing(target, range(999))
@@ -480,7 +478,9 @@ def test_while_the_breaker_is_open_nothing_is_drafted() -> None:
 
 @pytest.mark.parametrize("failing", [(), {2, 3}], ids=["healthy", "failing"])
 @pytest.mark.parametrize("sampling", SAMPLED[:2], ids=str)
-def test_the_distribution_is_the_targets_whatever_is_drafted_when(sampling: SamplingOptions, failing) -> None:
+def test_distribution_with_varying_draft_lengths_and_failures_equals_the_target(
+    sampling: SamplingOptions, failing
+) -> None:
     """The draft length changes, and a draft fails in between."""
 
     class Turning(AdaptiveDraftLen):
@@ -507,7 +507,7 @@ def test_the_distribution_is_the_targets_whatever_is_drafted_when(sampling: Samp
     assert distance(distribution_of(asked, drafter_of), distribution_alone(asked)) < 1e-6
 
 
-def test_lengths_that_were_chosen_are_drafted_and_measured() -> None:
+def test_chosen_draft_lengths_are_drafted_and_measured() -> None:
     noted: list[tuple[int, int]] = []
 
     class Given(AdaptiveDraftLen):
@@ -526,7 +526,7 @@ def test_lengths_that_were_chosen_are_drafted_and_measured() -> None:
     assert noted == [(2, 3), (0, ALONE_TOKENS), (1, 2), (3, 4)]
 
 
-def test_what_the_target_says_alone_is_no_measure_of_a_length_that_was_refused() -> None:
+def test_target_only_tokens_are_not_measured_for_a_rejected_draft_length() -> None:
     noted: list[int] = []
 
     class Watched(AdaptiveDraftLen):

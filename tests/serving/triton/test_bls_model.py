@@ -34,7 +34,7 @@ from trtspec.serving.triton.python_models.grpc_client import (
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
 from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
 from trtspec.serving.triton.python_models.responses import parse_error_id
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, tensor_to_words
+from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, decode_token_lists
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -82,7 +82,7 @@ def asked(models: Models, line: ReconnectingStream) -> Ask:
     return ask
 
 
-def test_a_call_is_tensors_of_one_request(asked: Ask) -> None:
+def test_model_call_is_sent_as_tensors_of_one_request(asked: Ask) -> None:
     logits = np.zeros((2, 7), np.float32)
     request, answers = asked(
         ModelCall(CALL.text, 3, CALL.sampling, draft=TokenDraft([1, 2], logits), wants_logits=True),
@@ -116,7 +116,7 @@ def test_a_call_is_tensors_of_one_request(asked: Ask) -> None:
     assert answer.logits.shape == (3, 7)
 
 
-def test_a_call_says_no_more_than_it_means(asked: Ask) -> None:
+def test_model_call_omits_unset_tensors(asked: Ask) -> None:
     request, _ = asked(ModelCall([5], 1, SamplingOptions(0.9, top_k=1)), tokens(1))
     assert request.outputs == ["output_ids", "sequence_length"]
     left_out = {"draft_input_ids", "draft_logits", "stop_words_list", "lookahead_window_size"}
@@ -125,7 +125,7 @@ def test_a_call_says_no_more_than_it_means(asked: Ask) -> None:
     assert greedy == [1.0, 1, 1.0]
 
 
-def test_a_call_for_a_whole_text_says_where_it_ends_and_how_the_model_drafts(asked: Ask) -> None:
+def test_model_call_for_a_whole_text_sends_stop_words_and_lookahead_sizes(asked: Ask) -> None:
     request, _ = asked(
         ModelCall([5], 9, SamplingOptions(), stop_words=[[7], [3, 4]], lookahead=(4, 3, 2), streams=True), tokens(1)
     )
@@ -139,7 +139,7 @@ def counts(drafted: int, accepted: int) -> dict[str, Any]:
     return {"total_draft_tokens": [[drafted]], "total_accepted_draft_tokens": [[accepted]]}
 
 
-def test_an_answer_counts_from_the_one_before(asked: Ask) -> None:
+def test_answer_counts_are_differences_from_the_previous_response(asked: Ask) -> None:
     call = ModelCall([5], 9, SamplingOptions(), wants_counts=True)
     request, answers = asked(call, tokens(1, **counts(0, 0)), tokens(2, 3, **counts(5, 1)), tokens(**counts(9, 1)))
     assert request.inputs["return_perf_metrics"].tolist() == [[True]]
@@ -151,22 +151,22 @@ def test_an_answer_counts_from_the_one_before(asked: Ask) -> None:
     ]
 
 
-def test_a_model_that_counts_nothing_is_taken_for_one_that_drafts_nothing(asked: Ask) -> None:
+def test_model_without_draft_counts_is_counted_as_not_drafting(asked: Ask) -> None:
     _, [answer] = asked(ModelCall([5], 9, SamplingOptions(), wants_counts=True), tokens(1))
     assert (answer.drafted, answer.accepted) == (0, 0)
 
 
-def test_padding_and_empty_responses_are_no_tokens(asked: Ask) -> None:
+def test_padding_and_empty_responses_yield_no_tokens(asked: Ask) -> None:
     _, answers = asked(CALL, tokens(1, padding=2), tokens(), response())
     assert [answer.ids for answer in answers] == [[1], []]
 
 
-def test_what_a_model_refuses_is_said_in_its_words(asked: Ask) -> None:
+def test_model_error_message_is_forwarded(asked: Ask) -> None:
     with pytest.raises(TrtspecError, match="m: too long"):
         asked(CALL, response(error="too long"), tokens(1))
 
 
-def test_whoever_closes_the_line_ends_the_request(models: Models, line: ReconnectingStream) -> None:
+def test_cancelled_stream_ends_the_request(models: Models, line: ReconnectingStream) -> None:
     models.serve, models.waits = lambda *_: [tokens(1), tokens(2)], True
     answers = ServerModel(line, "m")(CALL)
     assert next(iter(answers)).ids == [1]
@@ -175,7 +175,7 @@ def test_whoever_closes_the_line_ends_the_request(models: Models, line: Reconnec
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: ReconnectingStream) -> None:
+def test_completed_stream_is_not_cancelled(models: Models, line: ReconnectingStream) -> None:
     """The server might keep a cancelled stream, and the model behind it would never be unloaded."""
     models.serve, models.lingers = lambda *_: [tokens(1)], True
     assert len(list(ServerModel(line, "m")(CALL))) == 1
@@ -184,7 +184,7 @@ def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: Reconn
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_given_up_as_its_answer_comes_is_asked_no_more(models: Models) -> None:
+def test_stream_cancelled_during_its_last_response_is_not_reused(models: Models) -> None:
     """The cancellation may arrive during the next call, which may be of another model."""
     late = SimpleNamespace(has_left=True, close=lambda: None)
     models.serve, before = lambda *_: [tokens(1)], models.streams
@@ -207,16 +207,14 @@ def test_models_share_a_stream(models: Models, line: ReconnectingStream) -> None
     assert [request.model for request in models.made] == ["draft", "target", "draft"]
 
 
-def test_a_server_that_is_gone_is_named() -> None:
+def test_unreachable_server_error_names_its_address() -> None:
     refused = pytest.raises(TrtspecError, match=r"m: .*127\.0\.0\.1:1: ")
     with closing(LocalServerClient("127.0.0.1:1")) as gone, closing(CancellationWatcher()) as clock, refused:
         list(ServerModel(ReconnectingStream(gone, clock.watch), "m")(CALL))
 
 
 @pytest.mark.slow
-def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(
-    models: Models, line: ReconnectingStream
-) -> None:
+def test_late_or_failed_model_does_not_block_calls_of_other_models(models: Models, line: ReconnectingStream) -> None:
     def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
         if model == "late":
             models.made[-1].left.wait(WAIT_S)
@@ -233,13 +231,13 @@ def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(
     assert models.streams - before == 3
 
 
-def test_nothing_is_asked_by_a_line_that_is_closed(line: ReconnectingStream) -> None:
+def test_closed_stream_rejects_requests(line: ReconnectingStream) -> None:
     line.close()
     with pytest.raises(ModelError, match="the request has ended"):
         list(ServerModel(line, "m")(CALL))
 
 
-def test_a_stream_that_ends_too_early_is_no_answer(asked: Ask, models: Models) -> None:
+def test_stream_closed_before_the_last_response_is_an_error(asked: Ask, models: Models) -> None:
     models.closes_early = True
     with pytest.raises(TrtspecError, match="the server closed the stream before the last response"):
         asked(CALL, tokens(1))
@@ -254,12 +252,12 @@ def test_a_stream_that_ends_too_early_is_no_answer(asked: Ask, models: Models) -
         (["mine", "--grpc-address=10.0.0.7"], "10.0.0.7:8001"),
     ],
 )
-def test_a_model_finds_its_own_server(argv: list[str], address: str) -> None:
+def test_local_grpc_address_is_read_from_the_server_arguments(argv: list[str], address: str) -> None:
     assert local_grpc_address(argv) == address
 
 
 @pytest.mark.parametrize("option", ["--allow-grpc=false", "--allow-grpc=0", "--grpc-use-ssl=true"])
-def test_a_server_that_its_models_cannot_ask_is_refused(option: str) -> None:
+def test_server_without_plain_grpc_is_rejected(option: str) -> None:
     with pytest.raises(TrtspecError, match=f"started with {option.partition('=')[0]}"):
         local_grpc_address(["tritonserver", option])
 
@@ -321,7 +319,7 @@ def run(model: Any, *requests: Request) -> list[list[tuple[Any, bool]]]:
     return [[(answer, flags == FINAL) for answer, flags in request.sender.sent] for request in requests]
 
 
-def test_a_stream_sends_whole_characters_and_ends_with_its_counts(root, pb_utils) -> None:
+def test_stream_sends_whole_characters_and_ends_with_counts(root, pb_utils) -> None:
     [sent] = run(start(root, pb_utils), ask(stream=True))
     pieces = [answer.outputs["text_output"].item().decode() for answer, _ in sent]
     ids = len(Tokenizer(root / "tokenizer").encode(SCRIPT[: len("".join(pieces))]))
@@ -333,13 +331,13 @@ def test_a_stream_sends_whole_characters_and_ends_with_its_counts(root, pb_utils
     assert last["acceptance_rate"] == pytest.approx(last["total_accepted_draft_tokens"] / last["total_draft_tokens"])
 
 
-def test_a_response_has_the_outputs_that_its_request_names_and_no_others(root, pb_utils) -> None:
+def test_response_has_only_the_requested_outputs(root, pb_utils) -> None:
     [sent] = run(start(root, pb_utils), ask(stream=True, wanted={"text_output"}))
     assert len(sent) > 3
     assert all(set(answer.outputs) == {"text_output"} for answer, _ in sent)
 
 
-def test_without_stream_there_is_one_response(root, pb_utils) -> None:
+def test_request_without_streaming_gets_one_response(root, pb_utils) -> None:
     [[(answer, final)]] = run(start(root, pb_utils), ask())
     assert (answer.outputs["text_output"].item().decode(), final) == (SCRIPT[:19], True)
     assert answer.outputs["sequence_length"].item() == 20
@@ -364,7 +362,7 @@ def failing(serve: Serve, models: Models, how: str) -> Serve:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["late", "dead", "refuses"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_where_the_draft_fails_the_target_alone_answers(root, pb_utils, how: str, stream: bool) -> None:
+def test_failed_draft_model_falls_back_to_the_target(root, pb_utils, how: str, stream: bool) -> None:
     serve = failing(scripted(Tokenizer(root / "tokenizer"), "Hé"), pb_utils.models, how)
     model = start(root, pb_utils, serve, draft_timeout_s="0.3")
     [sent] = run(model, ask(stream=stream))
@@ -376,7 +374,7 @@ def test_where_the_draft_fails_the_target_alone_answers(root, pb_utils, how: str
 
 
 @pytest.mark.slow
-def test_a_draft_that_keeps_failing_is_left_out_and_asked_again_later(root, pb_utils) -> None:
+def test_repeatedly_failing_draft_model_is_disabled_and_retried_later(root, pb_utils) -> None:
     healthy, calls = scripted(Tokenizer(root / "tokenizer"), "Hé"), list[str]()
     state = {"dead": True}
 
@@ -406,7 +404,7 @@ def answer_of(model: Any, request: Request) -> str:
     return "".join(answer.outputs["text_output"].item().decode() for answer, _ in request.sender.sent)
 
 
-def test_how_much_is_drafted_is_what_a_request_asks_for_or_the_schedule_or_what_was_fast(root, pb_utils) -> None:
+def test_draft_length_policy_is_fixed_scheduled_or_adaptive_by_request(root, pb_utils) -> None:
     model = start(root, pb_utils, draft_len_schedule="[[1, 3], [2, 0]]")
     for inputs, kind in (
         ({"num_draft_tokens": np.array([[2]], np.int32)}, None),
@@ -422,7 +420,7 @@ def test_how_much_is_drafted_is_what_a_request_asks_for_or_the_schedule_or_what_
 
 
 @pytest.mark.slow
-def test_a_client_that_left_gets_no_more_steps(root, pb_utils) -> None:
+def test_client_disconnect_cancels_the_generation(root, pb_utils) -> None:
     request = ask(stream=True)
 
     def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
@@ -440,7 +438,7 @@ ALONE = {"draft_method": "none", "draft_len": "0", "tensorrt_llm_draft_model_nam
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_target_that_drafts_by_itself_is_asked_once_and_its_counts_are_told(root, pb_utils, stream: bool) -> None:
+def test_self_drafting_target_is_called_once_and_reports_its_counts(root, pb_utils, stream: bool) -> None:
     asked: list[dict[str, np.ndarray]] = []
     script = Tokenizer(root / "tokenizer").encode(SCRIPT)
 
@@ -460,12 +458,12 @@ def test_a_target_that_drafts_by_itself_is_asked_once_and_its_counts_are_told(ro
     assert (last["acceptance_rate"], last["num_output_tokens"]) == (pytest.approx(1 / 3), 20)
     [inputs] = asked
     assert (inputs["streaming"].item(), inputs["request_output_len"].item()) == (True, 20)
-    words = tensor_to_words(inputs["stop_words_list"][0])
+    words = decode_token_lists(inputs["stop_words_list"][0])
     assert words == [Tokenizer(root / "tokenizer").encode("no such text")]
 
 
 @pytest.mark.slow
-def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path: Path, pb_utils) -> None:
+def test_additional_end_ids_are_sent_as_stop_words(tmp_path: Path, pb_utils) -> None:
     make_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [0, 5, 7]}')
     asked: list[dict[str, np.ndarray]] = []
@@ -478,12 +476,12 @@ def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path:
     assert answer.outputs["num_output_tokens"].item() == 1
     own, other = sorted(asked, key=lambda inputs: inputs["end_id"].item())
     assert own["end_id"].item() == 0
-    assert tensor_to_words(own["stop_words_list"][0]) == [[5], [7]]
+    assert decode_token_lists(own["stop_words_list"][0]) == [[5], [7]]
     assert (other["end_id"].item(), "stop_words_list" in other) == (9, False)
 
 
 @pytest.mark.slow
-def test_what_changes_logits_is_left_to_the_target_alone(root, pb_utils) -> None:
+def test_request_with_logit_edits_is_served_by_the_target_only(root, pb_utils) -> None:
     """The executor does not count drafted tokens when it verifies the tokens after them."""
     asked: list[tuple[str, dict[str, np.ndarray]]] = []
 
@@ -497,7 +495,7 @@ def test_what_changes_logits_is_left_to_the_target_alone(root, pb_utils) -> None
     [(model, inputs)] = asked
     assert model == "tensorrt_llm"
     assert (inputs["presence_penalty"].tolist(), inputs["min_tokens"].tolist()) == ([[0.5]], [[2]])
-    assert [len(word) for word in tensor_to_words(inputs["bad_words_list"][0])] == [2]
+    assert [len(word) for word in decode_token_lists(inputs["bad_words_list"][0])] == [2]
     assert inputs["embedding_bias"].sum() == 2.0
     assert not {"draft_input_ids", "repetition_penalty"} & {*inputs}
 
@@ -510,7 +508,7 @@ LOOKAHEAD = {name: str(size) for name, size in sizes(5, 4, 3).items()}
 
 
 @pytest.mark.slow
-def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
+def test_request_may_reduce_the_lookahead_sizes(root, pb_utils) -> None:
     asked: list[dict[str, np.ndarray]] = []
 
     def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
@@ -548,7 +546,7 @@ def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
         (ALONE | {"max_top_k": "1024"}, {"top_k": 1025}, "top_k is 1025, but this engine supports at most 1024"),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused(root, pb_utils, settings, inputs, message: str) -> None:
+def test_unsupported_request_is_rejected_with_the_reason(root, pb_utils, settings, inputs, message: str) -> None:
     [[(answer, final)]] = run(start(root, pb_utils, lambda *_: [tokens(40)], **settings), ask(**inputs))
     assert message in answer.error.message
     assert final
@@ -556,14 +554,14 @@ def test_what_an_engine_cannot_do_is_refused(root, pb_utils, settings, inputs, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inputs", [{}, {"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 1, "temperature": 0.7}])
-def test_a_greedy_engine_takes_greedy_requests(root, pb_utils, inputs: dict[str, Any]) -> None:
+def test_greedy_only_engine_accepts_greedy_requests(root, pb_utils, inputs: dict[str, Any]) -> None:
     settings = ALONE | {"greedy_only": "true"}
     [[(answer, _)]] = run(start(root, pb_utils, lambda *_: [tokens(40)], **settings), ask(**inputs))
     assert answer.outputs["num_output_tokens"].item() == 1
 
 
 @pytest.mark.parametrize("end_id", [1_048_576, -1])
-def test_min_tokens_without_an_end_id_that_could_be_masked_asks_for_nothing(root, pb_utils, end_id: int) -> None:
+def test_min_tokens_without_a_maskable_end_id_is_accepted(root, pb_utils, end_id: int) -> None:
     settings = ALONE | {"greedy_only": "true", "vocab_size": "300"}
     sent = {"min_length": 20, "accumulate_tokens": True, "length_penalty": 0.8}
     model = start(root, pb_utils, lambda *_: [tokens(40)], **settings)
@@ -573,13 +571,13 @@ def test_min_tokens_without_an_end_id_that_could_be_masked_asks_for_nothing(root
 
 @pytest.mark.slow
 @pytest.mark.parametrize("top_k", [0, 1, 1024])
-def test_as_many_tokens_as_an_engine_samples_from_are_taken(root, pb_utils, top_k: int) -> None:
+def test_top_k_up_to_the_engine_maximum_is_accepted(root, pb_utils, top_k: int) -> None:
     model = start(root, pb_utils, lambda *_: [tokens(40)], **ALONE, max_top_k="1024")
     [[(answer, _)]] = run(model, ask(top_k=top_k))
     assert answer.error is None
 
 
-def test_a_stop_text_ends_the_engines_request(root, pb_utils) -> None:
+def test_stop_string_cancels_the_engine_request(root, pb_utils) -> None:
     """The engine searches for the stop word's own tokens, but the text may be tokenized differently."""
     script = Tokenizer(root / "tokenizer").encode(SCRIPT)
     pb_utils.models.waits = True
@@ -589,7 +587,7 @@ def test_a_stop_text_ends_the_engines_request(root, pb_utils) -> None:
     assert pb_utils.models.made[0].left.wait(WAIT_S)
 
 
-def test_a_bug_in_one_request_is_logged_and_the_next_is_served(root, pb_utils) -> None:
+def test_exception_in_one_request_is_logged_and_the_next_is_served(root, pb_utils) -> None:
     tokenizer = Tokenizer(root / "tokenizer")
     good, broken = scripted(tokenizer, "Hé"), tokenizer.encode("b")[0]
 
@@ -603,7 +601,7 @@ def test_a_bug_in_one_request_is_logged_and_the_next_is_served(root, pb_utils) -
     assert "output_ids" in pb_utils.logged[0]
 
 
-def test_what_the_repository_cannot_mean_is_refused_when_it_is_loaded(root, pb_utils) -> None:
+def test_invalid_repository_settings_are_rejected_at_load(root, pb_utils) -> None:
     with pytest.raises(
         TrtspecError, match="stop_below needs the draft's logits, which fast logits leave on the device"
     ):
@@ -614,7 +612,7 @@ def test_what_the_repository_cannot_mean_is_refused_when_it_is_loaded(root, pb_u
         start(root, pb_utils, draft_method="grams")
 
 
-def test_it_has_the_tensors_of_the_ensemble() -> None:
+def test_bls_model_declares_the_tensors_of_the_ensemble() -> None:
     def tensors(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         config = load_config(model_repository_dir() / name / "config.pbtxt")
         inputs = {one.name: (one.data_type, tuple(one.dims), one.optional) for one in config.input}
@@ -633,7 +631,7 @@ def counted(pb_utils: Any, name: str, *label: str) -> float:
     return sum(pb_utils.exported[(f"trtspec_{name}", *label)])
 
 
-def test_metrics_count_texts_and_each_step_of_a_pair(root, pb_utils) -> None:
+def test_metrics_of_a_draft_pair_count_requests_tokens_and_steps(root, pb_utils) -> None:
     [sent, refused] = run(start(root, pb_utils), ask(stream=True), ask("", stream=True))
     last = {name: array.item() for name, array in sent[-1][0].outputs.items() if name != "accepted_by_position"}
     assert refused[0][0].error.code == "invalid"
@@ -648,7 +646,7 @@ def test_metrics_count_texts_and_each_step_of_a_pair(root, pb_utils) -> None:
 
 
 @pytest.mark.slow
-def test_of_a_target_that_drafts_by_itself_steps_and_positions_are_not_made_up(root, pb_utils) -> None:
+def test_metrics_of_a_self_drafting_target_omit_steps_and_positions(root, pb_utils) -> None:
     answer = tokens(*b"abc", total_draft_tokens=[[6]], total_accepted_draft_tokens=[[2]])
     run(start(root, pb_utils, lambda *_: [answer], **ALONE), ask(stream=True))
     assert (counted(pb_utils, "drafted_tokens_total"), counted(pb_utils, "accepted_tokens_total")) == (6, 2)
@@ -657,7 +655,7 @@ def test_of_a_target_that_drafts_by_itself_steps_and_positions_are_not_made_up(r
 
 
 @pytest.mark.slow
-def test_metrics_know_a_client_that_left_and_a_model_that_failed(root, pb_utils) -> None:
+def test_metrics_count_client_disconnects_and_model_failures(root, pb_utils) -> None:
     left = ask(stream=True)
 
     def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:

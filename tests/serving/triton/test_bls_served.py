@@ -115,7 +115,7 @@ def ask_all(
         return list(pool.map(lambda one: client.generate(one, model), asked))
 
 
-def test_a_target_alone_says_what_transformers_says(client: Client, expected) -> None:
+def test_target_only_text_equals_transformers(client: Client, expected) -> None:
     answers = ask_all(client, "alone_bls")
     assert [answer["text_output"] for answer in answers] == list(expected.values())
     assert {answer[f"total_{DRAFTED}"] for answer in answers} == {0}
@@ -124,7 +124,7 @@ def test_a_target_alone_says_what_transformers_says(client: Client, expected) ->
     assert len(events) > TOKENS / 2, "tokens must be streamed one by one"
 
 
-def test_a_stream_of_half_characters_adds_up_to_whole_ones(client: Client, pair: Path) -> None:
+def test_stream_of_byte_tokens_concatenates_to_whole_characters(client: Client, pair: Path) -> None:
     """The target is random and its tokens are bytes, few of which are whole characters."""
     tokenizer, prompt = Tokenizer(pair / "byte-tokenizer"), "né ✓"
     ids = greedy(reference_model(pair / "bytes"), tokenizer.encode(prompt), TOKENS)
@@ -135,7 +135,7 @@ def test_a_stream_of_half_characters_adds_up_to_whole_ones(client: Client, pair:
     assert client.generate(request, "bytes_bls")["text_output"] == text_of(events)
 
 
-def test_a_target_alone_samples_what_it_samples_without_this_model(client: Client, tokenizer: Tokenizer) -> None:
+def test_target_only_sampling_equals_the_engine_model(client: Client, tokenizer: Tokenizer) -> None:
     sampling = {"temperature": 1.3, "seed": 11, "exclude_input_in_output": True}
     prompt = tokenizer.encode(PROMPTS[4])
     engine = {"input_ids": prompt, "input_lengths": len(prompt), "request_output_len": TOKENS}
@@ -146,7 +146,7 @@ def test_a_target_alone_samples_what_it_samples_without_this_model(client: Clien
 
 @pytest.mark.every_python
 @pytest.mark.parametrize(("model", "least"), [("ensemble", 0.7), ("lookup_bls", 0.2)])
-def test_many_requests_at_once_say_what_transformers_says(model: str, least: float, client: Client, expected) -> None:
+def test_concurrent_requests_equal_transformers(model: str, least: float, client: Client, expected) -> None:
     """With a requested draft length, unlike with one chosen by speed, the counts are the same on any machine."""
     answers = ask_all(client, model, num_draft_tokens=DRAFT_LEN)
     assert [answer["text_output"] for answer in answers] == list(expected.values())
@@ -154,7 +154,7 @@ def test_many_requests_at_once_say_what_transformers_says(model: str, least: flo
     assert least < accepted / drafted < 1.0
 
 
-def test_many_streams_at_once_add_up_to_it(client: Client, expected) -> None:
+def test_concurrent_streams_equal_transformers(client: Client, expected) -> None:
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         streams = list(pool.map(lambda prompt: streamed(client, prompt), PROMPTS))
     assert [text_of(events) for events in streams] == list(expected.values())
@@ -165,7 +165,7 @@ def test_many_streams_at_once_add_up_to_it(client: Client, expected) -> None:
 
 
 @pytest.mark.parametrize("number", range(DRAFT_LEN + 2))
-def test_the_draft_length_is_the_clients_choice(number: int, client: Client, expected) -> None:
+def test_client_sets_the_draft_length_without_changing_the_text(number: int, client: Client, expected) -> None:
     prompt = PROMPTS[2]
     events = streamed(client, prompt, num_draft_tokens=number)
     assert text_of(events) == expected[prompt]
@@ -176,7 +176,7 @@ def test_the_draft_length_is_the_clients_choice(number: int, client: Client, exp
         assert steps > TOKENS / 2, "tokens must be streamed one by one while the target continues alone"
 
 
-def test_acceptance_counts_tokens(client: Client, expected) -> None:
+def test_acceptance_rate_is_accepted_over_drafted_tokens(client: Client, expected) -> None:
     answer = client.generate({"text_input": PROMPTS[0], "max_tokens": TOKENS})
     drafted, accepted = answer[f"total_{DRAFTED}"], answer[f"total_{ACCEPTED}"]
     assert 0 < accepted <= drafted
@@ -184,7 +184,7 @@ def test_acceptance_counts_tokens(client: Client, expected) -> None:
     assert answer["num_output_tokens"] == answer["sequence_length"] <= TOKENS
 
 
-def test_a_stop_word_ends_the_text_with_itself(client: Client, expected) -> None:
+def test_stop_word_ends_the_text_and_is_included(client: Client, expected) -> None:
     prompt = PROMPTS[0]
     word = expected[prompt][20:23]
     want = expected[prompt][: expected[prompt].index(word) + len(word)]
@@ -195,12 +195,12 @@ def test_a_stop_word_ends_the_text_with_itself(client: Client, expected) -> None
         assert len(text) < len(want) + 8, "at most the token that completes the stop word"
 
 
-def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected) -> None:
+def test_prompt_is_returned_on_request(client: Client, expected) -> None:
     prompt = PROMPTS[1]
     assert text_of(streamed(client, prompt, exclude_input_in_output=False)) == prompt + expected[prompt]
 
 
-def test_pieces_gather_where_the_repository_says_so(client: Client, expected) -> None:
+def test_stream_accumulates_text_if_the_repository_enables_it(client: Client, expected) -> None:
     events = streamed(client, PROMPTS[3], "gathering_bls")
     assert events[-1]["text_output"] == expected[PROMPTS[3]]
     assert all(b["text_output"].startswith(a["text_output"]) for a, b in pairwise(events))
@@ -210,7 +210,7 @@ def test_pieces_gather_where_the_repository_says_so(client: Client, expected) ->
 @pytest.mark.every_python
 @pytest.mark.parametrize("model", ["ensemble", "lookup_bls"])
 @pytest.mark.parametrize("use_draft_logits", [True, False])
-def test_a_seed_repeats_a_sampled_text(model: str, use_draft_logits: bool, client: Client) -> None:
+def test_sampled_text_is_reproducible_by_seed(model: str, use_draft_logits: bool, client: Client) -> None:
     request = {"text_input": PROMPTS[4], "max_tokens": TOKENS, "temperature": 1.3, "top_p": 0.95}
     texts = [
         client.generate({**request, "seed": seed, "use_draft_logits": use_draft_logits}, model)["text_output"]
@@ -220,7 +220,7 @@ def test_a_seed_repeats_a_sampled_text(model: str, use_draft_logits: bool, clien
 
 
 @pytest.mark.every_python
-def test_a_text_that_the_draft_refuses_is_the_targets_alone(client: Client, expected) -> None:
+def test_prompt_rejected_by_the_draft_model_gets_the_target_text(client: Client, expected) -> None:
     """The draft model of `short_bls` refuses longer texts, also those that grow too long, while others are served."""
     long = PROMPTS[0] * 4
 
@@ -256,7 +256,7 @@ def test_a_text_that_the_draft_refuses_is_the_targets_alone(client: Client, expe
         ({"return_generation_logits": True}, "return_generation_logits is not supported by tensorrt_llm_bls"),
     ],
 )
-def test_a_bad_request_is_told_so(change: dict[str, Any], message: str, client: Client) -> None:
+def test_invalid_request_is_rejected_with_the_reason(change: dict[str, Any], message: str, client: Client) -> None:
     request = {"text_input": "a", "max_tokens": 2, **change}
     with pytest.raises(DeployError, match=message):
         client.generate(request)
@@ -265,7 +265,7 @@ def test_a_bad_request_is_told_so(change: dict[str, Any], message: str, client: 
 
 
 @pytest.mark.every_python
-def test_clients_that_hang_up_free_their_places(client: Client) -> None:
+def test_disconnected_clients_free_their_slots(client: Client) -> None:
     """More clients disconnect than there are slots, each from a request that would take a minute."""
     for _ in range(3 * PLACES):
         connection = HTTPConnection(client.host, client.port, timeout=30)
@@ -278,7 +278,7 @@ def test_clients_that_hang_up_free_their_places(client: Client) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_repository_without_streaming_gives_whole_answers(pair: Path, expected) -> None:
+def test_repository_without_streaming_returns_whole_responses(pair: Path, expected) -> None:
     emit_pair(pair / "whole", replace(SERVING, streaming=False))
     asked = {"ensemble", "tensorrt_llm_bls", "tensorrt_llm", "tensorrt_llm_draft"}
     for model in (pair / "whole").iterdir():

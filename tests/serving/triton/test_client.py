@@ -64,7 +64,7 @@ def chunk(content: bytes) -> bytes:
     return f"{len(content):x}\r\n".encode() + content + b"\r\n"
 
 
-def test_generate_sends_json_and_returns_the_answer() -> None:
+def test_generate_sends_json_and_returns_the_response() -> None:
     with serving(whole("200 OK", b'{"text_output": "hi"}')) as (client, received):
         assert client.generate({"text_input": "a", "max_tokens": 1}) == {"text_output": "hi"}
     line, body = received[0].split(b"\n")
@@ -72,7 +72,7 @@ def test_generate_sends_json_and_returns_the_answer() -> None:
     assert json.loads(body) == {"text_input": "a", "max_tokens": 1}
 
 
-def test_an_error_of_the_server_comes_in_its_words() -> None:
+def test_server_error_message_is_forwarded() -> None:
     with serving(whole("400 Bad Request", b'{"error": "beam_width 2 is not supported"}')) as (client, _):
         with pytest.raises(DeployError, match="the server answered 400: beam_width 2 is not supported"):
             client.generate({})
@@ -86,12 +86,12 @@ def test_an_error_of_the_server_comes_in_its_words() -> None:
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[1]", b"[" * 100_000])
-def test_an_answer_that_is_no_object_is_an_error(body: bytes) -> None:
+def test_response_that_is_not_a_json_object_is_an_error(body: bytes) -> None:
     with serving(whole("200 OK", body)) as (client, _), pytest.raises(DeployError, match="is not a JSON object"):
         client.generate({})
 
 
-def test_a_stream_yields_events_however_they_are_cut() -> None:
+def test_stream_yields_events_split_across_chunks() -> None:
     events = b'data: {"text_output":"a"}\n\ndata: {"text_output":"b"}\n\n: comment\n\n'
 
     def answer(connection: socket.socket) -> None:
@@ -105,7 +105,7 @@ def test_a_stream_yields_events_however_they_are_cut() -> None:
     assert json.loads(received[0].split(b"\n")[1]) == {"stream": True, "max_tokens": 2}
 
 
-def test_an_error_within_a_stream_is_raised() -> None:
+def test_error_event_in_a_stream_is_raised() -> None:
     def answer(connection: socket.socket) -> None:
         connection.sendall(EVENT_STREAM + chunk(b'data: {"text_output":"a"}\n\ndata: {"error":"stub died"}\n\n'))
 
@@ -117,7 +117,7 @@ def test_an_error_within_a_stream_is_raised() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_silent_or_drips_runs_into_the_deadline() -> None:
+def test_silent_or_slow_server_times_out() -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(EVENT_STREAM)
         for _ in range(500):  # ten seconds, after which the error would be another
@@ -132,7 +132,7 @@ def test_a_server_that_is_silent_or_drips_runs_into_the_deadline() -> None:
             list(client.generate_stream({}))
 
 
-def test_an_answer_without_end_is_cut_off(monkeypatch) -> None:
+def test_endless_response_is_an_error_at_the_size_limit(monkeypatch) -> None:
     def flood(connection: socket.socket) -> None:
         connection.sendall(EVENT_STREAM)
         while True:
@@ -147,7 +147,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch) -> None:
             client.generate({})
 
 
-def test_nobody_there_is_an_error_that_says_where() -> None:
+def test_unreachable_server_error_has_its_address() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
     client = Client(port, timeout_s=1)
@@ -157,13 +157,13 @@ def test_nobody_there_is_an_error_that_says_where() -> None:
     assert caught.value.where == f"http://127.0.0.1:{port}"
 
 
-def test_a_connection_that_breaks_off_is_an_error() -> None:
+def test_dropped_connection_is_an_error() -> None:
     with serving(lambda connection: None) as (client, _), pytest.raises(DeployError, match="cannot be reached"):
         client.generate({})
 
 
 @pytest.mark.parametrize(("status", "ready"), [("200 OK", True), ("400 Bad Request", False)])
-def test_readiness_is_the_status(status: str, ready: bool) -> None:
+def test_readiness_follows_the_http_status(status: str, ready: bool) -> None:
     with serving(whole(status, b"")) as (client, received):
         assert client.is_ready() is ready
         assert client.is_ready("m") is ready

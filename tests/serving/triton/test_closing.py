@@ -24,7 +24,7 @@ def server(root: Path, *options: str) -> TritonServer:
     return TritonServer(path, "PATH")
 
 
-def test_a_server_gets_the_options_that_it_has(tmp_path: Path) -> None:
+def test_hardening_options_include_only_supported_ones(tmp_path: Path) -> None:
     closed = "shared-memory,model-repository,trace,logging:trtspec-token=abc"
     both = (f"--http-restricted-api={closed}", f"--grpc-restricted-protocol={closed}")
     assert hardening_options(server(tmp_path, *RESTRICTED), "abc") == both
@@ -34,7 +34,7 @@ def test_a_server_gets_the_options_that_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", RESTRICTED)
-def test_a_server_that_cannot_be_closed_is_not_started(missing: str, tmp_path: Path) -> None:
+def test_server_without_access_restriction_options_is_rejected(missing: str, tmp_path: Path) -> None:
     with pytest.raises(DeployError, match=f"it does not support --{missing}, so any client could run") as caught:
         hardening_options(server(tmp_path, *(option for option in RESTRICTED if option != missing)), "abc")
     assert caught.value.where == str(tmp_path / "tritonserver")
@@ -61,12 +61,12 @@ def test_a_server_that_cannot_be_closed_is_not_started(missing: str, tmp_path: P
         ("DATABASE_URL", "postgres://user:word@host/db"),
     ],
 )
-def test_a_secret_is_left_out_unless_it_is_passed_on(name: str, value: str) -> None:
+def test_secret_variable_is_removed_unless_allowed(name: str, value: str) -> None:
     assert without_secrets({name: value}) == {}
     assert without_secrets({name: value, "TRTSPEC_PASS_ENV": f"OTHER, {name}"})[name] == value
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_ordinary_variables_are_retained() -> None:
     plain = {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "false", "KEYBOARD": "us", "HTTP_PROXY": "http://proxy:3128"}
     assert without_secrets(plain) == plain
 
@@ -76,7 +76,7 @@ def launched(script: str, token: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", script, token], stdin=PIPE, stdout=PIPE, start_new_session=True)
 
 
-def test_the_token_stays_until_its_own_process_has_said_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_scrubbed_only_after_the_process_writes_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes write to the same log, so its content does not show that the server has parsed its arguments."""
     monkeypatch.setattr(hardening, "PARSED_TIMEOUT_S", 0.3)
     token = "0123456789abcdef" * 4

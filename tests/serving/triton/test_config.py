@@ -47,7 +47,7 @@ def find(descriptor, name):
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_fields_are_those_of_the_public_proto(oracle, message: str) -> None:
+def test_config_fields_match_the_public_proto(oracle, message: str) -> None:
     ours = triton_config._config_class().DESCRIPTOR.file.pool.FindMessageTypeByName(f"inference.{message}")
     theirs = find(oracle.DESCRIPTOR, message)
     for name, field in ours.fields_by_name.items():
@@ -64,13 +64,13 @@ def facts(field):
 
 
 @pytest.mark.parametrize("enum", ENUMS)
-def test_enums_are_those_of_the_public_proto(oracle, enum: str) -> None:
+def test_config_enums_match_the_public_proto(oracle, enum: str) -> None:
     values = {value.name: value.number for value in find(oracle.DESCRIPTOR, enum).values}
     assert values == {name: number for number, name in enumerate(ENUMS[enum])}
 
 
 @pytest.mark.parametrize("text", [SAMPLE, ENSEMBLE])
-def test_the_client_library_reads_the_same_message(oracle, text: str) -> None:
+def test_config_serialization_matches_the_client_library(oracle, text: str) -> None:
     from google.protobuf import text_format
 
     theirs = text_format.Parse(text, oracle.ModelConfig())
@@ -81,7 +81,7 @@ def test_the_client_library_reads_the_same_message(oracle, text: str) -> None:
 
 @pytest.mark.slow
 @given(st.dictionaries(st.text(), st.text(st.characters(exclude_categories=["Cs"])).filter(lambda s: "${" not in s)))
-def test_any_parameter_comes_back_as_it_was(parameters: dict[str, str]) -> None:
+def test_config_parameters_round_trip(parameters: dict[str, str]) -> None:
     config = parse_config(SAMPLE)
     for key, value in parameters.items():
         if "${" not in key:
@@ -93,7 +93,7 @@ def test_any_parameter_comes_back_as_it_was(parameters: dict[str, str]) -> None:
     assert all(again.parameters[key].string_value == value for key, value in parameters.items() if "${" not in key)
 
 
-def test_maps_are_written_by_key_whatever_the_order_they_were_set_in() -> None:
+def test_config_rendering_does_not_depend_on_insertion_order() -> None:
     one, other = parse_config(""), parse_config("")
     for key in "cab":
         set_parameter(one, key, key)
@@ -102,14 +102,14 @@ def test_maps_are_written_by_key_whatever_the_order_they_were_set_in() -> None:
     assert render_config(one) == render_config(other)
 
 
-def test_parameters_are_text() -> None:
+def test_config_parameters_are_stored_as_strings() -> None:
     config = parse_config("")
     set_parameter(config, "b", True)
     set_parameter(config, "i", 5)
     assert (config.parameters["b"].string_value, config.parameters["i"].string_value) == ("true", "5")
 
 
-def test_an_unknown_field_names_line_and_column(tmp_path: Path) -> None:
+def test_unknown_field_error_has_line_and_column(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_text('name: "m"\n  max_batch: 4\n')
     with pytest.raises(TrtspecError) as caught:
@@ -118,7 +118,7 @@ def test_an_unknown_field_names_line_and_column(tmp_path: Path) -> None:
     assert 'no field named "max_batch"' in caught.value.message
 
 
-def test_a_leftover_placeholder_names_line_and_column() -> None:
+def test_unfilled_placeholder_error_has_line_and_column() -> None:
     with pytest.raises(TrtspecError, match=r"the placeholder \$\{engine_dir\} is not filled in") as caught:
         parse_config('name: "m"\nparameters { key: "p" value { string_value: "${engine_dir}" } }')
     assert caught.value.where == "config.pbtxt:2:46"
@@ -126,7 +126,7 @@ def test_a_leftover_placeholder_names_line_and_column() -> None:
         set_parameter(parse_config(""), "p", "${x}")
 
 
-def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_missing_file_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(TrtspecError, match="the model configuration: cannot be read") as caught:
         load_config(tmp_path / "config.pbtxt")
     assert caught.value.where == str(tmp_path / "config.pbtxt")

@@ -17,18 +17,18 @@ from trtspec.serving.triton.python_models.interruptions import (
 
 
 @pytest.mark.parametrize("body", [b"{}", b" \r\n{ }", b'{"a":1}', b'\t{ "a": {"b": [1, "}"]}, "c": "\xc3\xa9"}'])
-def test_a_body_gets_a_token_and_keeps_the_rest(body: bytes) -> None:
+def test_client_token_is_added_to_a_json_object_body(body: bytes) -> None:
     token, more = add_client_token(body)
     assert json.loads(more) == {CLIENT_PARAMETER: token, **json.loads(body)}
     assert add_client_token(body)[0] != token
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"a", b'"{"', b"\xef\xbb\xbf{}"])
-def test_a_body_that_is_no_object_stays(body: bytes) -> None:
+def test_body_that_is_not_an_object_is_unchanged(body: bytes) -> None:
     assert add_client_token(body)[1] == body
 
 
-def test_only_tokens_are_looked_for(tmp_path: Path) -> None:
+def test_disconnect_lookup_accepts_only_valid_tokens(tmp_path: Path) -> None:
     token, _ = add_client_token(b"{}")
     assert not has_disconnected(str(tmp_path), token)
     mark_disconnected(tmp_path, token)

@@ -21,7 +21,7 @@ def departures() -> Iterator[CancellationWatcher]:
 
 
 @pytest.mark.slow
-def test_a_request_that_cannot_be_asked_costs_no_other(
+def test_failing_cancellation_check_does_not_affect_other_requests(
     departures: CancellationWatcher, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[int] = []
@@ -52,7 +52,7 @@ class WatchedRequest:
         raise AssertionError("the client is there")
 
 
-def test_a_request_that_is_over_is_let_go_without_a_collection(departures: CancellationWatcher) -> None:
+def test_finished_request_is_released_without_garbage_collection(departures: CancellationWatcher) -> None:
     gc.disable()
     try:
         asked = WatchedRequest(departures)

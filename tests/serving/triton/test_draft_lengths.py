@@ -56,7 +56,7 @@ def rising(width: int) -> float:
     return 0.004 + 0.001 * width
 
 
-def test_a_good_draft_is_used_and_a_useless_one_is_not() -> None:
+def test_adaptive_draft_length_is_maximal_for_good_drafts_and_zero_for_bad() -> None:
     for acceptance, expected in ((0.9, 6), (0.0, 0)):
         world = World(acceptance, 0.001, flat)
         lengths = AdaptiveDraftLen(6, now=lambda world=world: world.now)
@@ -67,7 +67,7 @@ def test_a_good_draft_is_used_and_a_useless_one_is_not() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("texts", [1, 4, 16, 64])
-def test_it_is_never_slower_than_the_target_alone(acceptance: float, texts: int) -> None:
+def test_adaptive_draft_length_is_not_slower_than_the_target_alone(acceptance: float, texts: int) -> None:
     """If the cost of a step grows with its verified tokens, drafting pays for few texts but not for many."""
     world = World(acceptance, 0.001, rising)
     lengths = AdaptiveDraftLen(6, now=lambda: world.now)
@@ -76,7 +76,7 @@ def test_it_is_never_slower_than_the_target_alone(acceptance: float, texts: int)
     assert speed > 0.97 * alone
 
 
-def test_an_acceptance_that_falls_and_comes_back_is_noticed() -> None:
+def test_adaptive_draft_length_follows_changes_of_acceptance() -> None:
     world = World(0.9, 0.001, flat)
     lengths = AdaptiveDraftLen(6, now=lambda: world.now)
     run(world, lengths, 1, 100)
@@ -89,7 +89,7 @@ def test_an_acceptance_that_falls_and_comes_back_is_noticed() -> None:
     assert run(world, lengths, 1, 100)[1].count(6) > 80
 
 
-def test_a_schedule_bounds_what_is_drafted() -> None:
+def test_schedule_limits_the_adaptive_draft_length() -> None:
     lengths = AdaptiveDraftLen(5, [(1, 5), (3, 2)], now=lambda: 0.0)
     limits = []
     with ExitStack() as stack:

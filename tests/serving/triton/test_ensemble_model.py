@@ -85,7 +85,7 @@ def run(model: Any, *requests: Request) -> list[list[tuple[Any, bool]]]:
     return [[(answer, flags == FINAL) for answer, flags in request.sender.sent] for request in requests]
 
 
-def test_edits_in_text_are_edits_in_ids(root: Path, models: Models) -> None:
+def test_text_logit_edits_are_translated_to_token_ids(root: Path, models: Models) -> None:
     """Words with a weight become a bias of their tokens; NVIDIA's clients always send empty words."""
     model, _ = start(root, models)
     words = {
@@ -110,7 +110,7 @@ def test_edits_in_text_are_edits_in_ids(root: Path, models: Models) -> None:
     assert "embedding_bias_words has 0 entries, but embedding_bias_weights has 1" in refused.error.message
 
 
-def test_a_request_in_text_is_one_in_ids(root: Path, models: Models) -> None:
+def test_text_request_is_translated_to_token_ids(root: Path, models: Models) -> None:
     stop = np.array([[b"!", b""]], dtype=object)
     model, _ = start(root, models)
     [sent] = run(
@@ -147,7 +147,9 @@ def test_a_request_in_text_is_one_in_ids(root: Path, models: Models) -> None:
         ("the request was cancelled", "cancelled"),
     ],
 )
-def test_an_error_keeps_its_words_which_tell_its_status(root: Path, models: Models, words: str, code: str) -> None:
+def test_engine_error_message_is_forwarded_and_determines_the_status(
+    root: Path, models: Models, words: str, code: str
+) -> None:
     models.serve = lambda *_: [*pieces("", {})[:1], Response({}, words)]
     model, _ = start(root, models)
     [sent] = run(model, ask())
@@ -155,7 +157,7 @@ def test_an_error_keeps_its_words_which_tell_its_status(root: Path, models: Mode
     assert (sent[-1][0].error.message, sent[-1][0].error.code, sent[-1][1]) == (words, code, True)
 
 
-def test_an_internal_error_of_the_model_is_an_id_whose_words_are_in_the_log(root: Path, models: Models) -> None:
+def test_engine_internal_error_is_logged_and_reported_by_id(root: Path, models: Models) -> None:
     models.serve = lambda *_: [Response({}, "Stub process 'tensorrt_llm_0_0' is not healthy.")]
     model, pb_utils = start(root, models)
     [[(answer, _)]] = run(model, ask())
@@ -165,7 +167,7 @@ def test_an_internal_error_of_the_model_is_an_id_whose_words_are_in_the_log(root
     assert any(fault in line and "is not healthy" in line for line in pb_utils.logged)
 
 
-def test_a_stream_that_ends_too_early_is_an_error(root: Path, models: Models) -> None:
+def test_stream_closed_before_the_last_response_is_an_error(root: Path, models: Models) -> None:
     models.closes_early = True
     [sent] = run(start(root, models)[0], ask())
     assert sent[-1][0].error.message == "the server closed the stream before the last response"
@@ -173,7 +175,7 @@ def test_a_stream_that_ends_too_early_is_an_error(root: Path, models: Models) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decoupled", [True, False])
-def test_a_client_that_leaves_ends_the_engines_request(root: Path, models: Models, decoupled: bool) -> None:
+def test_client_disconnect_cancels_the_engine_request(root: Path, models: Models, decoupled: bool) -> None:
     """The model need not respond first; its first token may take long."""
     model, _ = start(root, models, decoupled=decoupled)
     models.serve, models.waits = lambda *_: [], True
@@ -188,7 +190,7 @@ def test_a_client_that_leaves_ends_the_engines_request(root: Path, models: Model
     assert answer.error.code == "cancelled"
 
 
-def test_a_whole_answer_is_returned(root: Path, models: Models) -> None:
+def test_request_without_decoupling_returns_the_whole_response(root: Path, models: Models) -> None:
     models.serve = lambda *_: [ids_of(TEXT, continues=False)]
     model, _ = start(root, models, decoupled=False)
     [answer] = model.execute([ask()])
@@ -203,7 +205,7 @@ def test_a_whole_answer_is_returned(root: Path, models: Models) -> None:
         ("", "text_input is empty"),
     ],
 )
-def test_a_text_that_cannot_be_a_prompt_is_refused_before_anything_is_asked(
+def test_invalid_prompt_text_is_rejected_before_the_engine_is_called(
     root: Path, models: Models, monkeypatch, text: str, message: str
 ) -> None:
     tokenized: list[str] = []
@@ -215,7 +217,7 @@ def test_a_text_that_cannot_be_a_prompt_is_refused_before_anything_is_asked(
     assert (sent[0][0].error.code, models.made, tokenized) == ("invalid", [], [text] if not text else [])
 
 
-def test_a_request_waits_for_a_place_in_execute_so_that_the_server_counts_it() -> None:
+def test_request_without_a_free_slot_blocks_until_one_is_released() -> None:
     places, going = RequestSlots(1), threading.Event()
     with ThreadPoolExecutor(places.count) as threads, ThreadPoolExecutor(1) as executing:
         for _ in range(places.count):
@@ -226,7 +228,7 @@ def test_a_request_waits_for_a_place_in_execute_so_that_the_server_counts_it() -
         third.result(WAIT_S)
 
 
-def test_a_model_that_waits_for_none_refuses_what_goes_beyond_its_room() -> None:
+def test_request_limit_rejects_requests_beyond_the_queue_size() -> None:
     room = RequestLimit(max_batch_size=1, max_queue_size=1)
     with room, room:
         with room, pytest.raises(Overloaded, match="the queue is full: 1 requests wait"), room:
@@ -236,7 +238,7 @@ def test_a_model_that_waits_for_none_refuses_what_goes_beyond_its_room() -> None
 
 
 @pytest.mark.slow
-def test_a_request_that_is_over_is_looked_at_no_more() -> None:
+def test_finished_request_is_no_longer_polled_for_cancellation() -> None:
     looked, left = threading.Event(), threading.Event()
     departures = CancellationWatcher()
     watch = departures.watch(lambda: looked.set() or False, left.set)
@@ -248,7 +250,7 @@ def test_a_request_that_is_over_is_looked_at_no_more() -> None:
     departures.close()
 
 
-def test_a_rendered_chat_gets_no_special_tokens(root: Path, models: Models, monkeypatch) -> None:
+def test_special_tokens_are_omitted_on_request(root: Path, models: Models, monkeypatch) -> None:
     asked: list[bool] = []
     model, _ = start(root, models)
     encode = model.reader._tokenizer.encode

@@ -84,7 +84,7 @@ def texts_while(client: Client, act: Sequence[tuple[int, int]]) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_streams_go_on_without_a_draft_and_with_it_when_it_is_back(
+def test_streams_continue_without_the_draft_model_and_use_it_after_recovery(
     pair: Path, expected: list[str], number: int
 ) -> None:
     on_a_server(pair, lambda served: goes_on(served, pair, expected, number))
@@ -110,7 +110,7 @@ def goes_on(served: Served, pair: Path, expected: list[str], number: int) -> Non
     assert wait_until(lambda: metric(served, "trtspec_drafted_tokens_total") > drafted, HEALS_S)
 
 
-def test_streams_go_on_when_the_draft_is_slow(pair: Path, expected: list[str]) -> None:
+def test_streams_continue_with_a_slow_draft_model(pair: Path, expected: list[str]) -> None:
     """The draft is stopped repeatedly for less than its deadline, so it is late or just in time."""
     on_a_server(pair, lambda served: slowed(served, pair, expected))
 

@@ -51,7 +51,7 @@ def refusal(inputs: RequestTensors, name: str) -> str:
         ("return_kv_cache_reuse_stats", "return_perf_metrics", True),
     ],
 )
-def test_an_older_name_is_read_as_a_parameter_and_as_a_tensor(older: str, name: str, value: Any) -> None:
+def test_legacy_field_name_is_accepted_as_parameter_and_tensor(older: str, name: str, value: Any) -> None:
     assert OLDER_NAMES[name][0] == older
     assert tensors({older: value}).scalar(name) == value
     assert tensors(**{older: np.array([[value]], OLDER_NAMES[name][1])}).scalar(name) == value
@@ -62,21 +62,21 @@ def test_an_older_name_is_read_as_a_parameter_and_as_a_tensor(older: str, name: 
 
 
 @pytest.mark.parametrize("sent", [{"sent": {"random_seed": 8}}, {"random_seed": np.array([[8]], np.uint64)}])
-def test_two_names_with_different_values_are_refused(sent: dict[str, Any]) -> None:
+def test_conflicting_values_of_two_field_names_are_rejected(sent: dict[str, Any]) -> None:
     said = refusal(tensors(seed=SEED, **sent), "seed")
     assert said == "seed is 7 and random_seed is 8: they are the same field"
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, 2**64, 1e30, True, "7", ""])
-def test_an_older_name_has_the_bounds_of_the_input(value: Any) -> None:
+def test_legacy_field_with_invalid_value_is_rejected_by_its_name(value: Any) -> None:
     assert refusal(tensors({"random_seed": value}), "seed").startswith("random_seed is ")
 
 
-def test_a_whole_number_may_come_as_a_double() -> None:
+def test_integer_field_accepts_a_whole_double() -> None:
     assert tensors({"min_length": 3.0}).scalar("min_tokens") == 3
 
 
-def test_an_error_names_the_field_as_the_request_does() -> None:
+def test_error_uses_the_field_names_of_the_request() -> None:
     inputs = tensors({"min_length": -4})
     with pytest.raises(TrtspecError) as error, inputs.naming({"max_tokens": "request_output_len"}):
         raise TrtspecError("min_tokens is -4 and max_tokens 0, expected 0 or more")
@@ -105,7 +105,7 @@ def test_an_error_names_the_field_as_the_request_does() -> None:
         ("é\n'", "leave it out; the model's configuration lists its inputs"),
     ],
 )
-def test_a_name_that_nothing_reads_is_refused_with_the_nearest(name: str, hint: str) -> None:
+def test_unknown_field_is_rejected_with_a_hint(name: str, hint: str) -> None:
     with pytest.raises(TrtspecError, match="unknown field") as error:
         check_field_names({name: 1}, TEXT_INPUTS, "the engine")
     assert error.value.hint == hint
@@ -125,14 +125,14 @@ def test_a_name_that_nothing_reads_is_refused_with_the_nearest(name: str, hint: 
         {"early_stopping": True, "beam_search_diversity_rate": 0.0, "prompt_vocab_size": 0, "decoder_text_input": ""},
     ],
 )
-def test_names_of_clients_that_ask_for_nothing_are_accepted(sent: dict[str, Any]) -> None:
+def test_client_fields_without_effect_are_accepted(sent: dict[str, Any]) -> None:
     check_field_names(sent, TEXT_INPUTS, "the engine")
 
 
 @pytest.mark.parametrize(
     "name", sorted({name for model in INPUTS for name in unsupported_inputs(model)} - {"early_stopping"})
 )
-def test_inputs_of_nvidia_that_nothing_acts_on_are_refused_by_name(name: str) -> None:
+def test_unsupported_nvidia_inputs_are_rejected_unless_neutral(name: str) -> None:
     with pytest.raises(TrtspecError, match=f"{name} 3 is not supported by the engine"):
         check_field_names({name: 3}, TEXT_INPUTS, "the engine")
     for value in NEUTRAL.get(name, ("",)):
@@ -140,7 +140,7 @@ def test_inputs_of_nvidia_that_nothing_acts_on_are_refused_by_name(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["length_penalty", "len_penalty"])
-def test_a_length_penalty_with_one_beam_is_accepted(name: str) -> None:
+def test_length_penalty_with_one_beam_is_accepted(name: str) -> None:
     inputs = tensors(**{name: 0.8, "beam_width": 1})
     check_unsupported(inputs, "the engine")
     check_unsupported_inputs(inputs, [], "the engine")
@@ -148,7 +148,7 @@ def test_a_length_penalty_with_one_beam_is_accepted(name: str) -> None:
         check_unsupported(tensors(**{name: 0.8, "beam_width": 2}), "the engine")
 
 
-def test_a_python_backend_without_parameters_has_none() -> None:
+def test_request_object_without_parameters_is_read() -> None:
     class Old:
         inputs: ClassVar[dict[str, Any]] = {"seed": SEED}
 

@@ -32,7 +32,7 @@ def total(pb_utils: Any, *key: str) -> float:
     return sum(pb_utils.exported[key])
 
 
-def test_counts_are_those_of_all_texts_and_each_is_told_once(args, pb_utils) -> None:
+def test_metrics_sum_all_requests_and_export_each_update_once(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     first, second = metrics.text(), metrics.text()
     first.updated(Update((1,), None, Stats(5, 1), queue_s=0.25))
@@ -56,7 +56,7 @@ def test_counts_are_those_of_all_texts_and_each_is_told_once(args, pb_utils) -> 
     assert not pb_utils.logged
 
 
-def test_an_answer_that_comes_whole_says_nothing_of_its_first_token(args, pb_utils) -> None:
+def test_whole_response_exports_no_time_to_first_token(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     text = metrics.text()
     text.started()
@@ -68,7 +68,7 @@ def test_an_answer_that_comes_whole_says_nothing_of_its_first_token(args, pb_uti
     assert len(pb_utils.exported["trtspec_request_duration_seconds",]) == 1
 
 
-def test_a_request_that_is_not_served_is_refused_and_a_mistake_of_ours_an_error(args, pb_utils) -> None:
+def test_failed_requests_are_counted_by_reason(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.text().failed(TrtspecError("max_tokens is 0"))
     metrics.text().failed(ValueError("a bug"))
@@ -80,7 +80,7 @@ def test_a_request_that_is_not_served_is_refused_and_a_mistake_of_ours_an_error(
     assert not pb_utils.exported["trtspec_request_duration_seconds",]
 
 
-def test_running_and_waiting_are_counted_unless_the_engine_knows_better(args, pb_utils) -> None:
+def test_running_and_waiting_gauges_prefer_the_engine_counts(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     texts = [metrics.text() for _ in range(3)]
     texts[0].started()
@@ -94,7 +94,7 @@ def test_running_and_waiting_are_counted_unless_the_engine_knows_better(args, pb
         each.close()
 
 
-def test_fallbacks_and_the_breaker_have_metrics_of_their_own(args, pb_utils) -> None:
+def test_fallbacks_and_breaker_state_are_exported(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.breaker(is_open=True)
     for reason in ("timeout", "timeout", "error"):
@@ -104,14 +104,14 @@ def test_fallbacks_and_the_breaker_have_metrics_of_their_own(args, pb_utils) -> 
     assert pb_utils.exported["trtspec_breaker_open",][-1] == 1
 
 
-def test_what_an_engine_does_not_tell_is_not_exported(args, pb_utils) -> None:
+def test_metrics_export_only_the_selected_families(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.OF_TEXTS)
     metrics.text().ended("length", Stats(5, 9, 8, 3, 2, (2, 1)))
     metrics.close()
     assert {name for name, *_ in pb_utils.exported} == {family.name for family in known.OF_TEXTS}
 
 
-def test_one_thread_calls_triton_and_only_after_the_model_is_loaded(args, pb_utils) -> None:
+def test_metrics_are_exported_from_a_single_thread(args, pb_utils) -> None:
     """Two concurrent calls crash tritonserver 2.51."""
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     callers = set()
@@ -127,7 +127,7 @@ def test_one_thread_calls_triton_and_only_after_the_model_is_loaded(args, pb_uti
     assert total(pb_utils, "trtspec_requests_total", "stop") == 8
 
 
-def test_a_triton_without_metrics_is_told_of_once_and_texts_go_on(args, pb_utils) -> None:
+def test_triton_without_metrics_is_logged_once_and_ignored(args, pb_utils) -> None:
     del pb_utils.MetricFamily
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.text().ended("stop", Stats(1, 2))
@@ -137,7 +137,7 @@ def test_a_triton_without_metrics_is_told_of_once_and_texts_go_on(args, pb_utils
     assert said.startswith("metrics are disabled for this model: AttributeError")
 
 
-def test_a_call_that_fails_later_ends_the_metrics_and_not_the_model(args, pb_utils) -> None:
+def test_failing_export_disables_only_the_metrics(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
 
     def fail(*given: object) -> None:
@@ -153,7 +153,7 @@ def test_a_call_that_fails_later_ends_the_metrics_and_not_the_model(args, pb_uti
     assert not metrics._ended
 
 
-def test_a_triton_without_histograms_has_the_other_metrics(args, pb_utils) -> None:
+def test_triton_without_histograms_exports_the_other_metrics(args, pb_utils) -> None:
     del pb_utils.MetricFamily.HISTOGRAM
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.text().ended("stop", Stats(1, 2))
@@ -163,7 +163,7 @@ def test_a_triton_without_histograms_has_the_other_metrics(args, pb_utils) -> No
     assert "trtspec_queue_seconds is not exported: this Triton lacks histograms" in pb_utils.logged
 
 
-def test_the_method_is_that_of_the_artifact(args, tmp_path: Path) -> None:
+def test_method_label_is_read_from_the_artifact(args, tmp_path: Path) -> None:
     assert artifact_method(args) == "ngram"
     (tmp_path / "manifest.json").write_text("{}")
     assert artifact_method(args) == "unknown"

@@ -42,7 +42,7 @@ def asked_of(artifact: Path, monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> 
     return asked
 
 
-def test_a_request_that_says_nothing_gets_the_models_defaults(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_without_parameters_uses_the_model_defaults(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asked_of(artifact, monkeypatch)
     assert asked.sampling == SamplingOptions(0.6, 20, 1.0, 0)
     assert asked.edits == replace(
@@ -50,14 +50,14 @@ def test_a_request_that_says_nothing_gets_the_models_defaults(artifact: Path, mo
     )
 
 
-def test_what_a_request_says_comes_first(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_parameters_override_the_model_defaults(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = np.float32(1.0)
     asked = asked_of(artifact, monkeypatch, temperature=np.float32(0.0), repetition_penalty=one, min_tokens=1)
     assert asked.sampling.greedy
     assert (asked.edits.repetition_penalty, asked.edits.min_tokens, asked.edits.bad_words) == (1.0, 1, ((7,),))
 
 
-def test_without_the_key_the_file_changes_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_config_is_ignored_without_the_defaults_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps(SETTINGS))
     emit_repository(tmp_path / "model_repository")
@@ -67,7 +67,7 @@ def test_without_the_key_the_file_changes_no_request(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("defaults", ["model", "nvidia"])
-def test_the_repository_is_code_of_ours(defaults: str, tmp_path: Path) -> None:
+def test_code_policy_accepts_the_defaults_parameter(defaults: str, tmp_path: Path) -> None:
     emit_repository(tmp_path, replace(SERVING, defaults=defaults))
     odd = [why for _, why in _models(tmp_path, "embedded")]
     assert not [why for why in odd if "parameter" in why]
@@ -84,7 +84,7 @@ def _tensors(artifact: Path, **body: Any) -> dict[str, Any]:
     }
 
 
-def test_openais_entry_leaves_out_what_its_client_left_out(artifact: Path) -> None:
+def test_gateway_omits_parameters_that_the_client_omitted(artifact: Path) -> None:
     fields = {"temperature", "runtime_top_k", "runtime_top_p", "repetition_penalty", "min_tokens"}
     assert not fields & _tensors(artifact).keys()
     named = _tensors(artifact, temperature=1.0, repetition_penalty=1.0, min_tokens=0)
@@ -93,7 +93,7 @@ def test_openais_entry_leaves_out_what_its_client_left_out(artifact: Path) -> No
     assert (greedy["runtime_top_k"], greedy["runtime_top_p"]) == ([1], [1.0])
 
 
-def test_openais_entry_says_all_to_a_model_without_such_defaults(tmp_path: Path) -> None:
+def test_gateway_sends_openai_defaults_to_a_model_without_model_defaults(tmp_path: Path) -> None:
     emit_repository(tmp_path / "model_repository")
     said = _tensors(tmp_path)
     assert (said["temperature"], said["runtime_top_k"], said["runtime_top_p"]) == ([1.0], [0], [1.0])

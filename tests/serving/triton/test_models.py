@@ -26,7 +26,7 @@ from trtspec.serving.triton.python_models.interruptions import (
     mark_disconnected,
 )
 from trtspec.serving.triton.python_models.responses import parse_error_id
-from trtspec.serving.triton.python_models.tensors import tensor_to_words, words_to_tensor
+from trtspec.serving.triton.python_models.tensors import decode_token_lists, encode_token_lists
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 
@@ -69,7 +69,7 @@ class FakeEngine:
         handle.cancel = lambda: self.cancelled.append(number)
         return handle
 
-    def tell_draft_failures(self, on_fallback, on_open) -> None:
+    def set_draft_failure_callbacks(self, on_fallback, on_open) -> None:
         self.draft_failures = on_fallback, on_open
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ def answers(request: Request) -> list[tuple[list[int], bool, bool]]:
     return rows
 
 
-def test_the_engine_gets_the_paths_and_numbers_of_the_configuration(artifact, pb_utils, monkeypatch) -> None:
+def test_engine_receives_the_configured_paths_and_sizes(artifact, pb_utils, monkeypatch) -> None:
     target, draft, settings, tokenizer = start(artifact, pb_utils, monkeypatch).engine.settings
     assert (target, draft) == (artifact / "checkpoints/target", artifact / "checkpoints/draft")
     assert tokenizer == artifact / "tokenizer"
@@ -127,7 +127,7 @@ def test_the_engine_gets_the_paths_and_numbers_of_the_configuration(artifact, pb
     assert (settings.max_input_len, settings.max_seq_len, settings.max_num_tokens) == (64, 128, 512)
 
 
-def test_a_stream_sends_what_is_new_and_ends_with_the_last_response(artifact, pb_utils, monkeypatch) -> None:
+def test_stream_sends_new_tokens_and_ends_with_a_final_response(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, streaming=True)
     assert model.execute([request]) is None
     tell = model.engine.tell[0]
@@ -142,7 +142,7 @@ def test_a_stream_sends_what_is_new_and_ends_with_the_last_response(artifact, pb
     assert (last["num_input_tokens"], last["num_output_tokens"]) == (5, 3)
 
 
-def test_without_stream_there_is_one_response(artifact, pb_utils, monkeypatch) -> None:
+def test_request_without_streaming_gets_one_response(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2)
     model.execute([request])
     for update in (Update((3, 4), None, STATS), Update((5,), "end_id", STATS)):
@@ -150,7 +150,7 @@ def test_without_stream_there_is_one_response(artifact, pb_utils, monkeypatch) -
     assert answers(request) == [([3, 4, 5], False, True)]
 
 
-def test_a_response_has_the_outputs_that_its_request_names_and_no_others(artifact, pb_utils, monkeypatch) -> None:
+def test_response_has_only_the_requested_outputs(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, streaming=True)
     request.wanted = {"output_ids", "sequence_length"}
     model.execute([request])
@@ -168,7 +168,7 @@ def test_a_response_has_the_outputs_that_its_request_names_and_no_others(artifac
         ({"exclude_input_in_output": True}, [3]),
     ],
 )
-def test_the_prompt_comes_back_as_from_nvidias_model(given, expected, artifact, pb_utils, monkeypatch) -> None:
+def test_prompt_is_returned_as_by_the_nvidia_model(given, expected, artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, **given)
     if "exclude_input_in_output" not in given:
         del request.inputs["exclude_input_in_output"]
@@ -177,16 +177,16 @@ def test_the_prompt_comes_back_as_from_nvidias_model(given, expected, artifact, 
     assert answers(request) == [(expected, False, True)]
 
 
-def test_edits_and_wanted_log_probabilities_reach_the_engine(artifact, pb_utils, monkeypatch) -> None:
+def test_logit_edits_and_log_probability_options_reach_the_engine(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     request = ask(
         1, repetition_penalty=1.25, presence_penalty=0.5, frequency_penalty=-0.25, prompt_ignore_length=4, min_tokens=3,
         return_log_probs=True, num_top_logprobs=2,
     )  # fmt: skip
-    request.inputs["bad_words_list"] = words_to_tensor([[7, 8], [9]])[None]
+    request.inputs["bad_words_list"] = encode_token_lists([[7, 8], [9]])[None]
     request.inputs["embedding_bias"] = np.array([[0.0, 1.5, 0.0, -2.0]], np.float32)
     clients = ask(1, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, return_log_probs=False)
-    clients.inputs |= {"bad_words_list": words_to_tensor([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
+    clients.inputs |= {"bad_words_list": encode_token_lists([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
     model.execute([request, clients, ask(1, num_top_logprobs=1)])
     asked, neutral, top = model.engine.asked
     assert asked.edits == LogitEdits(1.25, 0.5, -0.25, 4, 3, ((7, 8), (9,)), {1: 1.5, 3: -2.0})
@@ -196,7 +196,7 @@ def test_edits_and_wanted_log_probabilities_reach_the_engine(artifact, pb_utils,
     assert (top.return_log_probs, top.num_top_log_probs) == (True, 1)
 
 
-def test_log_probabilities_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
+def test_log_probabilities_are_sent_with_their_tokens(artifact, pb_utils, monkeypatch) -> None:
     """`cum_log_probs` covers the text so far, the others the tokens of the response."""
     model, stream = start(artifact, pb_utils, monkeypatch), ask(1, return_log_probs=True, streaming=True)
     model.execute([stream])
@@ -212,7 +212,7 @@ def test_log_probabilities_leave_with_their_ids(artifact, pb_utils, monkeypatch)
     assert last["top_logprob_ids"].tolist() == [[[4, 5]]]
 
 
-def test_a_request_to_stop_ends_the_one_with_its_id(artifact, pb_utils, monkeypatch) -> None:
+def test_stop_request_cancels_the_request_with_the_same_id(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     running, other, stop, stray = ask(1, streaming=True), ask(1, streaming=True), ask(0, stop=True), ask(0, stop=True)
     for request, name in ((running, "a"), (other, "b"), (stop, "a"), (stray, "")):
@@ -242,7 +242,7 @@ def test_a_request_to_stop_ends_the_one_with_its_id(artifact, pb_utils, monkeypa
         ({"temperature": 0.5, "runtime_top_k": 9, "runtime_top_p": 0.0, "seed": 7}, SamplingOptions(0.5, 9, 1.0, 7)),
     ],
 )
-def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb_utils, monkeypatch) -> None:
+def test_sampling_defaults_match_tensorrt_llm(given, expected, artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     model.execute([ask(1, **given)])
     assert model.engine.asked[0].sampling == expected
@@ -251,14 +251,14 @@ def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb
 def test_stop_words_draft_length_and_end_ids_reach_the_engine(artifact, pb_utils, monkeypatch, tokenizer) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     stop = ask(1, num_draft_tokens=0, end_id=-1)
-    stop.inputs["stop_words_list"] = words_to_tensor([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+    stop.inputs["stop_words_list"] = encode_token_lists([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
     model.execute([stop, ask(1), ask(1, end_id=tokenizer.end_ids[0]), ask(1, end_id=9)])
     assert model.engine.asked[0].stop == (" é", "\n")
     assert model.engine.asked[0].draft_len == 0
     assert [asked.end_ids for asked in model.engine.asked] == [(), tokenizer.end_ids, tokenizer.end_ids, (9,)]
 
 
-def test_the_draft_of_a_request_reaches_the_engine(artifact, pb_utils, monkeypatch) -> None:
+def test_draft_tokens_of_a_request_reach_the_engine(artifact, pb_utils, monkeypatch) -> None:
     model, request, plain = start(artifact, pb_utils, monkeypatch), ask(1), ask(1)
     logits = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     request.inputs |= {"draft_input_ids": np.array([[4, 5]], np.int32), "draft_logits": logits}
@@ -270,7 +270,7 @@ def test_the_draft_of_a_request_reaches_the_engine(artifact, pb_utils, monkeypat
     assert (other.draft_ids, other.draft_logits, other.return_logits) == ((), None, False)
 
 
-def test_logits_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
+def test_generation_logits_are_sent_with_their_tokens(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     whole, stream = ask(1, return_generation_logits=True), ask(1, return_generation_logits=True, streaming=True)
     model.execute([whole, stream])
@@ -285,7 +285,7 @@ def test_logits_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
     assert sent[1] == [[[rows[:2].tolist()]], [[rows[2:].tolist()]], [[[]]]]
 
 
-def test_lookahead_is_lowered_in_all_of_its_sizes(artifact, pb_utils, monkeypatch) -> None:
+def test_lookahead_sizes_reach_the_engine_only_if_set_together(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     sizes = {"lookahead_window_size": 3, "lookahead_ngram_size": 2, "lookahead_verification_set_size": 1}
     one = ask(1, lookahead_ngram_size=2)
@@ -296,7 +296,7 @@ def test_lookahead_is_lowered_in_all_of_its_sizes(artifact, pb_utils, monkeypatc
     )
 
 
-def test_a_threshold_of_acceptance_is_refused_where_it_would_count(artifact, pb_utils, monkeypatch) -> None:
+def test_acceptance_threshold_with_draft_logits_is_rejected(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     idle, lossy = ask(1, draft_acceptance_threshold=0.5), ask(1, draft_acceptance_threshold=0.5)
     for request in (idle, lossy):
@@ -309,7 +309,7 @@ def test_a_threshold_of_acceptance_is_refused_where_it_would_count(artifact, pb_
     )
 
 
-def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, monkeypatch) -> None:
+def test_invalid_request_in_a_batch_does_not_affect_the_others(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     broken, good = ask(1), ask(1)
     del broken.inputs["input_ids"]
@@ -326,7 +326,7 @@ def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, 
 
 
 @pytest.mark.parametrize(("reason", "code"), [("cancelled", "cancelled"), ("error", "internal")])
-def test_the_engines_own_errors_end_the_stream(reason, code, artifact, pb_utils, monkeypatch) -> None:
+def test_engine_error_ends_the_stream(reason, code, artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
     model.execute([request])
     model.engine.tell[0](Update((3,), reason, STATS, "the engine failed: no memory" if reason == "error" else None))
@@ -341,7 +341,7 @@ def test_the_engines_own_errors_end_the_stream(reason, code, artifact, pb_utils,
 
 
 @pytest.mark.slow
-def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+def test_client_disconnect_cancels_the_request(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1)
     model.execute([request])
     model.engine.tell[0](Update((3,), None, STATS))
@@ -351,7 +351,7 @@ def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> Non
 
 
 @pytest.mark.slow
-def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact, pb_utils, monkeypatch) -> None:
+def test_cancellation_is_polled_outside_the_engine_thread(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
     asked_by: list[str] = []
     request.sender.is_cancelled = lambda: asked_by.append(threading.current_thread().name)
@@ -366,7 +366,7 @@ def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact,
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_before_submit_returns_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+def test_client_disconnect_before_submit_returns_cancels_the_request(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1)
     request.sender.cancelled = True
     model.engine.before_return = lambda _: time.sleep(3 * DISCONNECT_POLL_S)
@@ -374,7 +374,7 @@ def test_a_client_that_leaves_before_submit_returns_is_cancelled(artifact, pb_ut
     assert model.engine.cancelled == [0]
 
 
-def test_news_may_come_before_submit_returns(artifact, pb_utils, monkeypatch) -> None:
+def test_updates_before_submit_returns_are_delivered(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1)
     request.sender.cancelled = True
     model.engine.before_return = lambda on_update: on_update(Update((3,), None, STATS))
@@ -383,7 +383,7 @@ def test_news_may_come_before_submit_returns(artifact, pb_utils, monkeypatch) ->
     assert answers(request) == [([3, 4], False, True)]
 
 
-def test_a_response_that_cannot_be_sent_does_not_end_the_engine(artifact, pb_utils, monkeypatch) -> None:
+def test_failed_response_send_is_logged_and_cancels_the_request(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
     model.execute([request])
     request.sender.send = lambda *_, **__: 1 / 0
@@ -392,7 +392,7 @@ def test_a_response_that_cannot_be_sent_does_not_end_the_engine(artifact, pb_uti
     assert model.engine.cancelled == [0]
 
 
-def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_utils, monkeypatch) -> None:
+def test_execute_without_decoupling_returns_all_responses_in_order(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch, decoupled=False)
     model.engine.before_return = lambda on_update: on_update(Update((len(model.engine.asked),), "length", STATS))
     first, refused, second = model.execute([ask(1), ask(1, streaming=True), ask(1)])
@@ -402,7 +402,7 @@ def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_
 
 
 @pytest.mark.slow
-def test_without_decoupling_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+def test_client_disconnect_without_decoupling_cancels_the_request(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch, decoupled=False), ask(1)
     request.cancelled = True
     generation = model.start(request)
@@ -411,7 +411,7 @@ def test_without_decoupling_a_client_that_left_is_cancelled(artifact, pb_utils, 
     assert generation.result().error.code == "cancelled"
 
 
-def test_the_artifacts_own_library_is_the_first_to_verify(artifact, pb_utils, monkeypatch) -> None:
+def test_kernel_library_of_the_artifact_is_preferred(artifact, pb_utils, monkeypatch) -> None:
     library = artifact / "plugins" / "libtrtspec.so"
     library.parent.mkdir()
     library.touch()
@@ -419,7 +419,7 @@ def test_the_artifacts_own_library_is_the_first_to_verify(artifact, pb_utils, mo
     assert settings.kernels[0] == library
 
 
-def test_the_engine_is_warmed_up_where_the_recipe_says_so(artifact, pb_utils, monkeypatch) -> None:
+def test_engine_is_warmed_up_if_the_recipe_enables_it(artifact, pb_utils, monkeypatch) -> None:
     assert not start(artifact, pb_utils, monkeypatch).engine.is_warm
     assert start(artifact, pb_utils, monkeypatch, warmup=True).engine.is_warm
 
@@ -434,7 +434,7 @@ def texts(*values: str) -> np.ndarray:
     return np.array([[value.encode() for value in values]], dtype=object)
 
 
-def test_preprocessing_gives_ids_and_nvidias_word_lists(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+def test_preprocessing_returns_token_ids_and_nvidia_word_lists(artifact, pb_utils, monkeypatch, tokenizer) -> None:
     model = start(artifact, pb_utils, monkeypatch, "preprocessing")
     canonical = Request(
         QUERY=texts("Hé"), REQUEST_OUTPUT_LEN=20, BAD_WORDS_DICT=texts(""), STOP_WORDS_DICT=texts("\n", "ab")
@@ -445,11 +445,11 @@ def test_preprocessing_gives_ids_and_nvidias_word_lists(artifact, pb_utils, monk
     assert outputs["REQUEST_INPUT_LEN"] == [[3]]
     assert outputs["REQUEST_OUTPUT_LEN"] == [[20]]
     assert outputs["OUT_END_ID"] == outputs["OUT_PAD_ID"] == [[tokenizer.end_ids[0]]]
-    assert tensor_to_words(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
-    assert tensor_to_words(response.outputs["BAD_WORDS_IDS"][0]) == []
+    assert decode_token_lists(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
+    assert decode_token_lists(response.outputs["BAD_WORDS_IDS"][0]) == []
 
 
-def test_preprocessing_refuses_an_empty_text_and_passes_what_was_given(artifact, pb_utils, monkeypatch) -> None:
+def test_preprocessing_rejects_empty_text_and_forwards_end_and_pad_ids(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch, "preprocessing")
     empty, given = model.execute(
         [
@@ -461,7 +461,7 @@ def test_preprocessing_refuses_an_empty_text_and_passes_what_was_given(artifact,
     assert (given.outputs["OUT_END_ID"].item(), given.outputs["OUT_PAD_ID"].item()) == (-1, 5)
 
 
-def test_postprocessing_decodes_as_many_ids_as_there_are(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+def test_postprocessing_decodes_only_the_sequence_length(artifact, pb_utils, monkeypatch, tokenizer) -> None:
     model = start(artifact, pb_utils, monkeypatch, "postprocessing")
     ids = np.array([[[*tokenizer.encode("né"), 0, 0]]], np.int32)
     [whole, empty] = model.execute(
@@ -471,7 +471,7 @@ def test_postprocessing_decodes_as_many_ids_as_there_are(artifact, pb_utils, mon
     assert empty.outputs["OUTPUT"].tolist() == [b""]
 
 
-def test_a_full_queue_of_the_engine_is_no_mistake_of_the_client(artifact: Path, pb_utils, monkeypatch) -> None:
+def test_full_engine_queue_is_reported_as_unavailable(artifact: Path, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
 
     def full(request, on_update) -> None:
@@ -484,7 +484,7 @@ def test_a_full_queue_of_the_engine_is_no_mistake_of_the_client(artifact: Path, 
     assert (answer.error.code, flags) == ("unavailable", FINAL)
 
 
-def test_metrics_say_what_the_engine_told(artifact, pb_utils, monkeypatch) -> None:
+def test_metrics_match_the_engine_updates(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     model.execute([ask(1, 2), ask(3), ask()])
     model.engine.tell[0](Update((3,), None, Stats(2, 1), queue_s=0.5))
@@ -501,7 +501,7 @@ def test_metrics_say_what_the_engine_told(artifact, pb_utils, monkeypatch) -> No
     assert len(pb_utils.exported["trtspec_time_to_first_token_seconds",]) == 1
 
 
-def test_a_model_whose_triton_takes_no_metrics_serves_on(artifact, pb_utils, monkeypatch) -> None:
+def test_model_without_metrics_support_serves_requests(artifact, pb_utils, monkeypatch) -> None:
     del pb_utils.MetricFamily
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2)
     model.execute([request])
@@ -511,7 +511,7 @@ def test_a_model_whose_triton_takes_no_metrics_serves_on(artifact, pb_utils, mon
 
 
 @pytest.mark.parametrize("name", ["tensorrt_llm", "preprocessing"])
-def test_a_field_that_nothing_reads_is_refused_by_a_model(name: str, artifact, pb_utils, monkeypatch) -> None:
+def test_unknown_field_is_rejected_with_a_suggestion(name: str, artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch, name)
     if name == "tensorrt_llm":
         request, nearest = ask(1), "temperature"
@@ -525,7 +525,7 @@ def test_a_field_that_nothing_reads_is_refused_by_a_model(name: str, artifact, p
     assert response.error.message.endswith(f"hint: did you mean {nearest}?")
 
 
-def test_older_names_reach_the_engine_and_errors_have_the_requests_names(artifact, pb_utils, monkeypatch) -> None:
+def test_legacy_field_names_reach_the_engine_and_are_used_in_errors(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     request = ask(1, runtime_top_p=0.9, random_seed=np.uint64(7))
     request.sent = {"min_length": 3, "accumulate_tokens": True}
@@ -538,9 +538,7 @@ def test_older_names_reach_the_engine_and_errors_have_the_requests_names(artifac
     assert response.error.message.startswith("seed is 8 and random_seed is 7: they are the same field")
 
 
-def test_a_client_that_the_proxy_reports_as_departed_ends_its_request(
-    artifact, pb_utils, monkeypatch, tmp_path: Path
-) -> None:
+def test_disconnect_reported_by_the_proxy_cancels_the_request(artifact, pb_utils, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(responses, "DISCONNECTS", str(tmp_path))
     model, request, other = start(artifact, pb_utils, monkeypatch), ask(1), ask(2)
     token, body = add_client_token(b'{"a": 1}')

@@ -56,7 +56,7 @@ def executes(nudge: SchedulerWakeup, *identifiers: str) -> None:
         pass
 
 
-def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: SchedulerWakeup, server: Server) -> None:
+def test_client_request_is_followed_by_two_wakeups_and_wakeups_by_none(nudge: SchedulerWakeup, server: Server) -> None:
     server.takes_in = lambda request: executes(nudge, request.id)
     executes(nudge, "a client's", "")
     assert wait_until(lambda: len(server.asked) == 2, 10)
@@ -67,11 +67,11 @@ def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: S
         ("text_input", [1, 1]),
         ("max_tokens", [1, 1]),
     ]
-    assert nudge.is_own(Request(request.id))
-    assert not nudge.is_own(Request(""))
+    assert nudge.is_wakeup(Request(request.id))
+    assert not nudge.is_wakeup(Request(""))
 
 
-def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: SchedulerWakeup, server: Server) -> None:
+def test_wakeup_is_repeated_until_the_server_executes_it(nudge: SchedulerWakeup, server: Server) -> None:
     """`execute` has not returned to the server yet, so the first wake-up waits too."""
     executes(nudge, "")
     assert wait_until(lambda: len(server.asked) > 3, 10)
@@ -81,7 +81,7 @@ def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: SchedulerWa
     assert len(server.asked) <= asked + 1
 
 
-def test_nothing_is_nudged_that_executes(
+def test_wakeup_is_not_sent_while_the_model_executes(
     nudge: SchedulerWakeup, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WAKEUP_DELAYS_S", (0.1,))
@@ -100,7 +100,7 @@ def test_nothing_is_nudged_that_executes(
     assert wait_until(lambda: bool(server.asked), 10)
 
 
-def test_a_server_that_refuses_a_nudge_is_asked_again(nudge: SchedulerWakeup, server: Server) -> None:
+def test_rejected_wakeup_is_retried(nudge: SchedulerWakeup, server: Server) -> None:
     def refuse(request: Any) -> None:
         raise ModelError("Exceeds maximum queue size", "UNAVAILABLE")
 

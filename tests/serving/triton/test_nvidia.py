@@ -63,7 +63,7 @@ def lacking(ours: Any, theirs: list[upstream.Tensor]) -> set[Any]:
 
 
 @pytest.mark.parametrize("model", TENSORS)
-def test_a_model_of_the_torch_engine_has_all_of_nvidias_tensors(repository: Path, model: str) -> None:
+def test_torch_engine_model_declares_all_nvidia_tensors(repository: Path, model: str) -> None:
     config = load_config(repository / model / "config.pbtxt")
     inputs, outputs = TENSORS[model]
     assert not lacking(config.input, inputs)
@@ -73,7 +73,7 @@ def test_a_model_of_the_torch_engine_has_all_of_nvidias_tensors(repository: Path
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_a_model_of_texts_on_engines_has_all_of_nvidias_tensors(tmp_path: Path, model: str) -> None:
+def test_text_level_engine_model_declares_all_nvidia_tensors(tmp_path: Path, model: str) -> None:
     EmitEngineRepository((), replace(REPOSITORIES["draft_target"], defaults=NVIDIA)).emit(tmp_path)
     inputs, outputs = {
         "ensemble": (upstream.ENSEMBLE_INPUTS, upstream.ENSEMBLE_OUTPUTS),
@@ -89,13 +89,13 @@ def test_a_model_of_texts_on_engines_has_all_of_nvidias_tensors(tmp_path: Path, 
     assert before["stop_at_all_end_ids"].string_value == "false"
 
 
-def test_the_repository_is_what_was_read_and_found_right(repository: Path) -> None:
+def test_nvidia_repository_matches_the_golden_files(repository: Path) -> None:
     for path in repository.glob("*/config.pbtxt"):
         golden = GOLDEN / path.relative_to(repository)
         assert path.read_text() == golden.read_text(), "to accept it, run python -m tests.serving.triton.test_nvidia"
 
 
-def test_without_the_key_nothing_of_it_is_emitted(tmp_path: Path) -> None:
+def test_repository_without_the_defaults_key_has_no_nvidia_tensors(tmp_path: Path) -> None:
     emit_repository(tmp_path)
     for path in tmp_path.glob("*/config.pbtxt"):
         config = load_config(path)
@@ -118,12 +118,12 @@ def tensors(**inputs: Any) -> RequestTensors:
         ("beam_search_diversity_rate", np.array([[0.5]], np.float32)),
     ],
 )
-def test_what_asks_for_what_is_not_done_is_refused_by_name(name: str, array: np.ndarray) -> None:
+def test_unsupported_input_is_rejected_by_name(name: str, array: np.ndarray) -> None:
     with pytest.raises(TrtspecError, match=rf"{name}.* is not supported by X"):
         check_unsupported_inputs(tensors(**{name: array}), [name], "X")
 
 
-def test_what_asks_for_nothing_is_taken() -> None:
+def test_unsupported_inputs_with_neutral_values_are_accepted() -> None:
     neutral = {
         "early_stopping": np.array([[True]]),
         "runtime_top_p_decay": np.array([[1.0]], np.float32),
@@ -134,7 +134,7 @@ def test_what_asks_for_nothing_is_taken() -> None:
     check_unsupported_inputs(tensors(**neutral), [*neutral, "lora_config"], "X")
 
 
-def test_the_given_end_id_alone_ends_a_text(repository: Path) -> None:
+def test_only_the_given_end_id_ends_a_text(repository: Path) -> None:
     tokenizer = Tokenizer(repository.parent / "tokenizer")
     own = tokenizer.end_ids[0]
     asked = {"input_ids": np.array([[5]], np.int32), "input_lengths": 1, "request_output_len": 9}
@@ -143,7 +143,7 @@ def test_the_given_end_id_alone_ends_a_text(repository: Path) -> None:
     assert ends == [(), (own,), ()]
 
 
-def test_a_stop_word_that_is_a_special_token_is_an_end_id(repository: Path) -> None:
+def test_stop_word_of_a_special_token_becomes_an_end_id(repository: Path) -> None:
     """It lacks a text that could be searched for; further end ids therefore reach a model that accepts a single one."""
     tokenizer = Tokenizer(repository.parent / "tokenizer")
     words = np.array([[[tokenizer.end_ids[0], *tokenizer.encode("ab")], [1, 3, -1]]], np.int32)
@@ -153,7 +153,7 @@ def test_a_stop_word_that_is_a_special_token_is_an_end_id(repository: Path) -> N
     assert (found["end_ids"], found["stop"]) == (tokenizer.end_ids, ("ab",))
 
 
-def test_preprocessing_answers_as_nvidias_does(repository: Path) -> None:
+def test_preprocessing_matches_nvidia(repository: Path) -> None:
     tokenizer = repository.parent / "tokenizer"
     (tokenizer / "tokenizer_config.json").write_text('{"eos_token": "<end>", "pad_token": "!"}')
     (tokenizer / "generation_config.json").write_text('{"eos_token_id": [5, 0]}')
@@ -172,7 +172,7 @@ def test_preprocessing_answers_as_nvidias_does(repository: Path) -> None:
     assert refused.error.message.startswith("IMAGE_URL is not supported")
 
 
-def test_check_refuses_it_where_a_backend_cannot(trtspec: Run, recipe: Path) -> None:
+def test_check_rejects_nvidia_defaults_for_unsupported_backends(trtspec: Run, recipe: Path) -> None:
     assert {name for name, each in backends().items() if NVIDIA in each.defaults} == {"embedded", "tensorrt_llm"}
     assert trtspec("check", recipe, "--set", "serving.defaults=nvidia", "--json").document["problems"] == []
     ended = trtspec("check", recipe, "--set", "serving.defaults=nvidia", "--set", "engine.backend=vllm", "--json")

@@ -98,7 +98,7 @@ def text_of(results: list[Any]) -> str:
     return "".join(result.as_numpy("text_output")[0].decode() for result in results)
 
 
-def test_a_text_has_its_prompt_and_a_stream_has_not(nvidia: Nvidia) -> None:
+def test_whole_response_includes_the_prompt_but_a_stream_does_not(nvidia: Nvidia) -> None:
     [whole] = nvidia.stream("ensemble", in_text(), ["text_output"])
     assert whole.as_numpy("text_output").shape == (1,)
     new = text_of(nvidia.stream("ensemble", in_text(stream=one(True, bool)), ["text_output"]))
@@ -107,7 +107,7 @@ def test_a_text_has_its_prompt_and_a_stream_has_not(nvidia: Nvidia) -> None:
     assert text_of(without) == new, "a temperature alone is greedy"
 
 
-def test_all_outputs_that_the_client_names_may_be_asked_for(nvidia: Nvidia) -> None:
+def test_all_outputs_requested_by_the_nvidia_client_are_accepted(nvidia: Nvidia) -> None:
     """With return_perf_metrics the client also names KV cache and time outputs, which our engines do not report."""
     names = ["acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
     silent = ["kv_cache_alloc_new_blocks", "arrival_time_ns", "last_token_time_ns", "batch_index", "context_logits"]
@@ -118,7 +118,7 @@ def test_all_outputs_that_the_client_names_may_be_asked_for(nvidia: Nvidia) -> N
     assert [result.as_numpy(name) for name in silent] == [None] * len(silent)
 
 
-def test_empty_words_and_neutral_values_are_taken_and_others_refused_by_name(nvidia: Nvidia) -> None:
+def test_neutral_inputs_are_accepted_and_unsupported_ones_rejected_by_name(nvidia: Nvidia) -> None:
     empty = {
         "embedding_bias_words": np.empty((1, 0), object),
         "embedding_bias_weights": np.empty((1, 0), np.float32),
@@ -137,7 +137,7 @@ def test_empty_words_and_neutral_values_are_taken_and_others_refused_by_name(nvi
         assert f"{name} is not supported" in refused.message()
 
 
-def test_ids_have_their_prompt_and_without_an_end_id_all_tokens_are_made(nvidia: Nvidia) -> None:
+def test_output_ids_include_the_prompt_and_end_only_at_a_given_end_id(nvidia: Nvidia) -> None:
     ids = nvidia.tokenizer.encode(PROMPT)
     [whole] = nvidia.stream("tensorrt_llm", in_ids(nvidia), ["output_ids", "sequence_length"])
     assert whole.as_numpy("sequence_length").tolist() == [[len(ids) + TOKENS]]
@@ -150,7 +150,7 @@ def test_ids_have_their_prompt_and_without_an_end_id_all_tokens_are_made(nvidia:
     assert cut.as_numpy("output_ids")[0, 0, : int(cut.as_numpy("sequence_length").item())].tolist() == new[:at]
 
 
-def test_a_stop_request_ends_the_one_of_the_same_id(nvidia: Nvidia) -> None:
+def test_stop_request_ends_the_request_with_the_same_id_without_error(nvidia: Nvidia) -> None:
     long = in_ids(nvidia, streaming=one(True, bool), request_output_len=one(100, np.int32))
     stop = {
         "input_ids": np.empty((1, 1), np.int32),
@@ -168,7 +168,7 @@ def test_a_stop_request_ends_the_one_of_the_same_id(nvidia: Nvidia) -> None:
     assert all(result.as_numpy("output_ids") is not None for result in results), "no error"
 
 
-def test_a_request_without_ids_is_refused_by_us(nvidia: Nvidia) -> None:
+def test_request_without_required_inputs_is_rejected_by_name(nvidia: Nvidia) -> None:
     asked = {name: array for name, array in in_ids(nvidia).items() if name != "input_ids"}
     [refused] = nvidia.stream("tensorrt_llm", asked, [])
     assert "the request lacks input_ids" in refused.message()

@@ -77,7 +77,7 @@ def parameters(config) -> dict[str, str]:
     return {key: value.string_value for key, value in config.parameters.items()}
 
 
-def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
+def test_recipe_values_are_emitted_in_their_config_fields(tmp_path: Path) -> None:
     configs = emitted(tmp_path, max_batch_size=3, max_queue_size=9, max_queue_delay_us=77)
     assert all(config.max_batch_size == 3 for config in configs.values())
     model = configs["tensorrt_llm"]
@@ -95,19 +95,19 @@ def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
     }
 
 
-def test_a_warm_up_is_a_parameter_of_the_engines_model_alone(tmp_path: Path) -> None:
+def test_warmup_parameter_is_set_only_for_the_engine_model(tmp_path: Path) -> None:
     configs = emitted(tmp_path, warmup=True)
     assert {model for model in TEXT_MODELS if parameters(configs[model]).get("warmup") == "true"} == {"tensorrt_llm"}
 
 
-def test_without_streaming_nothing_is_decoupled_and_without_a_draft_there_is_no_path(tmp_path: Path) -> None:
+def test_repository_without_streaming_and_draft_has_no_decoupling_or_draft_path(tmp_path: Path) -> None:
     configs = emitted(tmp_path, streaming=False, has_draft=False)
     assert not configs["ensemble"].model_transaction_policy.decoupled
     assert not configs["tensorrt_llm"].model_transaction_policy.decoupled
     assert parameters(configs["tensorrt_llm"])["draft_model_path"] == ""
 
 
-def test_emission_is_the_same_every_time_and_free_of_placeholders_and_machine_paths(tmp_path: Path) -> None:
+def test_emission_is_reproducible_without_placeholders_or_machine_paths(tmp_path: Path) -> None:
     emitted(tmp_path / "a")
     emitted(tmp_path / "b")
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
@@ -122,7 +122,7 @@ def test_emission_is_the_same_every_time_and_free_of_placeholders_and_machine_pa
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
-def test_the_hand_written_models_parse_and_render(model: str) -> None:
+def test_model_repository_configs_parse_and_render(model: str) -> None:
     config = load_config(model_repository_dir() / model / "config.pbtxt")
     assert config.name == model
     names = [tensor.name for tensor in [*config.input, *config.output]]
@@ -131,7 +131,7 @@ def test_the_hand_written_models_parse_and_render(model: str) -> None:
     assert render_config(config)
 
 
-def test_the_ensemble_takes_and_gives_what_clients_know(tmp_path: Path) -> None:
+def test_ensemble_declares_exactly_the_client_inputs_and_outputs(tmp_path: Path) -> None:
     config = emitted(tmp_path)["ensemble"]
     assert {tensor.name for tensor in config.input} == {*ENSEMBLE_INPUTS}
     assert {tensor.name for tensor in config.output} == {*ENSEMBLE_OUTPUTS}
@@ -154,7 +154,7 @@ DRAFTS_OF_A_CALLER = {
 }
 
 
-def test_the_ensemble_fits_the_model_that_it_asks(tmp_path: Path) -> None:
+def test_ensemble_tensors_match_the_engine_model(tmp_path: Path) -> None:
     """Every tensor that is passed on exists in the model with the same type."""
     configs = emitted(tmp_path)
     ours, theirs = configs["ensemble"], configs["tensorrt_llm"]
@@ -169,7 +169,7 @@ def test_the_ensemble_fits_the_model_that_it_asks(tmp_path: Path) -> None:
     assert parameters(ours)["max_input_len"] == parameters(configs["preprocessing"])["max_input_len"] == "64"
 
 
-def test_every_neutral_input_is_declared(tmp_path: Path) -> None:
+def test_neutral_inputs_are_declared(tmp_path: Path) -> None:
     """The length penalty is len_penalty in tensorrt_llm and length_penalty in text-level models."""
     configs = emitted(tmp_path)
     declared = {tensor.name for model in ("tensorrt_llm", "ensemble") for tensor in configs[model].input}

@@ -93,7 +93,7 @@ def streamed(client: Client, prompt: str, **request: Any) -> str:
 
 
 @pytest.mark.every_python
-def test_the_canonical_request_works(client: Client) -> None:
+def test_canonical_request_is_served_with_drafts(client: Client) -> None:
     answer = client.generate(CANONICAL)
     assert answer["num_input_tokens"] == len(CANONICAL["text_input"])
     assert 0 < answer["num_output_tokens"] <= 20
@@ -101,19 +101,19 @@ def test_the_canonical_request_works(client: Client) -> None:
 
 
 @pytest.mark.every_python
-def test_one_response_or_a_stream_say_what_the_target_says(client: Client, expected: dict[str, str]) -> None:
+def test_whole_response_and_stream_equal_the_target(client: Client, expected: dict[str, str]) -> None:
     for prompt in PROMPTS[:4]:
         assert client.generate({"text_input": prompt, "max_tokens": TOKENS})["text_output"] == expected[prompt]
         assert streamed(client, prompt) == expected[prompt]
 
 
-def test_many_streams_at_once_say_what_each_says_alone(client: Client, expected: dict[str, str]) -> None:
+def test_concurrent_streams_equal_the_target(client: Client, expected: dict[str, str]) -> None:
     with ThreadPoolExecutor(16) as pool:
         for _ in range(3):
             assert list(pool.map(lambda prompt: streamed(client, prompt), PROMPTS)) == list(expected.values())
 
 
-def test_the_draft_length_is_the_clients_choice(client: Client) -> None:
+def test_client_sets_the_draft_length_without_changing_the_text(client: Client) -> None:
     alone = client.generate({**CANONICAL, "num_draft_tokens": 0})
     some = client.generate({**CANONICAL, "num_draft_tokens": 1})
     whole = client.generate(CANONICAL)
@@ -121,14 +121,14 @@ def test_the_draft_length_is_the_clients_choice(client: Client) -> None:
     assert alone["total_draft_tokens"] == 0 < some["total_draft_tokens"] < whole["total_draft_tokens"]
 
 
-def test_a_stop_word_ends_the_text_with_itself(client: Client, expected: dict[str, str]) -> None:
+def test_stop_word_ends_the_text_and_is_included(client: Client, expected: dict[str, str]) -> None:
     prompt = PROMPTS[0]
     word = next(char for char in expected[prompt][3:] if char.isascii() and char.isprintable())
     answer = client.generate({"text_input": prompt, "max_tokens": TOKENS, "stop_words": [word, "never this"]})
     assert answer["text_output"] == expected[prompt][: expected[prompt].index(word) + 1]
 
 
-def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected: dict[str, str]) -> None:
+def test_prompt_is_returned_on_request(client: Client, expected: dict[str, str]) -> None:
     for text in (
         client.generate({"text_input": PROMPTS[1], "max_tokens": TOKENS, "exclude_input_in_output": False})[
             "text_output"
@@ -138,7 +138,7 @@ def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected
         assert text == PROMPTS[1] + expected[PROMPTS[1]]
 
 
-def test_a_seed_repeats_a_sampled_text(client: Client) -> None:
+def test_sampled_text_is_reproducible_by_seed(client: Client) -> None:
     request = {**CANONICAL, "temperature": 1.5, "top_p": 1.0}
     texts = [client.generate({**request, "seed": seed})["text_output"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
@@ -161,7 +161,7 @@ NEUTRAL_REQUEST = {
 }
 
 
-def test_what_clients_always_send_is_taken(client: Client) -> None:
+def test_neutral_client_fields_are_accepted_without_effect(client: Client) -> None:
     assert client.generate({**CANONICAL, **NEUTRAL_REQUEST})["text_output"] == client.generate(CANONICAL)["text_output"]
 
 
@@ -177,7 +177,7 @@ def test_what_clients_always_send_is_taken(client: Client) -> None:
         ({"text_input": ""}, "text_input is empty"),
     ],
 )
-def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:
+def test_invalid_request_is_rejected_and_the_next_is_served(change, message: str, client: Client) -> None:
     with pytest.raises(DeployError, match=message):
         client.generate({**CANONICAL, **change})
     with pytest.raises(DeployError, match=message):
@@ -185,14 +185,14 @@ def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, c
     assert client.generate(CANONICAL)["num_output_tokens"]
 
 
-def test_a_temperature_alone_is_greedy(client: Client) -> None:
+def test_temperature_alone_is_greedy(client: Client) -> None:
     """As in TensorRT-LLM, whose clients always send 1.0."""
     assert (
         client.generate({**CANONICAL, "temperature": 1.5})["text_output"] == client.generate(CANONICAL)["text_output"]
     )
 
 
-def test_words_may_be_forbidden_or_preferred(client: Client) -> None:
+def test_bad_words_and_embedding_bias_change_the_text(client: Client) -> None:
     text = client.generate(CANONICAL)["text_output"]
     letter = next(char for char in text if char.isascii() and char.isalpha())
     assert letter not in client.generate({**CANONICAL, "bad_words": [letter]})["text_output"]
@@ -202,7 +202,7 @@ def test_words_may_be_forbidden_or_preferred(client: Client) -> None:
     assert client.generate({**CANONICAL, **preferred, "num_draft_tokens": 0})["text_output"] == whole["text_output"]
 
 
-def test_log_probabilities_of_a_text_and_of_its_tokens(client: Client) -> None:
+def test_log_probabilities_are_consistent_in_whole_and_streamed_responses(client: Client) -> None:
     request = {**CANONICAL, "return_log_probs": True, "num_top_logprobs": 3}
     whole = client.generate(request)
     assert len(whole["output_log_probs"]) == 20
@@ -221,7 +221,7 @@ def _rows(value: Any) -> list[float]:
 WITHOUT_PROMPT = {"exclude_input_in_output": True}
 
 
-def test_a_draft_may_come_with_the_request(client: Client, tokenizer: Tokenizer) -> None:
+def test_draft_tokens_in_the_request_are_verified(client: Client, tokenizer: Tokenizer) -> None:
     """A right and a wrong draft both give the text without a draft, up to one token after the accepted ones."""
     prompt = tokenizer.encode(PROMPTS[0])
     engine = {
@@ -240,7 +240,7 @@ def test_a_draft_may_come_with_the_request(client: Client, tokenizer: Tokenizer)
         client.generate({**engine, "draft_input_ids": [VOCAB]}, model="tensorrt_llm")
 
 
-def test_a_grpc_stream_of_the_engine_gives_new_ids_and_ends_with_data(record, tokenizer, expected) -> None:
+def test_grpc_engine_stream_sends_new_ids_and_ends_with_a_data_response(record, tokenizer, expected) -> None:
     grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
     answers: Queue[Any] = Queue()
     prompt = tokenizer.encode(PROMPTS[2])
@@ -270,7 +270,7 @@ def test_a_grpc_stream_of_the_engine_gives_new_ids_and_ends_with_data(record, to
 
 
 @pytest.mark.every_python
-def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
+def test_disconnected_client_frees_its_slot(record, client: Client) -> None:
     """More clients disconnect than there are slots, and the next request is served normally."""
     for _ in range(SERVING.max_batch_size + 4):
         connection = HTTPConnection("127.0.0.1", record.http, timeout=5)
@@ -283,7 +283,7 @@ def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_older_names_and_misspelt_ones_over_http_and_grpc(record, client: Client) -> None:
+def test_legacy_field_names_are_accepted_and_misspelled_ones_rejected(record, client: Client) -> None:
     from tritonclient import grpc
 
     asked = {"text_input": "a", "max_tokens": 12, "temperature": 1.0, "top_p": 0.99, "end_id": -1}
@@ -329,7 +329,7 @@ def test_older_names_and_misspelt_ones_over_http_and_grpc(record, client: Client
     assert "seed is 4 and random_seed is 5" in str(found)
 
 
-def test_the_metrics_of_a_deployed_server_name_the_method(record, artifact: Path, client: Client) -> None:
+def test_server_metrics_have_the_method_label(record, artifact: Path, client: Client) -> None:
     method = load_manifest(artifact).recipe.speculation.method
     assert client.generate(CANONICAL)["num_output_tokens"]
     with urlopen(record.endpoints["metrics"], timeout=10) as answer:
@@ -338,7 +338,7 @@ def test_the_metrics_of_a_deployed_server_name_the_method(record, artifact: Path
     assert all(f'method="{method}"' in line for line in samples), samples[:3]
 
 
-def test_a_model_of_texts_nudges_its_server(client: Client) -> None:
+def test_text_level_model_wakes_the_server_scheduler(client: Client) -> None:
     """A wake-up request delivers requests that arrived during `execute`, reaches no other model and causes no more."""
 
     def counted() -> tuple[int, int, int]:
@@ -356,7 +356,7 @@ def test_a_model_of_texts_nudges_its_server(client: Client) -> None:
     assert now[2] == failed
 
 
-def test_overload_is_told_as_such(client: Client) -> None:
+def test_overload_is_reported_as_a_full_queue(client: Client) -> None:
     """Both the ensemble and the engine model, which rejects requests itself, report overload.
 
     Triton reads the status of a response after it has freed it, so HTTP returns 400 for every response with an error.
@@ -387,7 +387,7 @@ def test_overload_is_told_as_such(client: Client) -> None:
             assert told == {"served", said[model]}
 
 
-def test_a_repository_without_streaming_gives_whole_answers(
+def test_repository_without_streaming_returns_whole_responses(
     artifact: Path, expected, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))

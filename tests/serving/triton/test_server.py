@@ -44,7 +44,7 @@ def executable(path: Path) -> Path:
     return path
 
 
-def test_the_variable_goes_before_path_and_path_before_the_wheel(wheel: Path, tmp_path: Path, monkeypatch) -> None:
+def test_server_lookup_prefers_the_variable_then_path_then_the_wheel(wheel: Path, tmp_path: Path, monkeypatch) -> None:
     assert find_server().executable == wheel / "bin" / "tritonserver"
     on_path = executable(tmp_path / "empty" / "tritonserver")
     assert (find_server().executable, find_server().source) == (on_path, "PATH")
@@ -57,7 +57,7 @@ def test_the_variable_goes_before_path_and_path_before_the_wheel(wheel: Path, tm
     assert caught.value.where == f"TRTSPEC_TRITONSERVER={tmp_path}"
 
 
-def test_no_server_at_all_says_how_to_get_one(wheel: Path, monkeypatch) -> None:
+def test_missing_server_error_has_an_installation_hint(wheel: Path, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "_wheel", lambda: None)
     with pytest.raises(DeployError, match="tritonserver is not installed") as caught:
         find_server()
@@ -67,7 +67,7 @@ def test_no_server_at_all_says_how_to_get_one(wheel: Path, monkeypatch) -> None:
     ]
 
 
-def test_the_wheels_backends_are_linked_and_its_folder_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_backends_are_linked_without_changing_the_wheel(wheel: Path, tmp_path: Path) -> None:
     before = sorted(wheel.rglob("*"))
     server = find_server()
     links = {path.name: path.resolve() for path in (server.backends / "python").iterdir()}
@@ -84,7 +84,7 @@ def test_the_wheels_backends_are_linked_and_its_folder_is_left_alone(wheel: Path
     assert server.environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
-def test_many_at_once_agree_on_one_directory_and_leave_no_other(wheel: Path, tmp_path: Path) -> None:
+def test_concurrent_lookups_create_one_backend_directory(wheel: Path, tmp_path: Path) -> None:
     found: list[Path | None] = []
     threads = [threading.Thread(target=lambda: found.append(find_server().backends)) for _ in range(16)]
     for thread in threads:
@@ -96,7 +96,7 @@ def test_many_at_once_agree_on_one_directory_and_leave_no_other(wheel: Path, tmp
     assert set(found) == {found[0]}
 
 
-def test_a_cache_that_cannot_be_written_is_an_error_and_a_finding(wheel: Path, tmp_path: Path, monkeypatch) -> None:
+def test_unwritable_cache_is_an_error_and_a_doctor_finding(wheel: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DeployError, match="file/cache/triton: cannot be written: Not a directory"):
@@ -106,7 +106,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_and_a_finding(wheel: Path, t
     assert finding == DoctorCheck("tritonserver", False, "cannot be written: Not a directory", hint)
 
 
-def test_a_python_without_a_stub_or_a_shared_library_is_a_finding_and_an_error(wheel: Path, monkeypatch) -> None:
+def test_python_without_stub_or_shared_library_is_an_error_with_a_hint(wheel: Path, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "libpython", lambda: None)
     with pytest.raises(DeployError, match=r"cannot run Python models here: libpython: libpython.* not found") as caught:
         find_server()
@@ -125,14 +125,16 @@ def numpy_2(monkeypatch) -> None:
     monkeypatch.setattr(server_module.metadata, "version", lambda name: "2.1.0")
 
 
-def test_numpy_2_with_a_stub_that_is_not_known_is_a_finding(wheel: Path, numpy_2: None) -> None:
+def test_numpy_2_with_an_unrecognized_stub_is_a_doctor_finding(wheel: Path, numpy_2: None) -> None:
     server, finding = [finding for finding in probe_server() if not finding.ok]
     assert (finding.name, finding.detail) == ("numpy", "2.1.0 is not below 2")
     assert server.detail.endswith("cannot run Python models here: numpy: 2.1.0 is not below 2")
     assert server.hint == finding.hint == "pip install 'numpy<2': the stub garbles numpy 2 tensors"
 
 
-def test_numpy_2_gets_a_copy_of_a_known_stub(wheel: Path, numpy_2: None, tmp_path: Path, monkeypatch) -> None:
+def test_numpy_2_uses_a_patched_copy_of_a_recognized_stub(
+    wheel: Path, numpy_2: None, tmp_path: Path, monkeypatch
+) -> None:
     """The copy differs in the bytes with the offset of an array's item size, and loads this interpreter's library."""
     stub = wheel / "python_backend_stubs" / server_module.PYTHON / server_module.STUB
     stub.write_bytes(bytes(range(64)))
@@ -151,7 +153,7 @@ def test_numpy_2_gets_a_copy_of_a_known_stub(wheel: Path, numpy_2: None, tmp_pat
     assert (find_server().backends / "python" / server_module.STUB).readlink() == stub
 
 
-def test_the_command_keeps_the_server_on_loopback(tmp_path: Path) -> None:
+def test_server_command_binds_to_loopback(tmp_path: Path) -> None:
     server = TritonServer(Path("/s/tritonserver"), "PATH", Path("/b"))
     command = server_command(server, tmp_path, ServerPorts(1, 2, 3), model="ensemble", shm_prefix="x_")
     assert command[:4] == [

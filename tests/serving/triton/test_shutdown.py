@@ -34,7 +34,9 @@ def responder(request: Request, shutdown: DrainWatcher, *, decoupled: bool = Tru
     return Responder(make_pb_utils(), request, threading.Lock(), decoupled=decoupled, shutdown=shutdown)
 
 
-def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shutdown: DrainWatcher) -> None:
+def test_open_requests_get_the_shutdown_error_but_finished_ones_do_not(
+    repository: Path, shutdown: DrainWatcher
+) -> None:
     waiting, answered = Request(), Request()
     open_one = responder(waiting, shutdown)
     responder(answered, shutdown).send(None, final=True)
@@ -48,16 +50,16 @@ def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shu
     assert len(waiting.sender.sent) == len(answered.sender.sent) == 1
 
 
-def test_a_model_that_returns_its_responses_returns_the_error(repository: Path, shutdown: DrainWatcher) -> None:
+def test_model_without_decoupling_returns_the_shutdown_error(repository: Path, shutdown: DrainWatcher) -> None:
     open_one = responder(Request(), shutdown, decoupled=False)
     ending_file(repository).touch()
     assert open_one.result().error.message == SHUTTING_DOWN
 
 
-def test_a_request_that_comes_late_is_answered_too(repository: Path, shutdown: DrainWatcher) -> None:
+def test_request_after_shutdown_started_gets_the_shutdown_error(repository: Path, shutdown: DrainWatcher) -> None:
     ending_file(repository).touch()
     assert responder(Request(), shutdown, decoupled=False).result().error.message == SHUTTING_DOWN
 
 
-def test_a_model_that_asked_another_knows_what_was_said() -> None:
+def test_shutdown_message_maps_to_unavailable_status() -> None:
     assert status_from_message(SHUTTING_DOWN) == "UNAVAILABLE"

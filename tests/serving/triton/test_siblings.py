@@ -16,7 +16,7 @@ from trtspec.serving.triton.python_models import remote_model
 from trtspec.serving.triton.python_models.remote_model import kill_stopped
 
 
-def test_only_a_stopped_stub_of_that_model_and_this_server_is_ended(
+def test_only_a_stopped_stub_of_the_same_model_and_server_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "triton_python_backend_stub" / "draft" / "1"

@@ -89,7 +89,7 @@ def values(name: str, shape: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 0)])
 @pytest.mark.parametrize("name", TYPES)
-def test_a_tensor_comes_back_as_it_was_sent(echo: Echo, name: str, shape: tuple[int, int]) -> None:
+def test_tensor_round_trips_through_the_stub(echo: Echo, name: str, shape: tuple[int, int]) -> None:
     sent = values(name, shape)
     answer = echo.ask(name, sent, "same", "turned")
     np.testing.assert_array_equal(answer["same"], sent)
@@ -97,7 +97,7 @@ def test_a_tensor_comes_back_as_it_was_sent(echo: Echo, name: str, shape: tuple[
     assert answer["same"].dtype == sent.dtype
 
 
-def test_many_responses_without_an_output_leave_the_stub_alive(echo: Echo) -> None:
+def test_stub_survives_many_responses_with_omitted_outputs(echo: Echo) -> None:
     sent = values("float32", (3, 5))
     for _ in range(200):
         assert set(echo.ask("float32", sent, "turned")) == {"turned"}

@@ -12,7 +12,7 @@ from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.request import Scores, Stats
-from trtspec.serving.triton.python_models.tensors import RequestTensors, words_to_tensor
+from trtspec.serving.triton.python_models.tensors import RequestTensors, encode_token_lists
 from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
 SOME = {
@@ -35,8 +35,8 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return Tokenizer(make_tokenizer(tmp_path / "t"))
 
 
-def test_a_text_is_as_long_as_it_says_and_stops_where_it_is_asked_to(tokenizer: Tokenizer) -> None:
-    words = words_to_tensor([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+def test_token_reader_reads_prompt_length_end_ids_and_stop_words(tokenizer: Tokenizer) -> None:
+    words = encode_token_lists([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
     asked = inputs(
         input_ids=np.array([[5, 6, 0]], np.int32),
         input_lengths=2,
@@ -53,7 +53,7 @@ def test_a_text_is_as_long_as_it_says_and_stops_where_it_is_asked_to(tokenizer: 
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, "own"), ("own", "own"), (-1, ()), (9, (9,))])
-def test_one_of_the_tokenizers_end_ids_stands_for_all(asked, expected, tokenizer: Tokenizer) -> None:
+def test_tokenizer_end_id_stands_for_all_end_ids(asked, expected, tokenizer: Tokenizer) -> None:
     text = {"input_ids": np.array([[5]], np.int32), "input_lengths": 1, "request_output_len": 9}
     if asked is not None:
         text["end_id"] = tokenizer.end_ids[0] if asked == "own" else asked
@@ -62,7 +62,7 @@ def test_one_of_the_tokenizers_end_ids_stands_for_all(asked, expected, tokenizer
     assert found["stop"] == ()
 
 
-def test_every_id_is_sent_once_and_none_is_a_pad_id_of_no_length() -> None:
+def test_unsent_tokens_are_sent_once_and_empty_output_is_a_pad_id() -> None:
     unsent = UnsentTokens(inputs(pad_id=3, exclude_input_in_output=False), (1, 2), streaming=True)
     unsent.add((4,))
     unsent.add((5,), Scores(np.ones((1, 2), np.float32)))

@@ -32,7 +32,7 @@ def edit(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
     write_manifest(artifact, document)
 
 
-def test_golden_document(make: Make) -> None:
+def test_rendered_manifest_matches_the_golden_document(make: Make) -> None:
     _, manifest = make({"one": "1"})
     document = json.loads(manifest.render())
     assert document.pop("digest") == "87ce71b33cc34d27d368dd890cdfe67ee884bae16fe2c00f6d8542cbb9736dcf"
@@ -55,11 +55,11 @@ def test_golden_document(make: Make) -> None:
     }
 
 
-def test_what_is_written_is_what_is_read(artifact: Path, make: Make) -> None:
+def test_loaded_manifest_equals_the_written_one(artifact: Path, make: Make) -> None:
     assert load_manifest(artifact) == make({"one": "1", "deep/two": "22"})[1]
 
 
-def test_no_artifact(tmp_path: Path) -> None:
+def test_missing_artifact_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         TrtspecError, match=r"/none: no artifact: the directory does not exist\nhint: build one with trtspec build"
     ):
@@ -86,7 +86,7 @@ def test_no_artifact(tmp_path: Path) -> None:
         ('{"schema": "trtspec.manifest/2"}', r"the manifest was modified: its digest differs"),
     ],
 )
-def test_a_manifest_that_is_not_one(artifact: Path, text: str, said: str) -> None:
+def test_manifest_with_invalid_json_or_schema_is_rejected(artifact: Path, text: str, said: str) -> None:
     (artifact / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(TrtspecError, match=said):
         load_manifest(artifact)
@@ -103,20 +103,20 @@ def test_a_manifest_that_is_not_one(artifact: Path, text: str, said: str) -> Non
         (lambda d: d["files"][1].update(path="manifest.json"), r"files\.1: .*the manifest cannot list itself"),
     ],
 )
-def test_a_manifest_of_another_form(artifact: Path, change: Callable[[Any], object], said: str) -> None:
+def test_manifest_with_invalid_fields_is_rejected(artifact: Path, change: Callable[[Any], object], said: str) -> None:
     edit(artifact, change)
     with pytest.raises(TrtspecError, match=said + r"[^\n]*\nhint: build the artifact again"):
         load_manifest(artifact)
 
 
-def test_a_huge_manifest_is_not_read(artifact: Path) -> None:
+def test_manifest_above_16_mib_is_rejected(artifact: Path) -> None:
     with (artifact / "manifest.json").open("r+b") as file:
         file.truncate((16 << 20) + 1)
     with pytest.raises(TrtspecError, match="larger than 16,777,216 bytes"):
         load_manifest(artifact)
 
 
-def test_verify_names_every_difference(artifact: Path, tmp_path: Path) -> None:
+def test_verify_reports_every_difference(artifact: Path, tmp_path: Path) -> None:
     manifest = load_manifest(artifact)
     assert verify_files(artifact, manifest) == []
     (artifact / "one").write_text("2")

@@ -50,7 +50,7 @@ def hidden(out: Path) -> list[str]:
     return sorted(path.name for path in out.parent.iterdir() if path != out)
 
 
-def test_an_artifact_is_links_and_a_manifest(out: Path, make: Make) -> None:
+def test_published_artifact_has_hard_links_and_a_manifest(out: Path, make: Make) -> None:
     files, manifest = make(OLD)
     assert publish_artifact(out, files, manifest) == "published"
     assert contents(out) == OLD
@@ -60,7 +60,7 @@ def test_an_artifact_is_links_and_a_manifest(out: Path, make: Make) -> None:
     assert hidden(out) == [".tiny.lock"]
 
 
-def test_everything_is_on_the_disk_before_the_artifact_is_in_place(
+def test_files_are_synced_before_the_artifact_is_renamed_into_place(
     out: Path, make: Make, synced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_artifact(out, *make(OLD))
@@ -74,7 +74,9 @@ def test_everything_is_on_the_disk_before_the_artifact_is_in_place(
     assert synced[0].endswith("/five"), "a copy is new to the disk"
 
 
-def test_publishing_again_writes_and_hashes_nothing(out: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_republishing_unchanged_files_writes_and_hashes_nothing(
+    out: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish_artifact(out, *make(OLD))
     before = out.stat(), (out / "manifest.json").stat()
     monkeypatch.setattr(manifest_module, "file_sha256", None)
@@ -82,7 +84,7 @@ def test_publishing_again_writes_and_hashes_nothing(out: Path, make: Make, monke
     assert (out.stat(), (out / "manifest.json").stat()) == before
 
 
-def test_another_artifact_takes_the_place(out: Path, make: Make, way: str) -> None:
+def test_publishing_different_files_replaces_the_artifact(out: Path, make: Make, way: str) -> None:
     publish_artifact(out, *make(OLD))
     assert publish_artifact(out, *make(NEW, step="b")) == "published"
     assert contents(out) == NEW
@@ -90,7 +92,7 @@ def test_another_artifact_takes_the_place(out: Path, make: Make, way: str) -> No
     assert hidden(out) == [".tiny.lock"]
 
 
-def test_an_empty_directory_and_a_link_are_taken_as_places(out: Path, make: Make, tmp_path: Path) -> None:
+def test_empty_directory_and_link_are_accepted_as_output(out: Path, make: Make, tmp_path: Path) -> None:
     out.mkdir(parents=True)
     assert publish_artifact(out, *make(OLD)) == "published"
     (tmp_path / "link").symlink_to(out)
@@ -107,7 +109,7 @@ def refuse_link(code: int) -> Callable[[Path, Path], None]:
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK])
-def test_where_links_are_refused_files_are_copied(
+def test_files_are_copied_where_hard_links_fail(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(os, "link", refuse_link(code))
@@ -124,7 +126,7 @@ def test_where_links_are_refused_files_are_copied(
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: (path.unlink(), path.write_text("x"))])
-def test_a_damaged_artifact_is_made_again(out: Path, make: Make, harm: Callable[[Path], object]) -> None:
+def test_damaged_artifact_is_published_again(out: Path, make: Make, harm: Callable[[Path], object]) -> None:
     publish_artifact(out, *make(OLD))
     harm(out / "one")
     assert publish_artifact(out, *make(OLD)) == "published"
@@ -132,7 +134,7 @@ def test_a_damaged_artifact_is_made_again(out: Path, make: Make, harm: Callable[
 
 
 @pytest.mark.parametrize("damage", [b'{"schema": "trtspec.manifest/1", "rec', b'{"schema": "trtspec.manifest/9"}'])
-def test_a_damaged_manifest_does_not_make_a_stranger_of_an_artifact(out: Path, make: Make, damage: bytes) -> None:
+def test_artifact_with_a_damaged_manifest_is_replaced(out: Path, make: Make, damage: bytes) -> None:
     publish_artifact(out, *make(OLD))
     (out / "manifest.json").write_bytes(damage)
     assert publish_artifact(out, *make(OLD)) == "published"
@@ -140,7 +142,7 @@ def test_a_damaged_manifest_does_not_make_a_stranger_of_an_artifact(out: Path, m
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "manifest.json"])
-def test_what_is_not_an_artifact_is_left_alone(out: Path, make: Make, name: str) -> None:
+def test_directory_that_is_not_an_artifact_is_not_overwritten(out: Path, make: Make, name: str) -> None:
     out.mkdir(parents=True)
     (out / name).write_text("{}")
     with pytest.raises(TrtspecError, match=r"/tiny: not an artifact; refusing to overwrite\nhint: mov"):
@@ -149,7 +151,7 @@ def test_what_is_not_an_artifact_is_left_alone(out: Path, make: Make, name: str)
     assert hidden(out) == [".tiny.lock"]
 
 
-def test_a_file_in_the_way_is_left_alone(out: Path, make: Make) -> None:
+def test_file_at_the_output_path_is_not_overwritten(out: Path, make: Make) -> None:
     out.parent.mkdir()
     out.write_text("mine")
     with pytest.raises(TrtspecError, match="not an artifact; refusing"):
@@ -158,7 +160,7 @@ def test_a_file_in_the_way_is_left_alone(out: Path, make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["deep/notes.txt", "linked"])
-def test_files_of_the_user_in_an_artifact_are_not_lost(out: Path, make: Make, tmp_path: Path, name: str) -> None:
+def test_user_files_in_an_artifact_prevent_its_replacement(out: Path, make: Make, tmp_path: Path, name: str) -> None:
     publish_artifact(out, *make(OLD))
     (out / name).symlink_to(tmp_path) if name == "linked" else (out / name).write_text("mine")
     assert publish_artifact(out, *make(OLD)) == "unchanged"
@@ -169,7 +171,7 @@ def test_files_of_the_user_in_an_artifact_are_not_lost(out: Path, make: Make, tm
     assert publish_artifact(out, *make(NEW)) == "published"
 
 
-def test_reports_stay_only_with_the_steps_they_speak_of(out: Path, make: Make, way: str) -> None:
+def test_reports_are_retained_only_while_the_steps_are_unchanged(out: Path, make: Make, way: str) -> None:
     publish_artifact(out, *make(OLD))
     (out / "reports/deep").mkdir(parents=True)
     (out / "reports/deep/bench.json").write_text("fast")
@@ -182,19 +184,19 @@ def test_reports_stay_only_with_the_steps_they_speak_of(out: Path, make: Make, w
     assert contents(out) == NEW
 
 
-def test_a_report_that_is_part_of_the_artifact_is_the_new_one(out: Path, make: Make) -> None:
+def test_report_that_is_part_of_the_artifact_is_replaced(out: Path, make: Make) -> None:
     publish_artifact(out, *make({"reports/build.json": "old"}))
     assert publish_artifact(out, *make({"reports/build.json": "new"})) == "published"
     assert contents(out) == {"reports/build.json": "new"}
 
 
-def test_a_manifest_of_other_files_is_a_bug(out: Path, make: Make) -> None:
+def test_manifest_that_lists_other_files_raises_value_error(out: Path, make: Make) -> None:
     with pytest.raises(ValueError, match="the manifest and the files to publish differ"):
         publish_artifact(out, make(OLD)[0], make(NEW)[1])
 
 
 @pytest.mark.parametrize("refused", ["_link_or_copy", "fsync_path", "replace_directory"])
-def test_a_full_disk_leaves_what_was_there(
+def test_full_disk_leaves_the_old_artifact_intact(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     def refuse(*paths: Path, **_: str) -> None:
@@ -210,9 +212,7 @@ def test_a_full_disk_leaves_what_was_there(
     assert hidden(out) == [".tiny.lock"]
 
 
-def test_a_second_rename_that_fails_brings_the_old_artifact_back(
-    out: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_second_rename_restores_the_old_artifact(out: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_artifact(out, *make(OLD))
     rename = os.rename
 
@@ -229,7 +229,7 @@ def test_a_second_rename_that_fails_brings_the_old_artifact_back(
     assert hidden(out) == [".tiny.lock"]
 
 
-def test_a_place_that_cannot_be_made_is_said(make: Make, tmp_path: Path) -> None:
+def test_output_path_that_cannot_be_created_is_reported(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StepError, match=r"cannot publish the artifact: (Not a directory|File exists): .*/file"):
         publish_artifact(tmp_path / "file" / "tiny", *make(OLD))
@@ -241,7 +241,7 @@ KILLS.append(("renames", "publish.between-renames"))
 
 
 @pytest.mark.parametrize(("way", "failpoint"), KILLS, indirect=["way"])
-def test_killed_publications_show_no_part_and_are_cleaned_up(
+def test_killed_publication_is_never_partially_visible_and_is_cleaned_up(
     out: Path, make: Make, way: str, failpoint: str, die_at: Callable[..., int]
 ) -> None:
     if way != "first":
@@ -257,7 +257,7 @@ def test_killed_publications_show_no_part_and_are_cleaned_up(
     assert hidden(out) == [".tiny.lock"]
 
 
-def test_what_a_kill_between_two_renames_hid_comes_back(
+def test_artifact_hidden_by_a_kill_between_renames_is_restored(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, die_at: Callable[..., int]
 ) -> None:
     publish_artifact(out, *make(OLD))
@@ -267,7 +267,7 @@ def test_what_a_kill_between_two_renames_hid_comes_back(
     assert contents(out) == OLD
 
 
-def test_clean_up_touches_no_other_name(out: Path, make: Make) -> None:
+def test_cleanup_leaves_directories_with_other_names(out: Path, make: Make) -> None:
     out.parent.mkdir()
     others = [
         ".tiny.tmp-abc",
@@ -282,7 +282,7 @@ def test_clean_up_touches_no_other_name(out: Path, make: Make) -> None:
     assert hidden(out) == sorted([*others, ".tiny.lock"])
 
 
-def test_a_reader_never_sees_a_part(out: Path, make: Make) -> None:
+def test_reader_always_finds_a_manifest_during_republication(out: Path, make: Make) -> None:
     for name in ("one", "other"):
         (out.parent / name).mkdir(parents=True)
     if not files.swap_directories(out.parent / "one", out.parent / "other"):
@@ -322,7 +322,7 @@ class Many(Step):
 
 
 @pytest.mark.slow
-def test_a_published_store_needs_no_reading_afterwards(
+def test_unchanged_artifact_of_2000_files_is_checked_without_hashing(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publish 2,000 files from the store, and check an unchanged artifact quickly from file stats alone."""

@@ -49,14 +49,14 @@ def reads(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> list[str]:
     return noted
 
 
-def test_a_file_is_read_once(artifact: Path, manifest: Manifest, reads: list[str]) -> None:
+def test_unchanged_file_is_hashed_once(artifact: Path, manifest: Manifest, reads: list[str]) -> None:
     assert verify_changed(artifact, manifest) == ([], 0)
     assert sorted(reads) == ["deep/two", "one"]
     assert verify_changed(artifact, manifest) == ([], 2)
     assert len(reads) == 2
 
 
-def test_what_was_just_published_is_not_read(artifact: Path, manifest: Manifest, reads: list[str]) -> None:
+def test_published_files_are_not_hashed_again(artifact: Path, manifest: Manifest, reads: list[str]) -> None:
     remember_published(artifact, manifest)
     assert verify_changed(artifact, manifest) == ([], 2)
     assert reads == []
@@ -77,7 +77,7 @@ def put_another(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [overwrite, put_another])
-def test_a_change_is_found_whatever_its_times_say(
+def test_changed_file_is_found_regardless_of_its_times(
     artifact: Path, manifest: Manifest, change: Callable[[Path], None], reads: list[str]
 ) -> None:
     verify_changed(artifact, manifest)
@@ -87,7 +87,7 @@ def test_a_change_is_found_whatever_its_times_say(
     assert reads.count("one") == 1
 
 
-def test_files_beside_those_that_are_named_are_found(artifact: Path, manifest: Manifest) -> None:
+def test_unlisted_files_and_links_are_reported(artifact: Path, manifest: Manifest) -> None:
     verify_changed(artifact, manifest)
     (artifact / "deep" / "three").touch()
     assert verify_changed(artifact, manifest)[0] == ["deep/three: not listed in the manifest"]
@@ -97,14 +97,14 @@ def test_files_beside_those_that_are_named_are_found(artifact: Path, manifest: M
     assert verify_changed(artifact, manifest)[0] == ["one: not a regular file of the artifact"]
 
 
-def test_another_manifest_is_held_against_what_was_read(artifact: Path, manifest: Manifest) -> None:
+def test_cached_digests_are_compared_with_the_given_manifest(artifact: Path, manifest: Manifest) -> None:
     verify_changed(artifact, manifest)
     forged = manifest.files[0].model_copy(update={"sha256": "ab" * 32})
     other = Manifest.model_construct(files=(forged, manifest.files[1]))
     assert verify_changed(artifact, other)[0] == ["one: sha256 differs"]
 
 
-def test_a_copy_brings_nothing_along(artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path) -> None:
+def test_copied_artifact_is_hashed_again(artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path) -> None:
     verify_changed(artifact, manifest)
     reads.clear()
     shutil.copytree(artifact, tmp_path / "cache" / "artifact")  # copies times too
@@ -114,7 +114,7 @@ def test_a_copy_brings_nothing_along(artifact: Path, manifest: Manifest, reads: 
     assert len(reads) == 2
 
 
-def test_nothing_is_remembered_of_another_file_system(
+def test_files_on_another_file_system_are_not_cached(
     artifact: Path, manifest: Manifest, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_CACHE", "/dev/shm")
@@ -126,9 +126,7 @@ def test_nothing_is_remembered_of_another_file_system(
     assert len(reads) == 4
 
 
-def test_a_memory_that_was_tampered_with_is_none(
-    artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path
-) -> None:
+def test_tampered_cache_is_ignored(artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path) -> None:
     verify_changed(artifact, manifest)
     memory = tmp_path / "cache" / "artifacts.json"
     memory.write_text(memory.read_text().replace(manifest.files[0].sha256, "ab" * 32))

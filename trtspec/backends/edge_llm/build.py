@@ -136,7 +136,7 @@ class RunEdgeTool(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Run the command and check its output. Raise StepError or StepTimeout."""
-        progress.say(self.argv[0])
+        progress.set_message(self.argv[0])
         path_of = staged if self.argv[0] == QUANTIZE else checkpoint
         links = {path_of(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
         with ExitStack() as stack:

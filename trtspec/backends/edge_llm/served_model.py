@@ -94,7 +94,7 @@ class TritonPythonModel:
 
     def read(self, inputs: RequestTensors) -> EdgeRequest:
         """Return the request of the tensors. Raise TrtspecError for unsupported features."""
-        inputs.refuse_unknown(self.inputs, ENGINE)
+        inputs.reject_undeclared(self.inputs, ENGINE)
         check_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")

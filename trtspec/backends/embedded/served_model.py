@@ -73,7 +73,7 @@ class TritonPythonModel:
         if settings.flag("warmup"):  # here, because Triton's warm-up does not wait for responses of decoupled models
             warm_up(self.engine)
         self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
-        self.engine.tell_draft_failures(self.metrics.fallback, self.metrics.breaker)
+        self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         generations = [self.start(request) for request in requests]
@@ -96,7 +96,7 @@ class TritonPythonModel:
                 self.stop(request.request_id(), generation)
                 return generation
             with inputs.naming(TOKEN_NAMES):
-                inputs.refuse_unknown(self.inputs, "the torch engine")
+                inputs.reject_undeclared(self.inputs, "the torch engine")
                 require_neutral(NEUTRAL_FIELDS, inputs, "the torch engine")
                 check_unsupported_inputs(inputs, self.inputs, "the torch engine")
                 refuse_lossy(inputs)

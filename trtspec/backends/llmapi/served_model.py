@@ -113,7 +113,7 @@ def sampling_params(asked: EngineRequest) -> Any:
 
 
 async def steps(result: Any, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-    """Yield all ids so far after each step. Raise Cancelled and end the request if the client has disconnected."""
+    """Yield all ids so far after each step; raise RequestCancelled, and end the request, if the client disconnected."""
     iterator = aiter(result)
     while (output := await unless_cancelled(anext(iterator, None), is_cancelled, result.abort)) is not None:
         yield output.outputs[0].token_ids

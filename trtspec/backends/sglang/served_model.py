@@ -72,7 +72,7 @@ class SglangResponse:
         self.queue_s: float | None = None
 
     async def steps(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-        """Yield each step's ids. Raise Cancelled and end the request if the client has disconnected."""
+        """Yield each step's ids. Raise RequestCancelled and end the request if the client has disconnected."""
         self.parts = await self.engine.async_generate(
             input_ids=list(asked.prompt_ids),
             sampling_params=sampling_params(asked, self.own_ends),

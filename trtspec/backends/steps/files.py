@@ -87,7 +87,7 @@ class CompilePlugins(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the library, from the cache if it was compiled before. Raise StepError or StepTimeout."""
-        progress.say(" ".join(self.library.plugins))
+        progress.set_message(" ".join(self.library.plugins))
         shutil.copyfile(build_library(self.library), out / LIBRARY)
 
 

@@ -147,7 +147,7 @@ class BuildEngine(Step):
                 hint = "set engine.version, or another engine.build.image"
                 raise StepError(f"TensorRT-LLM {version} is running, but the recipe requires {wanted}", hint=hint)
             if phase := phases.read(line):
-                progress.say(phase)
+                progress.set_message(phase)
 
         return listen
 

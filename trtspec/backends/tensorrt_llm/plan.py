@@ -49,7 +49,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         gpu={"name": toolchain.gpu, "sm": toolchain.sm, "driver": toolchain.driver},
         notes=(*padding_notes(context), *_notes(toolchain)),
         devices=toolchain.devices,
-        lacks={engine(built.role): lack for built in engines for lack in toolchain.lacks()},
+        lacks={engine(built.role): lack for built in engines for lack in toolchain.missing_requirements()},
         facts={"placement": asdict(placement), "toolchain": _facts(toolchain)},
     )
 

@@ -50,14 +50,14 @@ class EngineToolchain:
     missing: str = field(default="", metadata=NO_KEY)
     hint: str = field(default="", metadata=NO_KEY)
 
-    def lacks(self) -> Iterator[Diagnostic]:
+    def missing_requirements(self) -> Iterator[Diagnostic]:
         """Yield the reason if engines cannot be built here."""
         if self.kind == "absent":
             yield Diagnostic("engine", "no-toolchain", f"cannot build engines: {self.missing}", self.hint)
 
     def check_present(self) -> None:
         """Raise StepError if engines cannot be built here."""
-        for lack in self.lacks():
+        for lack in self.missing_requirements():
             raise StepError(lack.message, hint=lack.hint)
 
     def command(

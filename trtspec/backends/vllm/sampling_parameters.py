@@ -62,7 +62,7 @@ class TritonPythonModel:
 
     def check(self, inputs: RequestTensors) -> None:
         """Raise TrtspecError for unsupported features, and for errors that vLLM reports less clearly."""
-        inputs.refuse_unknown(self.inputs, ENGINE)
+        inputs.reject_undeclared(self.inputs, ENGINE)
         check_unsupported(inputs, ENGINE)
         if inputs.texts("bad_words"):
             raise TrtspecError(f"bad_words is not supported by {ENGINE}")

@@ -128,9 +128,9 @@ class TritonPythonModel:
                 raise RuntimeError(ENDED)
             self.asked[name] = OpenRequest(sender, prompt if before_text else "", counted, text)
         text.handed_over()
-        self.tell({"id": name, "prompt": prompt, "sampling": sampling, "stream": stream})
+        self.send_command({"id": name, "prompt": prompt, "sampling": sampling, "stream": stream})
 
-    def tell(self, command: dict[str, Any]) -> None:
+    def send_command(self, command: dict[str, Any]) -> None:
         with self.lock, suppress(BrokenPipeError):  # the worker exited; `dispatch` notifies the clients
             self.commands.write(json.dumps(command) + "\n")
             self.commands.flush()
@@ -193,7 +193,7 @@ class TritonPythonModel:
 
     def drop_cancelled(self) -> None:
         for name in [name for name, asked in [*self.asked.items()] if asked.sender.is_cancelled()]:
-            self.tell({"cancel": name})
+            self.send_command({"cancel": name})
             asked = self.asked.pop(name)
             asked.text.ended("cancelled")
             asked.sender.send(flags=FINAL)

@@ -24,16 +24,20 @@ Say = Callable[[dict[str, Any]], None]
 class VllmWorker:
     """One engine and its queued commands."""
 
-    def __init__(self, arguments: dict[str, Any], commands: queue.SimpleQueue[dict[str, Any]], say: Say) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], commands: queue.SimpleQueue[dict[str, Any]], write_reply: Say
+    ) -> None:
         from vllm import EngineArgs, LLMEngine
 
         if "speculative_config" in arguments and hasattr(EngineArgs, "per_request_spec_decode_metrics"):
             arguments = {**arguments, "per_request_spec_decode_metrics": "summary"}
         one_process = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1) == 1
         self.engine = LLMEngine.from_engine_args(
-            EngineArgs(**arguments), stat_loggers=[occupancy_logger(say)], enable_multiprocessing=not one_process
+            EngineArgs(**arguments),
+            stat_loggers=[occupancy_logger(write_reply)],
+            enable_multiprocessing=not one_process,
         )
-        self.commands, self.say = commands, say
+        self.commands, self.write_reply = commands, write_reply
 
     def serve(self) -> None:
         """Process commands and generate, forever."""
@@ -51,14 +55,14 @@ class VllmWorker:
         try:
             self.engine.add_request(command["id"], command["prompt"], sampling_params(command))
         except Exception as error:
-            self.say({"id": command["id"], "error": str(error)})
+            self.write_reply({"id": command["id"], "error": str(error)})
 
     def answer(self, output: Any) -> None:
         """Report the output of a step for a request."""
         [completion] = output.outputs
         metrics = getattr(completion, "spec_decode_metrics", None)
         drafted, accepted = counts(metrics)
-        self.say(
+        self.write_reply(
             {
                 "id": output.request_id,
                 "text": completion.text,
@@ -94,7 +98,7 @@ def queue_s(stats: Any) -> float | None:
     return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else None
 
 
-def occupancy_logger(say: Say) -> Any:
+def occupancy_logger(write_reply: Say) -> Any:
     """Return a factory of vLLM loggers that report the number of requests in the scheduler's batch."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -107,7 +111,7 @@ def occupancy_logger(say: Say) -> Any:
         def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
             if scheduler_stats is not None and scheduler_stats.num_running_reqs != self.running:
                 self.running = scheduler_stats.num_running_reqs
-                say({"running": self.running})
+                write_reply({"running": self.running})
 
         def log_engine_initialized(self) -> None:
             pass
@@ -137,7 +141,7 @@ def main() -> None:
 def serve(answers: IO[str]) -> None:
     """Load the engine of the given model.json and process commands, forever."""
 
-    def say(document: dict[str, Any]) -> None:
+    def write_reply(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")
         answers.flush()
 
@@ -146,8 +150,8 @@ def serve(answers: IO[str]) -> None:
     import vllm
 
     with open(sys.argv[1], encoding="utf-8") as document:
-        worker = VllmWorker(json.load(document), commands, say)
-    say({"ready": vllm.__version__})
+        worker = VllmWorker(json.load(document), commands, write_reply)
+    write_reply({"ready": vllm.__version__})
     worker.serve()
 
 

@@ -220,7 +220,7 @@ async def ask_all(
         samples[place] = await client.ask(endpoint, prompts[place], bodies[place], began, due)
 
     await load.run(ask, len(prompts), seed)
-    return Round([samples[place] for place in range(len(prompts))], time.process_time() - cpu, load.places)
+    return Round([samples[place] for place in range(len(prompts))], time.process_time() - cpu, load.slots)
 
 
 def sent_late_ms(rounds: Sequence[Round]) -> list[float]:

@@ -176,11 +176,12 @@ def measure(
 
 async def _measure(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgress) -> SweepResult:
     driver = find_extension("trtspec.bench.load.drivers", "DRIVER", plan.driver, "driver")
+    ask_round = driver(plan.tokenizer, plan.timeout_s)  # before any request: the driver may not be installed
     async with load_client(plan.timeout_s) as client:
         arms = await find_arms(client, plan.served, plan.baseline)
         if plan.is_judged and BASELINE not in arms:
             raise GateNotMet("--fail-below requires a baseline", hint="give one with --baseline")
-        return await _Sweep(plan, client, arms, driver(plan.tokenizer, plan.timeout_s), samples, on_progress).run()
+        return await _Sweep(plan, client, arms, ask_round, samples, on_progress).run()
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class AcceptanceStats:
         )
         return [accepted / many if many else 0.0 for accepted, many in zip(reached, drafted, strict=True)]
 
-    def of_kind(self, kind: str) -> AcceptanceStats:
+    def for_category(self, kind: str) -> AcceptanceStats:
         """Return the acceptance for one category of prompts."""
         own = tuple(text for text, each in zip(self.texts, self.kinds, strict=True) if each == kind)
         return AcceptanceStats(own, (kind,) * len(own))

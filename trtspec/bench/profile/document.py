@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.bench.artifact import artifact_prompts
+from trtspec.bench.decision import decide
 from trtspec.bench.documents import (
     describe_machine,
     describe_target,
@@ -21,8 +22,7 @@ from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.profile.acceptance import AcceptanceStats
 from trtspec.bench.profile.measured import CandidateMeasurements, Case
 from trtspec.bench.profile.options import ProfileRequest
-from trtspec.bench.profile.recommend import Recommendation, candidate_verdict
-from trtspec.bench.verdict import derive_verdict
+from trtspec.bench.profile.recommend import Recommendation, rate_candidate
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.planning.pipeline import plan_build
@@ -121,7 +121,7 @@ class Profile:
         chosen = self.chosen
         return {
             "format_version": FORMAT_VERSION,
-            **derive_verdict(self.recommendation.proposal).as_dict(),
+            **decide(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "prompts": len(self.kinds),
@@ -159,10 +159,10 @@ def _method(measured: CandidateMeasurements, batch: int) -> dict[str, Any]:
         "draft_len": best.draft_len,
         **acceptance.as_dict(),
         "by_kind": [
-            {"kind": kind, "prompts": acceptance.kinds.count(kind), **acceptance.of_kind(kind).as_dict()}
+            {"kind": kind, "prompts": acceptance.kinds.count(kind), **acceptance.for_category(kind).as_dict()}
             for kind in sorted(set(acceptance.kinds))
         ],
-        "verdict": candidate_verdict(measured, batch),
+        "verdict": rate_candidate(measured, batch),
         "best": [measured.best(each).as_dict() for each in measured.batches],
         "speedups": [each.as_dict() for each in measured.speedups],
         "step_seconds": [

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trtspec.bench.decision import DraftOption, Proposal, RelativeSpeed, describe_load
 from trtspec.bench.profile.measured import CandidateMeasurements, ExpectedSpeedup
 from trtspec.bench.profile.options import ProfileCandidate
-from trtspec.bench.verdict import DraftOption, Proposal, RelativeSpeed, describe_load
 
 PAYS = 1.02  # minimum speed-up; less is within the noise of two equal runs
 LOSES = 1.0  # minimum speed-up of loads that draft only for the benefit of other loads
@@ -182,7 +182,7 @@ class Recommendation:
         }
 
 
-def candidate_verdict(measured: CandidateMeasurements, batch: int) -> str:
+def rate_candidate(measured: CandidateMeasurements, batch: int) -> str:
     """Return the verdict on a candidate: "pays", "train", "harmful" or "too slow".
 
     A candidate that pays is not harmful at any acceptance: deep trees draft many tokens at little cost.

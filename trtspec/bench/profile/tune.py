@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from trtspec.backends.base import in_process_backend
 from trtspec.bench.artifact import open_artifact
+from trtspec.bench.decision import decide
 from trtspec.bench.profile.candidates import build, recipe_candidate, temporary_workspace
 from trtspec.bench.profile.document import document_metadata
 from trtspec.bench.profile.engine_profiler import generate_responses, measure
@@ -42,7 +43,6 @@ from trtspec.bench.profile.options import (
     sample_prompts,
 )
 from trtspec.bench.profile.recommend import Recommendation, recommend
-from trtspec.bench.verdict import derive_verdict
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import replace_file
 from trtspec.core.installation import __version__
@@ -146,7 +146,7 @@ class Tuning:
     def as_dict(self) -> dict[str, Any]:
         return {
             "format_version": FORMAT_VERSION,
-            **derive_verdict(self.recommendation.proposal).as_dict(),
+            **decide(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "method": self.method,

@@ -113,12 +113,12 @@ def _run_rollout(
 def _wait_until_answering(journal: DeploymentJournal, options: DeployOptions) -> DeploymentRecord:
     """Wait until a deployment answers and return its record; raise DeployError if it does not."""
     deadline = time.monotonic() + min(options.timeout_s, RESTARTED_S)
-    record = journal.known()
+    record = journal.read_existing()
     while record.state == "restarting" and " is in use" not in record.reason and record.is_running:
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_S)
-        record = journal.known()
+        record = journal.read_existing()
     if record.state != "live" or not record.is_running:
         hint = f"it restarts automatically once the cause is removed; trtspec status {record.name}"
         if record.state_now != "restarting":
@@ -138,10 +138,10 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
     """Report the progress of a rollout until it ends or holds; each of its steps has its own time limit."""
     reported, begun_by = (
         "",
-        time.monotonic() + BEGUN_S + 2 * journal.known().drain_s,
+        time.monotonic() + BEGUN_S + 2 * journal.read_existing().drain_s,
     )  # an earlier revision may still drain
     while True:  # unbounded: the supervisor's steps have time limits, and its death ends the loop
-        record, rollout = journal.known(), _read_current(journal, revision)
+        record, rollout = journal.read_existing(), _read_current(journal, revision)
         if (what := f"{rollout.state} {rollout.share}") != reported:
             reported = what
             on_event(rollout.state, _describe(rollout))
@@ -166,7 +166,7 @@ def promote_revision(journal: DeploymentJournal) -> dict[str, Any]:
 
 def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
     """Return to the previous revision: immediately during a rollout, else by a rollout of its staged files."""
-    record = journal.known()
+    record = journal.read_existing()
     if active_rollout(journal, record):
         return _run_command(journal, ROLLBACK, "rolled-back")
     with journal.lock():
@@ -272,10 +272,10 @@ def _check_same_endpoints(record: DeploymentRecord, options: DeployOptions) -> N
     if options.host != record.host:
         message = f"{record.name!r} is already deployed at {record.host}"
         raise DeployError(message, hint=f"use --host {record.host}, or trtspec stop {record.name} first")
-    if (options.openai_host or options.host) != record.host_of("openai") and record.openai:
-        message = f"{record.name!r} is already deployed with its OpenAI gateway at {record.host_of('openai')}"
+    if (options.openai_host or options.host) != record.bind_address("openai") and record.openai:
+        message = f"{record.name!r} is already deployed with its OpenAI gateway at {record.bind_address('openai')}"
         raise DeployError(
-            message, hint=f"use --openai-host {record.host_of('openai')}, or trtspec stop {record.name} first"
+            message, hint=f"use --openai-host {record.bind_address('openai')}, or trtspec stop {record.name} first"
         )
     if options.shadow and not record.openai:
         message = f"--shadow requires an OpenAI gateway, which {record.name!r} does not have"
@@ -287,7 +287,7 @@ def _check_same_endpoints(record: DeploymentRecord, options: DeployOptions) -> N
 
 def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str, Any]:
     """Send a command to the rollout in progress, wait for its effect and return the document."""
-    record = journal.known()
+    record = journal.read_existing()
     _check_runs(record)
     rollout = active_rollout(journal, record)
     if rollout is None:
@@ -295,7 +295,7 @@ def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str
     send_command(journal, what)
     deadline = time.monotonic() + SETTLED_S
     while time.monotonic() < deadline:
-        rollout, record = _read_current(journal, rollout.record.revision), journal.known()
+        rollout, record = _read_current(journal, rollout.record.revision), journal.read_existing()
         if rollout.state == wanted and (wanted != "promoted" or record.revision == rollout.record.revision):
             return RolloutResult(record, rollout).as_dict()
         if rollout.is_over and rollout.state != wanted:

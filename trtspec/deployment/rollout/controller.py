@@ -195,7 +195,7 @@ class RolloutController(threading.Thread):
         if limits.shares[-1] < 100 and self._wanted != PROMOTE:
             self._note("holding", f"{self._gets(limits.shares[-1])}, until it is promoted by command")
             while self._wanted != PROMOTE:  # unbounded: monitors the revision until a command arrives
-                self._check(canary.rejection_reason(limits, self._look(time.monotonic(), [])))
+                self._check(canary.rejection_reason(limits, self._canary_stats(time.monotonic(), [])))
                 time.sleep(LOOK_EVERY_S)
         self._promote()
 
@@ -241,7 +241,7 @@ class RolloutController(threading.Thread):
             return
         load = deploy_load(root, skip, lambda what, done, total: self._check())
         client = Client.at(self._keeper.server.url, GATE_S)
-        self._beside(lambda: ensure_served_gates(client, root, load, undecided=self.rollout.undecided))
+        self._run_checked(lambda: ensure_served_gates(client, root, load, undecided=self.rollout.undecided))
 
     def _canary(self, share: int) -> None:
         """Hold the new revision at a share of the requests until enough samples exist; share 0 only mirrors."""
@@ -254,14 +254,14 @@ class RolloutController(threading.Thread):
         while self._wanted != PROMOTE:
             due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
             if len(pairs.found) < due:
-                self._beside(pairs.ask)
-            seen = self._look(began, pairs.found)
+                self._run_checked(pairs.ask)
+            seen = self._canary_stats(began, pairs.found)
             self._check(canary.rejection_reason(limits, seen))
             if canary.has_enough_samples(limits, seen):
                 return
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
 
-    def _beside(self, ask: Callable[[], object]) -> None:
+    def _run_checked(self, ask: Callable[[], object]) -> None:
         """Run `ask` in a thread while checking for faults and commands; after those its results are ignored."""
         failed: list[Exception] = []
 
@@ -284,7 +284,7 @@ class RolloutController(threading.Thread):
             return f"{self.rollout.limits.shadow} % of the requests mirrored, responses discarded"
         return f"{share} % of the requests" if self._shares.has_entry else "synthetic requests"
 
-    def _look(self, began: float, pairs: list[ProbePair]) -> CanaryStats:
+    def _canary_stats(self, began: float, pairs: list[ProbePair]) -> CanaryStats:
         stats = self._shares.stats()
         new, old = stats.of(self.rollout.record.revision), stats.of(self.old.revision)
         self._update_mirroring(stats.shadow)

@@ -214,7 +214,7 @@ class DockerDeployment:
         except KeyboardInterrupt:
             stop(self.journal.name)
             raise
-        if self.journal.known().state != "stopped":
+        if self.journal.read_existing().state != "stopped":
             raise DeployError("the container exited", hint=f"trtspec logs {self.journal.name}")
 
 
@@ -239,7 +239,7 @@ def _removed_on_failure(
 def stop(name: str) -> dict[str, Any]:
     """Stop a container; open streams may finish within the compose file's grace period."""
     journal = DeploymentJournal(name)
-    record = journal.known()
+    record = journal.read_existing()
     state = _state(record)
     was_running = state in ("live", "starting", "unhealthy")
     if was_running or record.state == "live" or state == "unknown":

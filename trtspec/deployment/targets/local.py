@@ -116,15 +116,15 @@ class LocalDeployment:
         except KeyboardInterrupt:
             self.stop()
             raise
-        if wait_until(lambda: self.journal.known().state == "stopped", NOTE_TIMEOUT_S):
+        if wait_until(lambda: self.journal.read_existing().state == "stopped", NOTE_TIMEOUT_S):
             return
-        record = self.journal.known()
+        record = self.journal.read_existing()
         what = f"failed: {record.reason}" if record.state == "failed" else f"exited with status {code}"
         raise DeployError(f"the server {what}", hint=tail_hint(self.journal))
 
     def stop(self) -> None:
         """Stop the server."""
-        _end(self.journal, self.journal.known(), "stopped", self.record.drain_s + STOP_MARGIN_S)
+        _end(self.journal, self.journal.read_existing(), "stopped", self.record.drain_s + STOP_MARGIN_S)
 
     def await_start(self, state: str, deadline: float, late: str) -> None:
         """Wait until the supervisor has recorded a state of its start; `late` is the message of a timeout."""
@@ -136,7 +136,7 @@ class LocalDeployment:
     def has_reached(self, state: str) -> bool:
         """Return whether the start has reached a state; raise the supervisor's error if it failed."""
         code = self.process.poll()  # before the record, which the supervisor writes before it ends
-        self.record = self.journal.known()
+        self.record = self.journal.read_existing()
         if self.record.state == "failed":
             reason = self.record.reason
             if taken := as_port_in_use(reason):
@@ -189,7 +189,7 @@ def status(name: str) -> dict[str, Any]:
     (its process is gone unexpectedly; `log` has the last lines), starting, restarting, stopped or failed.
     """
     journal = DeploymentJournal(name)
-    record = journal.known()
+    record = journal.read_existing()
     document = status_document(journal, record, record.state_now)
     if document["state"] == "live":
         document["probe"] = _probe_result(record)
@@ -204,7 +204,7 @@ def status(name: str) -> dict[str, Any]:
 def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
     """Stop a deployment, or clean up after one that does not run; `was_running` distinguishes the two."""
     journal = DeploymentJournal(name)
-    record = journal.known()
+    record = journal.read_existing()
     timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s
     was_running = record.is_running
     why = cause_of_death(journal, record) if record.state_now == "dead" else "by trtspec stop"

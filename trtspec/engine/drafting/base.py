@@ -149,7 +149,7 @@ class Drafter(Protocol):
     def observe(self, outcome: VerifyOutcome) -> None:
         """Process the outcome of a step, also of a step without a proposal."""
 
-    def keep(self, row: int, text: Sequence[int]) -> None:
+    def retain(self, row: int, text: Sequence[int]) -> None:
         """Cache the state of a row whose text ended, for texts with the same prefix."""
 
     def move_row(self, source: int, target: int, length: int) -> None:

@@ -90,13 +90,13 @@ class IsolatedDrafter:
             except Exception:
                 self._failed()
 
-    def keep(self, row: int, text: Sequence[int]) -> bool:
+    def retain(self, row: int, text: Sequence[int]) -> bool:
         """Free the row of a finished text; return whether it was drafted for to its end, so that it can be cached."""
         place, self._places[row] = self._places[row], None
         if place is None:
             return False
         self.breaker.succeeded()
-        self.drafter.keep(place, text)
+        self.drafter.retain(place, text)
         last = len(self._texts) - 1
         if place != last:
             self.drafter.move_row(last, place, len(self._texts[last]))

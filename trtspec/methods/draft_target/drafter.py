@@ -48,10 +48,10 @@ class ModelDrafter(Drafter):
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._at[first_row : first_row + len(prompts)] = map(len, encoded)
 
-    def keep(self, row: int, text: Sequence[int]) -> None:
+    def retain(self, row: int, text: Sequence[int]) -> None:
         """Add the keys and values of the processed tokens to the prefix cache."""
         if self._at[row] < self._room:  # otherwise the text was too long, and the entries are undefined
-            self._prefixes.keep(row, self._reading.spell(text), self._at[row])
+            self._prefixes.retain(row, self._reading.spell(text), self._at[row])
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row's cache."""

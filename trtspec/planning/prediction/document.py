@@ -154,7 +154,7 @@ def _published(context: PlanContext, found: Prediction) -> Document | None:
     known = published_acceptance(context.recipe.speculation.method)
     if known is None:
         return None
-    rates = known.of_depth(found.depth)
+    rates = known.at_depth(found.depth)
     tokens = tree_tokens(rates)
     return {
         "acceptance_rates": rates,

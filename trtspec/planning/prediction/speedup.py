@@ -50,7 +50,7 @@ class PublishedAcceptance:
     rates: tuple[float, ...]
     source: str
 
-    def of_depth(self, depth: int) -> list[float]:
+    def at_depth(self, depth: int) -> list[float]:
         """Return the rates of the first `depth` tokens; the last published rate is repeated if necessary."""
         return [self.rates[min(number, len(self.rates) - 1)] for number in range(depth)]
 

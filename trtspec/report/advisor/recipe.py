@@ -72,4 +72,4 @@ def _rate(found: Prediction, method: str, known: AdvisorFacts) -> float:
     if "acceptance_rate" in known:
         return float(known["acceptance_rate"].value)
     published = published_acceptance(method)
-    return sum(published.of_depth(found.depth)) / found.depth if published else USUAL_RATE
+    return sum(published.at_depth(found.depth)) / found.depth if published else USUAL_RATE

@@ -60,7 +60,7 @@ class AdmissionControl:
             self._spend(holder)
 
     @contextmanager
-    def making(self, texts: int) -> Iterator[None]:
+    def reserve(self, texts: int) -> Iterator[None]:
         """Count completions in progress; raises ApiError if they would exceed the limit."""
         if self.texts + texts > self._limits.max_texts:
             raise overloaded(f"{self.texts} completions are in progress; the limit is {self._limits.max_texts}")

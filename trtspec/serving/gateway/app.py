@@ -27,7 +27,7 @@ from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError, internal_error, overloaded
 from trtspec.serving.gateway.http import TICK_S, HttpExchange, RequestBodies
 from trtspec.serving.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from trtspec.serving.gateway.parameters import describe, unknown_model
+from trtspec.serving.gateway.parameters import describe, model_not_found
 from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.router import Router
 
@@ -53,8 +53,8 @@ class GatewayState:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             for exchange in [*self.open]:
-                exchange.look(now)
-            await self.versions.look()
+                exchange.check(now)
+            await self.versions.refresh()
 
     async def serve(self, exchange: HttpExchange, endpoint: str, *, chat: bool) -> None:
         """Answer one completion request and count it."""
@@ -145,7 +145,7 @@ def make_app(config: GatewayConfig, keys: list[str], rules: HostRules) -> Starle
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state = app.state.gateway = GatewayState(config, keys, prompts)
-        await state.versions.look()
+        await state.versions.refresh()
         watching = asyncio.ensure_future(state.watch())
         yield
         watching.cancel()
@@ -173,7 +173,7 @@ async def _models(state: GatewayState, request: Request) -> Response:
 async def _model(state: GatewayState, request: Request) -> Response:
     state.gate.check(request.headers.get("authorization", ""))
     if request.path_params["model"] != state.config.model:
-        raise unknown_model(request.path_params["model"])
+        raise model_not_found(request.path_params["model"])
     return JSONResponse(state.described())
 
 

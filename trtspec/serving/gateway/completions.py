@@ -135,7 +135,7 @@ class Completions:
             fingerprint=self._config.fingerprint,
         )
         async with aclosing(await self._begin(job, rescue)) as deltas:
-            await (self._stream if job.asked["stream"] else self._respond_whole)(exchange, form, job, deltas)
+            await (self._stream if job.asked["stream"] else self._respond_complete)(exchange, form, job, deltas)
 
     async def generate_silent(self, job: CompletionJob) -> None:
         """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
@@ -148,14 +148,14 @@ class Completions:
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
         job.makings = [
-            self._making(model, prompt, fitted, choice)
+            self._start_choice(model, prompt, fitted, choice)
             for prompt in job.prompts
             for fitted in [self._prompts.fitted(asked, prompt, param)]
             for choice in range(asked["n"])
         ]
         return merge_deltas([making.deltas(self._triton, rescue) for making in job.makings])
 
-    def _making(
+    def _start_choice(
         self, model: TritonModelInfo, prompt: Prompt, asked: RequestParameters, choice: int
     ) -> ChoiceGeneration:
         seed = choice_seed(asked, choice)
@@ -177,7 +177,7 @@ class Completions:
 
     def _ends(self, asked: RequestParameters) -> StopParameters:
         """Return the engine's stop conditions; stop strings without a token sequence are found in the text only."""
-        words = self._prompts.stop_words(asked.stop)
+        words = self._prompts.stop_sequences(asked.stop)
         end_ids = self._prompts.tokenizer.end_ids
         if asked["ignore_eos"] or not end_ids:
             return StopParameters(words=words)
@@ -198,13 +198,13 @@ class Completions:
             await exchange.write(form.usage_chunk(job.grown))
         await exchange.end_stream()
 
-    async def _respond_whole(
+    async def _respond_complete(
         self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
     ) -> None:
         found: list[list[Delta]] = [[] for _ in job.makings]
         async for index, delta in deltas:
             found[index].append(delta)
-        await exchange.respond(200, form.whole(job.grown, [_joined(each) for each in found]))
+        await exchange.respond(200, form.complete_response(job.grown, [_joined(each) for each in found]))
 
 
 async def _nobody(error: ApiError) -> None:

@@ -219,7 +219,7 @@ class CompletionFormat:
         """Return the event with the usage and an empty list of choices."""
         return f'{self._event}"choices": [], {json.dumps(self._counted(texts))[1:-1]}}}\n\n'.encode()
 
-    def whole(self, texts: Sequence[GenerationState], deltas: Sequence[Delta]) -> bytes:
+    def complete_response(self, texts: Sequence[GenerationState], deltas: Sequence[Delta]) -> bytes:
         """Return the body of a non-streamed response."""
         choices = [self._document_choice(index, delta) for index, delta in enumerate(deltas)]
         return json.dumps({**self._document(self.object_name), "choices": choices, **self._counted(texts)}).encode()

@@ -144,7 +144,7 @@ class HttpExchange:
         if left:
             self.broken, self.status = "client_left", self.status or CLIENT_DISCONNECTED
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """End the work if the client or the model exceeds its time limit; call it every TICK_S."""
         waited = now - self._since
         if self._writes and waited > self._limits.write_timeout_s:

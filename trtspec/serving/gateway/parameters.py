@@ -281,10 +281,10 @@ def check_model(body: Mapping[str, Any], served: str) -> None:
     if not isinstance(model, str) or not model:
         raise invalid_request("you must provide a model parameter", "model", "missing_required_parameter")
     if model != served:
-        raise unknown_model(model)
+        raise model_not_found(model)
 
 
-def unknown_model(model: str) -> ApiError:
+def model_not_found(model: str) -> ApiError:
     """Return the error for a model that is not served."""
     return ApiError(404, f"The model {_json_preview(model)} does not exist", param="model", code="model_not_found")
 

@@ -72,7 +72,7 @@ class PromptReader:
             raise too_long(prompt_len, max_tokens, limit, param)
         return replace(asked, max_tokens=max_tokens)
 
-    def stop_words(self, stops: Sequence[str]) -> list[list[int]]:
+    def stop_sequences(self, stops: Sequence[str]) -> list[list[int]]:
         """Return the stop strings that have a token sequence as ids, for the engine to stop at."""
         words = []
         for stop in stops:

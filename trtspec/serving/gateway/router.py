@@ -76,7 +76,7 @@ class TrafficMirror:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def seen(self) -> MirrorStats:
+    def mirror_stats(self) -> MirrorStats:
         """Return the statistics so far."""
         old_s, new_s = zip(*self._pairs, strict=True) if self._pairs else ((), ())
         return replace(self._seen, old_s=old_s, new_s=new_s)
@@ -162,7 +162,7 @@ class RevisionBackend:
     ) -> tuple[CompletionJob, CompletionResult]:
         """Answer a request and record the outcome; client errors do not count as failures of the revision."""
         job = await self.completions.read(body, chat=chat)
-        with self._gate.making(job.texts):
+        with self._gate.reserve(job.texts):
             self.open += 1
             began = time.monotonic()
             try:
@@ -259,7 +259,7 @@ class Router:
             if self._shadow and self._shadow[0] is not version:
                 self._shadow[1].offer(body, job, outcome)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Load changed routes, retire unused revisions, and write the statistics."""
         if self._file is None:
             return
@@ -272,7 +272,7 @@ class Router:
         if len(self.all) > 1 or self._changed:
             self._changed = False
             seen = {each.route.revision: each.observed for each in self.all.values()}
-            sight = RouterStats(self._generation, seen, self._shadow[1].seen if self._shadow else MirrorStats())
+            sight = RouterStats(self._generation, seen, self._shadow[1].mirror_stats if self._shadow else MirrorStats())
             with suppress(OSError):  # a full disk must not fail requests
                 await asyncio.to_thread(write_router_stats, router_stats_path(self._file), sight)
 
@@ -280,7 +280,7 @@ class Router:
         """Return the exported counters of each revision."""
         return [
             RevisionMetrics(
-                each.route.revision, each.route.share, each.ended, each.shadow.seen if each.shadow else None
+                each.route.revision, each.route.share, each.ended, each.shadow.mirror_stats if each.shadow else None
             )
             for each in self.all.values()
         ]

@@ -42,7 +42,7 @@ from trtspec.serving.triton.python_models.grpc_client import (
     status_from_message,
 )
 from trtspec.serving.triton.python_models.responses import REFUSED, SHUTTING_DOWN, client_message, parse_error_id
-from trtspec.serving.triton.python_models.tensors import NO_ID, words_to_tensor
+from trtspec.serving.triton.python_models.tensors import NO_ID, encode_token_lists
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps", "accepted_by_position")
 LOG_PROBS, TOP_LOG_PROBS, TOP_IDS = "output_log_probs", "top_logprobs", "top_logprob_ids"
@@ -138,7 +138,7 @@ def token_request(
     request.add("end_id", [end.id], "INT32")
     request.add("streaming", [asked["stream"] and model.decoupled], "BOOL")
     if end.words:
-        words = words_to_tensor(end.words)
+        words = encode_token_lists(end.words)
         request.add("stop_words_list", words.ravel().tolist(), "INT32", (1, *words.shape))
     if asked.logit_bias:
         if BIAS not in model.inputs:

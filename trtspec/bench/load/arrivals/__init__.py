@@ -32,7 +32,7 @@ class ArrivalProcess(ABC):
         """Return the default number of requests per round."""
 
     @property
-    def places(self) -> int | None:
+    def slots(self) -> int | None:
         """Return the concurrency of a closed loop, or None for an open loop."""
         return None
 

@@ -28,7 +28,7 @@ class Closed(ArrivalProcess):
         return max(16, 3 * self.concurrency)
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         return self.concurrency
 
     async def run(self, ask: Ask, requests: int, seed: int) -> None:

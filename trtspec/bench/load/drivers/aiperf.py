@@ -50,7 +50,7 @@ def _make(tokenizer: Path | None, timeout_s: float) -> AskRound:
             (root / "prompts.jsonl").write_text("".join(json.dumps({"text": _text(each)}) + "\n" for each in prompts))
             argv = _command(program, root, endpoint, load, workload, requests, tokenizer)
             await _run([*argv, "--random-seed", str(workload.arrivals_seed(max(0, number)))], root, timeout_s)
-            return Round(_samples(root, prompts, load), places=load.places)
+            return Round(_samples(root, prompts, load), places=load.slots)
 
     return ask_round
 

@@ -114,7 +114,7 @@ def state(record: DeploymentRecord) -> str:
 def stop(name: str) -> dict[str, Any]:
     """Delete the applied objects; open streams may finish. The namespace and its volumes remain."""
     journal = DeploymentJournal(name)
-    record = journal.known()
+    record = journal.read_existing()
     was_running = state(record) not in ("stopped", "failed", "dead")
     if record.state != "stopped":
         place = _read_cluster(journal)
@@ -125,7 +125,7 @@ def stop(name: str) -> dict[str, Any]:
 
 def fetch_log(journal: DeploymentJournal) -> None:
     """Save the last lines of the pods' logs as the deployment's log."""
-    journal.known()
+    journal.read_existing()
     place = _read_cluster(journal)
     chosen = [f"--selector=app.kubernetes.io/name={place['name']}", "--all-containers", "--tail=1000"]
     journal.log.write_bytes(_run(place, "logs", *chosen, timeout_s=ASK_S))

@@ -172,7 +172,7 @@ def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str
 
 def llm_inference_service(workload: ClusterWorkload, repository: Path) -> list[dict[str, Any]]:
     """Return KServe's documents; a canary joins its stable deployment's group with its weight."""
-    kind, what = workload.settings.place
+    kind, what = workload.settings.volume_reference
     if kind not in URIS:
         raise DeployError(
             f"KServe does not support artifact kind {kind}", hint="--target-option artifact=pvc:... or image:..."

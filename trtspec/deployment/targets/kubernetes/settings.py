@@ -75,7 +75,7 @@ class ClusterSettings:
         return (("gateway", namespace), ("gateway", name))
 
     @property
-    def place(self) -> tuple[str, str]:
+    def volume_reference(self) -> tuple[str, str]:
         """Return the kind of the artifact's volume and its reference."""
         kind, _, what = self.artifact.partition(":")
         return kind, what
@@ -83,12 +83,12 @@ class ClusterSettings:
     @property
     def subdirectory(self) -> str:
         """Return the artifact's directory in its volume, "" for the root."""
-        kind, what = self.place
+        kind, what = self.volume_reference
         return what.partition("/")[2].strip("/") if kind == "pvc" else ""
 
     def volume(self) -> dict[str, Any]:
         """Return the volume source of the artifact; raise DeployError for an invalid reference."""
-        kind, what = self.place
+        kind, what = self.volume_reference
         claim = what.partition("/")[0]
         if kind == "pvc" and LABEL.fullmatch(claim) and ".." not in self.subdirectory.split("/"):
             return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}

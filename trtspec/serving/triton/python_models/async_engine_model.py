@@ -123,7 +123,7 @@ class AsyncEngineModel:
 
     def read(self, inputs: RequestTensors) -> EngineRequest:
         """Parse the tensors of a request; raises TrtspecError for features that this engine does not support."""
-        inputs.refuse_unknown(self.inputs, self.NAME)
+        inputs.reject_undeclared(self.inputs, self.NAME)
         check_unsupported(inputs, self.NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")

@@ -50,11 +50,11 @@ from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     check_unsupported_inputs,
+    encode_token_lists,
     nvidia_end_ids,
     read_sampling,
     request_end_ids,
     require_neutral,
-    words_to_tensor,
 )
 from trtspec.serving.triton.python_models.threaded_model import ThreadedModel
 from trtspec.serving.triton.python_models.token_io import TextReader, count_tensors
@@ -173,7 +173,7 @@ class TritonPythonModel(ThreadedModel):
 
     def refuse(self, inputs: RequestTensors) -> None:
         """Raise TrtspecError for the first unsupported input."""
-        inputs.refuse_unknown(self.inputs, NAME)
+        inputs.reject_undeclared(self.inputs, NAME)
         require_neutral(UNSERVED, inputs, NAME)
         check_unsupported_inputs(inputs, self.inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
@@ -225,7 +225,7 @@ class TritonPythonModel(ThreadedModel):
             sampling=SamplingOptions(**read_sampling(inputs)),
             endings=StopConditions(frozenset(end_ids), stop, self.tokenizer, least),
             end_id=end_ids[0] if end_ids else NO_ID,
-            stop_words=[*([token] for token in end_ids[1:]), *self.words(stop)],
+            stop_words=[*([token] for token in end_ids[1:]), *self.stop_sequences(stop)],
             lookahead=self.read_lookahead(inputs),
             streams=self.decoupled,  # stop strings and disconnections then end it immediately
             passed=passed,
@@ -254,14 +254,14 @@ class TritonPythonModel(ThreadedModel):
         when it verifies the next ones.
         """
         least = self.min_tokens(inputs)
-        asked = ((name, inputs.whole(name)) for name in EDITS if name != "min_tokens" or least)
+        asked = ((name, inputs.full_array(name)) for name in EDITS if name != "min_tokens" or least)
         found = [(name, array) for name, array in asked if array is not None and array.item() not in EDITS[name]]
-        if words := self.reader.words(inputs.texts("bad_words")):
-            found.append(("bad_words_list", words_to_tensor(words)[None]))
+        if words := self.reader.encode_all(inputs.texts("bad_words")):
+            found.append(("bad_words_list", encode_token_lists(words)[None]))
         bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
         return found if bias is None else [*found, ("embedding_bias", bias[None])]
 
-    def words(self, stop: Sequence[str]) -> Iterator[list[int]]:
+    def stop_sequences(self, stop: Sequence[str]) -> Iterator[list[int]]:
         """Yield the stop strings that have a token sequence as ids, for the engine to stop at."""
         for text in stop:
             with suppress(TrtspecError):

@@ -23,7 +23,7 @@ from trtspec.serving.triton.python_models.tensors import (
     HeldTensors,
     Settings,
     check_unsupported_inputs,
-    words_to_tensor,
+    encode_token_lists,
 )
 from trtspec.serving.triton.python_models.threaded_model import ThreadedModel
 from trtspec.serving.triton.python_models.token_io import TextReader
@@ -106,11 +106,11 @@ class TritonPythonModel(ThreadedModel):
 
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
         """Return the tensors that result from tokenizing the request's text fields."""
-        inputs.refuse_unknown(self.inputs, "this model")
+        inputs.reject_undeclared(self.inputs, "this model")
         check_unsupported_inputs(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         end_id, _ = self.reader.ends(inputs.scalar("end_id"))
-        stop, bad = (self.reader.words(inputs.texts(name)) for name in ("stop_words", "bad_words"))
+        stop, bad = (self.reader.encode_all(inputs.texts(name)) for name in ("stop_words", "bad_words"))
         bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
         excludes = inputs.scalar("exclude_input_in_output", None if self.is_nvidia else True)
         return [
@@ -118,8 +118,8 @@ class TritonPythonModel(ThreadedModel):
             ("input_lengths", np.array([[len(prompt)]], np.int32)),
             ("end_id", np.array([[end_id]], np.int32)),
             ("pad_id", np.array([[self.reader.pad_id(inputs.scalar("pad_id"), end_id)]], np.int32)),
-            ("stop_words_list", words_to_tensor(stop)[None]),
-            ("bad_words_list", words_to_tensor(bad)[None]),
+            ("stop_words_list", encode_token_lists(stop)[None]),
+            ("bad_words_list", encode_token_lists(bad)[None]),
             *([] if excludes is None else [("exclude_input_in_output", np.array([[excludes]]))]),
             *([] if bias is None else [("embedding_bias", bias[None])]),
         ]

@@ -72,7 +72,7 @@ class PollingThread:
         self._closed = threading.Event()
         threading.Thread(target=self._run, args=(period_s,), name=name, daemon=True).start()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class PollingThread:
 
     def _run(self, period_s: float) -> None:
         while not self._closed.wait(period_s):
-            self.look()
+            self.poll()
 
 
 class Registration:
@@ -94,7 +94,7 @@ class Registration:
         self._lock = threading.Lock()
         self.has_left = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Call `on_left` once if the client has disconnected."""
         with self._lock:
             if self._callbacks is None or self.has_left:
@@ -129,12 +129,12 @@ class CancellationWatcher(PollingThread):
             self._watched.add(watch)
         return watch
 
-    def look(self) -> None:
+    def poll(self) -> None:
         with self._lock:
             watched = list(self._watched)
         for each in watched:
             try:
-                each.look()
+                each.poll()
             except Exception:  # an error of one request must not affect the others
                 traceback.print_exc()
                 each.close()
@@ -166,7 +166,7 @@ class DrainWatcher(PollingThread):
         with self._lock:
             self._open.pop(request, None)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self._file.exists():
             with self._lock:
                 ends, self._open = [*self._open.values()], {}

@@ -26,7 +26,7 @@ class TritonPythonModel:
         return respond_each(pb_utils, requests, self.decode)
 
     def decode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
-        inputs.refuse_unknown(self.inputs, "this model")
+        inputs.reject_undeclared(self.inputs, "this model")
         continues = inputs.scalar("CONTINUATION", False)
         rows, lengths = inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist()
         if len(rows) != len(lengths):

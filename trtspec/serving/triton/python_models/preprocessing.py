@@ -14,7 +14,7 @@ from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     check_unsupported_inputs,
-    words_to_tensor,
+    encode_token_lists,
 )
 from trtspec.serving.triton.python_models.token_io import TextReader
 
@@ -37,19 +37,19 @@ class TritonPythonModel:
         return respond_each(pb_utils, requests, self.encode)
 
     def encode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
-        inputs.refuse_unknown(self.inputs, "this model")
+        inputs.reject_undeclared(self.inputs, "this model")
         check_unsupported_inputs(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("QUERY"))
         end_id, more_ends = self.reader.ends(inputs.scalar("END_ID"))
         pad_id = self.reader.pad_id(inputs.scalar("PAD_ID"), end_id)
         bias = self.reader.bias(inputs.texts("EMBEDDING_BIAS_WORDS"), inputs.numbers("EMBEDDING_BIAS_WEIGHTS"))
-        stop, bad = (self.reader.words(inputs.texts(name)) for name in ("STOP_WORDS_DICT", "BAD_WORDS_DICT"))
+        stop, bad = (self.reader.encode_all(inputs.texts(name)) for name in ("STOP_WORDS_DICT", "BAD_WORDS_DICT"))
         return [
             ("INPUT_ID", np.array([prompt], np.int32)),
             ("REQUEST_INPUT_LEN", np.array([[len(prompt)]], np.int32)),
             ("REQUEST_OUTPUT_LEN", np.array([[inputs.scalar("REQUEST_OUTPUT_LEN")]], np.int32)),
-            ("STOP_WORDS_IDS", self.words(stop + more_ends)),
-            ("BAD_WORDS_IDS", self.words(bad)),
+            ("STOP_WORDS_IDS", self.token_lists_tensor(stop + more_ends)),
+            ("BAD_WORDS_IDS", self.token_lists_tensor(bad)),
             ("EMBEDDING_BIAS", np.zeros((1, 0), np.float32) if bias is None else bias[None]),
             # used by encoder-decoder models only, which are unsupported
             ("DECODER_INPUT_ID", np.array([[pad_id]], np.int32)),
@@ -58,8 +58,8 @@ class TritonPythonModel:
             ("OUT_PAD_ID", np.array([[pad_id]], np.int32)),
         ]
 
-    def words(self, words: list[list[int]]) -> Array:
+    def token_lists_tensor(self, words: list[list[int]]) -> Array:
         """Return words as a tensor [1, 2, n]; n is at least 1, except that NVIDIA's tensor is empty without words."""
         if not words and self.is_nvidia:
             return np.zeros((1, 2, 0), np.int32)
-        return words_to_tensor(words)[None]
+        return encode_token_lists(words)[None]

@@ -21,7 +21,7 @@ from trtspec.serving.triton.python_models.grpc_client import (
     infer_request,
     output_arrays,
 )
-from trtspec.serving.triton.python_models.tensors import words_to_tensor
+from trtspec.serving.triton.python_models.tensors import encode_token_lists
 
 STUB = b"triton_python_backend_stub"
 STOPPED = ("T", "t")
@@ -121,7 +121,7 @@ def tensors(call: ModelCall) -> list[tuple[str, Array]]:
         *call.passed,
     ]
     if call.stop_words:
-        named.append(("stop_words_list", words_to_tensor(call.stop_words)[None]))
+        named.append(("stop_words_list", encode_token_lists(call.stop_words)[None]))
     if call.draft.ids:
         named.append(("draft_input_ids", np.array([call.draft.ids], np.int32)))
         if call.draft.logits is not None:

@@ -139,7 +139,7 @@ class RequestTensors:
         self._request = request
         self.parameters = request_parameters(request)
 
-    def whole(self, name: str) -> Array | None:
+    def full_array(self, name: str) -> Array | None:
         """Return a tensor with its batch dimension, also under its older name, or None if the client sent none.
 
         Raises TrtspecError if a request has both names with different values.
@@ -166,7 +166,7 @@ class RequestTensors:
             array = parameter_array(older, self.parameters[older], kind)
         return array
 
-    def refuse_unknown(self, declared: Sequence[str], engine: str) -> None:
+    def reject_undeclared(self, declared: Sequence[str], engine: str) -> None:
         """Raise TrtspecError for a field that is not one of the `declared` inputs and is not otherwise supported."""
         check_field_names(self.parameters, declared, engine)
 
@@ -190,7 +190,7 @@ class RequestTensors:
 
     def array(self, name: str) -> Array | None:
         """Return a tensor without its batch dimension, or None if the client sent none."""
-        array = self.whole(name)
+        array = self.full_array(name)
         if array is None:
             return None
         if array.shape[0] != 1:
@@ -257,7 +257,7 @@ def check_unsupported(inputs: RequestTensors, engine: str) -> None:
     if any(bias is not None and bias.any() for bias in map(inputs.array, BIASES)):
         raise TrtspecError(f"embedding_bias is not supported by {engine}")
     words = inputs.array("bad_words_list")
-    if (words is not None and tensor_to_words(words)) or inputs.texts("bad_words"):
+    if (words is not None and decode_token_lists(words)) or inputs.texts("bad_words"):
         raise TrtspecError(f"bad_words is not supported by {engine}")
 
 
@@ -266,7 +266,7 @@ def check_unsupported_inputs(inputs: RequestTensors, declared: Collection[str], 
     names = UNSERVED.intersection(declared)
     require_neutral({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
     for name in sorted(names - NEUTRAL.keys()):
-        if _is_set(inputs.whole(name)):
+        if _is_set(inputs.full_array(name)):
             raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
 
 
@@ -316,7 +316,7 @@ def check_ids(name: str, ids: Sequence[int]) -> Sequence[int]:
     return ids
 
 
-def words_to_tensor(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+def encode_token_lists(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
     """Return words as NVIDIA's [2, n] tensor: the ids of all words, and the end of each; padded with 0 and -1."""
     ids = [token for word in words for token in word]
     ends = np.cumsum([len(word) for word in words], dtype=np.int32)
@@ -326,7 +326,7 @@ def words_to_tensor(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
     return tensor
 
 
-def tensor_to_words(tensor: Array) -> list[list[int]]:
+def decode_token_lists(tensor: Array) -> list[list[int]]:
     """Return the words in a [2, n] tensor."""
     if tensor.ndim != 2 or tensor.shape[0] != 2:
         raise TrtspecError(

@@ -42,7 +42,7 @@ class SchedulerWakeup:
         self._thread = threading.Thread(target=self._run, name="nudge", daemon=True)
         self._thread.start()
 
-    def is_own(self, request: Any) -> bool:
+    def is_wakeup(self, request: Any) -> bool:
         """Return whether a request is a wake-up, to be answered with an empty response."""
         return bool(request.request_id() == self._id)
 
@@ -55,7 +55,7 @@ class SchedulerWakeup:
             yield
         finally:
             self._executes = False
-            if not all(self.is_own(request) for request in requests):
+            if not all(self.is_wakeup(request) for request in requests):
                 self._wanted.set()
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class ThreadedModel:
     def start(self, request: Any) -> Responder:
         """Start a thread for a request once a slot is free."""
         responder = Responder(self._pb_utils, request, self._lock, decoupled=self.decoupled, shutdown=self._shutdown)
-        if self._nudge.is_own(request):
+        if self._nudge.is_wakeup(request):
             responder.send_tensors(list, final=True)
             return responder
         answer = self.answering(HeldTensors(RequestTensors(self._pb_utils, request), self.inputs), responder)

@@ -26,9 +26,9 @@ from trtspec.serving.triton.python_models.tensors import (
     check_end_id,
     check_ids,
     checked_length,
+    decode_token_lists,
     nvidia_end_ids,
     request_end_ids,
-    tensor_to_words,
 )
 
 
@@ -84,7 +84,7 @@ class TextReader:
             return ids
         raise TrtspecError("text_input is empty")
 
-    def words(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return words as ids; raises TrtspecError for one without a token sequence."""
         return [self.pieces.encode(text) for text in texts]
 
@@ -102,7 +102,7 @@ class TextReader:
         if not texts:
             return None
         bias = np.zeros(self._vocab_size, np.float32)
-        for text, ids, weight in zip(texts, self.words(texts), weights, strict=True):
+        for text, ids, weight in zip(texts, self.encode_all(texts), weights, strict=True):
             if max(ids, default=0) >= self._vocab_size:
                 raise TrtspecError(
                     f"embedding_bias_words has {json_preview(text)}, but the model lacks a logit for one of its tokens"
@@ -136,7 +136,7 @@ def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> Logit
         frequency_penalty=inputs.scalar("frequency_penalty", 0.0),
         prompt_ignore_len=inputs.scalar("prompt_ignore_length", 0),
         min_tokens=inputs.scalar("min_tokens", defaults.min_tokens),
-        bad_words=(*defaults.bad_words, *(() if words is None else map(tuple, tensor_to_words(words)))),
+        bad_words=(*defaults.bad_words, *(() if words is None else map(tuple, decode_token_lists(words)))),
         bias={
             **defaults.bias,
             **({} if bias is None else {int(token): float(bias[token]) for token in np.flatnonzero(bias)}),
@@ -204,7 +204,7 @@ class TokenReader:
 
     def _stops(self, tensor: Array | None) -> tuple[list[int], list[list[int]]]:
         """Return stop words as end ids and as words: a single special token lacks a text that could be searched for."""
-        words = [] if tensor is None else tensor_to_words(tensor)
+        words = [] if tensor is None else decode_token_lists(tensor)
         ends = [word for word in words if len(word) == 1 and word[0] in self._tokenizer.silent]
         return [token for (token,) in ends], [word for word in words if word not in ends]
 

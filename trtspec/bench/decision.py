@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Summarize the value of speculation in one sentence.
 
-`derive_verdict` is a pure function of `Evidence`, which is collected from an artifact, its verification and its
-benchmarks. `report`, `bench`, `profile` and `tune` print the verdict first.
+`decide` is a pure function of `Evidence`, which is collected from an artifact, its verification and its benchmarks.
+`report`, `bench`, `profile` and `tune` print the decision first.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class SpeculationVerdict:
+class SpeculationDecision:
     """A decision and the sentence that explains it."""
 
     decision: str
@@ -130,7 +130,7 @@ class SpeculationVerdict:
         return {SHIP: "green", PAYS: "green", DO_NOT_SHIP: "red", ALONE: ""}.get(self.decision, "yellow")
 
 
-def derive_verdict(found: Evidence | Proposal) -> SpeculationVerdict:
+def decide(found: Evidence | Proposal) -> SpeculationDecision:
     """Return the verdict of the first rule that applies."""
     if isinstance(found, Proposal):
         return _proposed(found)
@@ -154,23 +154,23 @@ def contradicting_measurement(
     return ""
 
 
-def _broken(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _broken(found: Evidence) -> Iterator[SpeculationDecision]:
     """An incorrect artifact must not ship, however fast it is."""
     for check in found.checks:
         if check.state == FAILS and not check.name.startswith("min_"):
-            yield SpeculationVerdict(DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}.")
+            yield SpeculationDecision(DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}.")
     if found.texts and found.must_be_lossless and found.texts[0] < found.texts[1]:
         same, total = found.texts
         text = f"Do not ship {found.subject}: only {same} of {total} texts are identical with and without speculation"
-        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}, but the recipe requires all of them.")
+        yield SpeculationDecision(DO_NOT_SHIP, f"{text}, but the recipe requires all of them.")
 
 
-def _alone(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _alone(found: Evidence) -> Iterator[SpeculationDecision]:
     if found.method == "none":
-        yield SpeculationVerdict(ALONE, "This artifact does not speculate: it runs the target alone.")
+        yield SpeculationDecision(ALONE, "This artifact does not speculate: it runs the target alone.")
 
 
-def _rival(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _rival(found: Evidence) -> Iterator[SpeculationDecision]:
     """Another option is surely faster, or pays where this one surely does not."""
     best = max(found.rivals, key=lambda each: each.speedup.value, default=None)
     own = found.speedup
@@ -178,16 +178,16 @@ def _rival(found: Evidence) -> Iterator[SpeculationVerdict]:
         return
     if best.speedup.low > (own.value if own.high is None else own.high):
         text = f"Do not ship {found.subject}: {best.name} is {best.speedup} {TARGET} here, {found.subject} {own}"
-        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}.")
+        yield SpeculationDecision(DO_NOT_SHIP, f"{text}.")
 
 
-def _slower(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _slower(found: Evidence) -> Iterator[SpeculationDecision]:
     if found.speedup and found.speedup.reaches(1.0) is False:
         text = f"Do not ship {found.subject}: it {_is(found)} {found.speedup} {TARGET} at {found.load}"
-        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}{_tail(found.by_load)}.")
+        yield SpeculationDecision(DO_NOT_SHIP, f"{text}{_tail(found.by_load)}.")
 
 
-def _contradicted(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _contradicted(found: Evidence) -> Iterator[SpeculationDecision]:
     """A gate and a benchmark show opposite results."""
     gate = found.speed_gate
     if found.is_expected or not (gate and found.speedup and isinstance(gate.limit, int | float)):
@@ -195,22 +195,22 @@ def _contradicted(found: Evidence) -> Iterator[SpeculationVerdict]:
     reached, then = found.speedup.reaches(gate.limit), f"the gate {MIN_SPEEDUP} ({gate.limit:g}) {gate.state}"
     if gate.state == HOLDS and reached is False:
         text = f"Do not ship {found.subject}: {then} with {_number(gate)}, but bench measured {found.speedup}"
-        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}.")
+        yield SpeculationDecision(DO_NOT_SHIP, f"{text}.")
     if gate.state == FAILS and reached is True:
         text = f"Not decided: {then} with {_number(gate)}, but bench measured {found.speedup}; run {found.check} again"
-        yield SpeculationVerdict(NOT_DECIDED, f"{text}.")
+        yield SpeculationDecision(NOT_DECIDED, f"{text}.")
 
 
-def _missed(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _missed(found: Evidence) -> Iterator[SpeculationDecision]:
     failed = [f"{check.name} fails: {check.detail}" for check in found.checks if check.state == FAILS]
     if failed:
-        yield SpeculationVerdict(DO_NOT_SHIP, f"Do not ship {found.subject}: {'; '.join(failed)}.")
+        yield SpeculationDecision(DO_NOT_SHIP, f"Do not ship {found.subject}: {'; '.join(failed)}.")
     if found.limit and found.speedup and found.speedup.reaches(found.limit) is False:
         text = f"Do not ship {found.subject}: it {_is(found)} {found.speedup} {TARGET}"
-        yield SpeculationVerdict(DO_NOT_SHIP, f"{text}, but the gate requires {found.limit:g}.")
+        yield SpeculationDecision(DO_NOT_SHIP, f"{text}, but the gate requires {found.limit:g}.")
 
 
-def _open(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _open(found: Evidence) -> Iterator[SpeculationDecision]:
     """The interval includes the limit."""
     wanted = max(1.0, found.limit or 0.0)
     if found.speedup and found.speedup.reaches(wanted) is None:
@@ -222,10 +222,10 @@ def _open(found: Evidence) -> Iterator[SpeculationVerdict]:
             said += f", but the gate requires {wanted:g}"
         else:
             said += ", so it may be slower"
-        yield SpeculationVerdict(NOT_DECIDED, f"{said}{_held(found, wanted)}; measure again with {found.more}.")
+        yield SpeculationDecision(NOT_DECIDED, f"{said}{_held(found, wanted)}; measure again with {found.more}.")
     for check in found.checks:
         if check.state == UNDECIDED and not found.speedup:
-            yield SpeculationVerdict(
+            yield SpeculationDecision(
                 NOT_DECIDED, f"Not decided: {check.name}: {check.detail}; run {found.check} again with {found.more}."
             )
 
@@ -238,7 +238,7 @@ def _held(found: Evidence, wanted: float) -> str:
     return f" (the gate held with {_number(gate)})"
 
 
-def _faster(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _faster(found: Evidence) -> Iterator[SpeculationDecision]:
     """All other rules passed: the interval, if any, is above the limit."""
     undecided = [check.name for check in found.checks if check.state == UNDECIDED]
     but = f"; {', '.join(undecided)} is undecided in the verification" if undecided else ""
@@ -247,46 +247,46 @@ def _faster(found: Evidence) -> Iterator[SpeculationVerdict]:
     if found.speedup:
         said = f"{found.speedup} {TARGET} at {found.load}{_tail(found.by_load)}{but}"
         if found.is_expected:
-            yield SpeculationVerdict(
+            yield SpeculationDecision(
                 PAYS, f"It should pay: expected to be {said}; measure the artifact with: {found.measure}."
             )
         elif found.verified and not but:
-            yield SpeculationVerdict(SHIP, f"Ship it: {said}.")
+            yield SpeculationDecision(SHIP, f"Ship it: {said}.")
         else:
             unverified = "" if found.verified or not found.check else f"; not verified yet, run: {found.check}"
-            yield SpeculationVerdict(PAYS, f"It pays: {said}{unverified}.")
+            yield SpeculationDecision(PAYS, f"It pays: {said}{unverified}.")
     gate = found.speed_gate
     if gate and gate.state == HOLDS and found.verified:
         said = f"the gate {MIN_SPEEDUP} holds with {_number(gate)} {TARGET} at 1 request"
-        yield SpeculationVerdict(PAYS if but else SHIP, f"{'It pays' if but else 'Ship it'}: {said}{but}.")
+        yield SpeculationDecision(PAYS if but else SHIP, f"{'It pays' if but else 'Ship it'}: {said}{but}.")
 
 
-def _unmeasured(found: Evidence) -> Iterator[SpeculationVerdict]:
+def _unmeasured(found: Evidence) -> Iterator[SpeculationDecision]:
     if not found.has_baseline:
         text = f"Unknown whether {found.subject} pays: the target alone was not measured"
-        yield SpeculationVerdict(UNKNOWN, f"{text}; give a server without speculation with --baseline.")
+        yield SpeculationDecision(UNKNOWN, f"{text}; give a server without speculation with --baseline.")
     held = "; its checks pass" if found.verified else "" if found.verified is None else "; some of its checks fail"
     why = f": {' and '.join(found.foreign)}" if found.foreign else ""
     text = f"Unknown whether {found.subject} pays: it was not measured{why}{held}"
-    yield SpeculationVerdict(UNKNOWN, f"{text}; run: {found.measure}.")
+    yield SpeculationDecision(UNKNOWN, f"{text}; run: {found.measure}.")
 
 
-def _proposed(found: Proposal) -> SpeculationVerdict:
+def _proposed(found: Proposal) -> SpeculationDecision:
     chosen, own, best = found.chosen, found.own, found.best
     if chosen is None:
         if best is None:
-            return SpeculationVerdict(ALONE, "Do not speculate: none of the options could be measured.")
+            return SpeculationDecision(ALONE, "Do not speculate: none of the options could be measured.")
         text = f"Do not speculate: the best option tried, {best.name}, is expected to be {best.speedup} {TARGET}"
-        return SpeculationVerdict(DO_NOT_SHIP, f"{text} at {found.load}, but {found.why_alone}; use the target alone.")
+        return SpeculationDecision(DO_NOT_SHIP, f"{text} at {found.load}, but {found.why_alone}; use the target alone.")
     long = f", draft_len {found.draft_len}" if found.draft_len else ""
     said = f"{chosen.speedup} {TARGET} at {found.load}{long}{_tail(found.by_load)}"
     if own is None or own.name == chosen.name:
-        return SpeculationVerdict(PAYS, f"Use {chosen.name}: it is expected to be {said}.")
+        return SpeculationDecision(PAYS, f"Use {chosen.name}: it is expected to be {said}.")
     if own.speedup.reaches(1.0) is True:
-        return SpeculationVerdict(
+        return SpeculationDecision(
             PAYS, f"Use {chosen.name} instead of {own.name}: {said}; {own.name} is {own.speedup}."
         )
-    return SpeculationVerdict(
+    return SpeculationDecision(
         DO_NOT_SHIP, f"Do not ship {own.name}: it is expected to be {own.speedup} {TARGET}, {chosen.name} {said}."
     )
 

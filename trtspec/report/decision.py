@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdict of a report, from the documents that match its artifact."""
+"""The decision that a report begins with, from the documents that match its artifact."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from trtspec.bench.gates import MAX_RUNS, VerificationCheck
-from trtspec.bench.verdict import (
+from trtspec.bench.decision import (
     DraftOption,
     Evidence,
     RelativeSpeed,
-    SpeculationVerdict,
+    SpeculationDecision,
     contradicting_measurement,
-    derive_verdict,
+    decide,
     evidence,
     is_closed_loop,
     load_facts,
     manifest_facts,
     verification_facts,
 )
+from trtspec.bench.gates import MAX_RUNS, VerificationCheck
 from trtspec.planning.documents import BatchSpeedup, ProfiledCandidate
 from trtspec.report.documents import ELSEWHERE, ReportInputs
 
 
-def verdict(facts: ReportInputs) -> SpeculationVerdict:
+def report_decision(facts: ReportInputs) -> SpeculationDecision:
     """Return the verdict that a report begins with."""
-    return derive_verdict(collect_evidence(facts))
+    return decide(collect_evidence(facts))
 
 
 def collect_evidence(facts: ReportInputs) -> Evidence:
