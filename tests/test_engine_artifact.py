@@ -27,7 +27,7 @@ from trtspec.deployment.revision import find_fallback_backend, stage_repository
 from trtspec.planning import pipeline
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.server import ServerPorts, TritonServer
-from trtspec.store.artifact import load_manifest
+from trtspec.store.artifact import load_artifact, load_manifest
 from trtspec.store.executor import Observer, StepResult
 from trtspec.store.plan import StepPlan
 from trtspec.store.store import Store
@@ -267,7 +267,7 @@ def test_tampered_launch_file_is_rejected(built: Path, changes: dict[str, Any]) 
 
 
 def test_staged_repository_has_absolute_paths_and_leaves_artifact_unchanged(built: Path, tmp_path: Path) -> None:
-    repository = stage_repository(built, serving_of(built), tmp_path / "stage")
+    repository = stage_repository(load_artifact(built), serving_of(built), tmp_path / "stage")
     path = load_config(repository / "tensorrt_llm/config.pbtxt").parameters["gpt_model_path"].string_value
     assert path == str(built / "engines/target")
     bls = load_config(repository / "tensorrt_llm_bls/config.pbtxt").parameters
@@ -314,7 +314,7 @@ def test_deploy_rejects_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_pa
     )
     document = json.loads((artifact / "model_repository/vllm_model/1/model.json").read_text())
     assert document["model"] == "../../checkpoints/target"
-    staged = stage_repository(artifact, serving_of(artifact), tmp_path / "stage")
+    staged = stage_repository(load_artifact(artifact), serving_of(artifact), tmp_path / "stage")
     document = json.loads((staged / "vllm_model/1/model.json").read_text())
     assert document["model"] == str(artifact / "checkpoints/target")
     assert document["speculative_config"]["model"] == str(artifact / "checkpoints/draft")

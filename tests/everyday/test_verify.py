@@ -28,7 +28,7 @@ def disagreement(lead: float = 1.0) -> Any:
 
 def quantized(limit: float, *answers: tuple[EngineResult, int]) -> Any:
     compared = [
-        parity._Compared(str(number), parity._num_choices(result), [disagreement()] * differing)
+        parity._Compared(str(number), len(result.ids), [disagreement()] * differing)
         for number, (result, differing) in enumerate(answers)
     ]
     return parity._quantized_parity("FP8", compared, limit)

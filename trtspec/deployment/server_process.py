@@ -249,12 +249,16 @@ class ManagedServer:
                     raise DeployError(fault)
             if is_ready:
                 close_shared_memory(self.shm_prefix)
-                if accepts_placeholder_token(self.server.url, read_token(self.root)):
+                if self.is_open():
                     raise DeployError(GUESSABLE_TOKEN)
                 return
             if time.monotonic() >= deadline:
                 raise StepTimeout(f"the server was not ready within {self.server.start_s:.0f} s of its start")
             time.sleep(POLL_S)
+
+    def is_open(self) -> bool:
+        """Return whether the server's control APIs accept a token that anyone can guess."""
+        return accepts_placeholder_token(self.server.url, read_token(self.root))
 
     def until_answered(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> None:
         """Wait until the ready server has sent a text through its front, or `over` returns true.

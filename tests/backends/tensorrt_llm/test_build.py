@@ -20,7 +20,7 @@ import pytest
 
 from tests._support.tiny import make_llama
 from tests.doubles.fixtures import Installation
-from trtspec.backends.common.build_tools import log_path
+from trtspec.backends.common.build_tools import log_path, rebuild_script
 from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.toolchain import probe_toolchain
@@ -394,7 +394,8 @@ def test_reproduce_script_for_an_image_selects_the_user_when_run(
     program.chmod(0o755)
     engine = make(image=IMAGE)
     script = workplace / "reproduce.sh"
-    script.write_text("\n".join(DescribeEngines((engine,), "{}")._lines()) + "\n")
+    described = DescribeEngines((engine,), "{}")
+    script.write_text(rebuild_script(described._comments(), described._commands()))
     (workplace / "checkpoints").mkdir()
     done = subprocess.run(
         ["sh", script, "again"], cwd=workplace, check=True, capture_output=True, text=True, timeout=300

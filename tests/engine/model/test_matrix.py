@@ -85,4 +85,4 @@ def test_shared_unpacked_weight_is_not_copied() -> None:
     embedding = torch.ones(5, 3, dtype=torch.float64)
     matrix = make_matrix(embedding, is_shared=True)
     assert not isinstance(matrix, PackedMatrix)
-    assert matrix.matrix.data_ptr() == embedding.data_ptr()
+    assert matrix.stored.data_ptr() == embedding.data_ptr()

@@ -222,13 +222,15 @@ def convert_checkpoint(
     on_resumed: Callable[[int], None] | None = None,
     journal: Path | None = None,
     keep_cached: bool = False,
+    threads: int | None = None,
 ) -> dict[str, str]:
     """Convert the checkpoint at `root` into `out`; the `journal` of an interrupted conversion resumes it.
 
     Return the SHA-256 of the ranks' files. `load_head` loads a draft head that is stored with the model. `on_bytes`
     gets the number of source bytes processed since the last call; `on_resumed` (default: `on_bytes`) gets the bytes
     processed before the interruption. Set `keep_cached` if another reader uses the source at the same time, so that the
-    page cache is kept. Raise CheckpointError if the source is inconsistent.
+    page cache is kept. `threads` is chosen by the output unless given, and does not change it. Raise CheckpointError if
+    the source is inconsistent.
     """
     from trtspec.checkpoints.conversion_tasks import plan_tasks
     from trtspec.checkpoints.stream import ConversionIssues, run_tasks  # imports numpy, which planning does not need
@@ -258,6 +260,7 @@ def convert_checkpoint(
         journal=journal,
         stamp=stamp,
         keep_cached=keep_cached,
+        threads=threads,
     )
     rendered = _render_config(plan, head.head if head else None) | mask_key(model.source)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
