@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that only `make test-all` runs: those marked `thorough("REASON")`, and those of real engines.
+"""Tests that only `make test-all` runs: those of real engines, and of the files and folders in `thorough.txt`.
 
-`make test` deselects them and prints at its end how many there are, by reason.
+They get the mark `thorough(REASON)`. `make test` deselects them and prints their number by reason at its end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,26 @@ import pytest
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "edge_llm": "TensorRT Edge-LLM"}
 DESELECTED = "deselected thorough tests"
 
+LIST = Path(__file__).with_name("thorough.txt")
+
 _deselected: Counter[str] = Counter()
+
+
+@cache
+def listed() -> tuple[tuple[str, str], ...]:
+    """Return pairs of the beginning of a test's id and the reason."""
+    lines = (line for line in LIST.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    pairs = (line.rpartition(": ") for line in lines)
+    return tuple((path, reason) for reason, _, path in pairs)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of real engines."""
+    """Mark the tests of real engines and those in the list."""
     for item in items:
+        for path, reason in listed():
+            if item.nodeid.startswith(path):
+                item.add_marker(pytest.mark.thorough(reason))
         for name, engine in ENGINES.items():
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.thorough(f"the real {engine}"))

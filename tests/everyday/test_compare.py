@@ -89,7 +89,7 @@ def test_recipes_differ_in_resolved_values_steps_and_memory(trtspec: Run, recipe
     effects = compared.document["effects"]
     assert {step["name"]: step["why"] for step in effects["steps"]} == {
         "convert-target": "dtype",
-        "emit-repository": "engine_settings",
+        "emit-repository": "parameters",
     }
     build = effects["build"]
     assert build["steps"] == ["convert-target", "emit-repository"]
@@ -149,7 +149,7 @@ def test_saved_plan_is_compared_with_the_current_recipe(trtspec: Run, recipe: Pa
     assert differences(trtspec("compare", plan, recipe, "--json")) == {}
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     compared = trtspec("compare", plan, other, "--json").document
-    assert compared["effects"]["steps"] == [{"name": "emit-repository", "what": "differs", "why": "engine_settings"}]
+    assert compared["effects"]["steps"] == [{"name": "emit-repository", "what": "differs", "why": "parameters"}]
     # saved by an earlier trtspec, with fewer keys
     for key in ("recipe", "keys_are_final"):
         del planned[key]

@@ -64,7 +64,7 @@ def test_verbose_deploy_logs_the_server_command_line(
     assert "'--http-address=unix:<sockets>/http.sock' --http-port=" in command
     assert "--http-restricted-api=shared-memory,model-repository,trace,logging:trtspec-token=<token>" in command
     assert command.endswith(f" ($TRTSPEC_TRITONSERVER), its output goes to {journal.log}")
-    assert any(line.startswith("deployment: tiny is failed, process ") for line in lines)
+    assert any(line.startswith("deployment: tiny is staged, process ") for line in lines)
 
 
 def test_hub_requests_are_logged_without_the_token(

@@ -28,7 +28,9 @@ def disagreement(lead: float = 1.0) -> Any:
 
 def quantized(limit: float, *answers: tuple[EngineResult, int]) -> Any:
     compared = [
-        parity._Compared(str(number), len(result.ids), [disagreement()] * differing)
+        parity._Compared(
+            str(number), len(result.ids) + (result.finish_reason == "end_id"), [disagreement()] * differing
+        )
         for number, (result, differing) in enumerate(answers)
     ]
     return parity._quantized_parity("FP8", compared, limit)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of tests that only `make test-all` runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests._support.thorough import listed
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("path", [path for path, _ in listed()])
+def test_listed_path_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_list_has_no_duplicates_and_a_reason_for_each_path() -> None:
+    paths = [path for path, _ in listed()]
+    assert len({*paths}) == len(paths) > 30
+    assert all(reason for _, reason in listed())
+
+
+def test_summary_counts_deselected_tests_by_reason() -> None:
+    tests = ("tests/report/test_browser.py", "tests/_support/test_skips.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not thorough", *tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert "tests more" in done.stdout
+    assert "a browser, a language server" in done.stdout
