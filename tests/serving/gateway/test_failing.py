@@ -6,6 +6,7 @@ A strict double of Triton's gRPC service produces states that a real server cann
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -19,11 +20,14 @@ import grpc
 import numpy as np
 import pytest
 import requests
+from tritonclient.grpc import service_pb2
 
 from tests.serving.gateway.running import WAIT_S, Fake, RunningGateway, fake_triton, serve_gateway, wait_until
 from tests.serving.triton.answering import response
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
+from trtspec.serving.gateway.errors import ApiError
+from trtspec.serving.gateway.triton import TritonClient
 from trtspec.serving.triton.python_models.responses import parse_error_id
 
 HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"
@@ -389,3 +393,22 @@ def test_open_streams_get_an_error_at_gateway_shutdown(fake: Fake, failing: Runn
         asking.join(MODEL_S)
     last = answers[0].text.split("\n\n")[-2]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down", "[DONE] must not follow"
+
+
+def test_readiness_is_asked_again_after_a_stream_broke_off() -> None:
+    """A cached answer from before the break must not be used: resumes would go to the dead server."""
+
+    async def break_off() -> tuple[bool, bool]:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            client = TritonClient(f"127.0.0.1:{closed.getsockname()[1]}", "m", 2.0)
+            client._ready, client._asked_at = True, time.monotonic()
+            before = await client.is_ready()
+            with pytest.raises(ApiError):
+                async for _ in client.generate(service_pb2.ModelInferRequest(model_name="m")):
+                    pass
+            after = await client.is_ready()
+            await client.close()
+        return before, after
+
+    assert asyncio.run(break_off()) == (True, False)

@@ -319,6 +319,8 @@ class TritonClient:
         finally:
             if answered:
                 await _let_end(call)
+            else:
+                self._asked_at = float("-inf")  # a server that broke off may have died since it was ready
             call.cancel()
 
     async def close(self) -> None:
