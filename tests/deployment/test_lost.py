@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+import trtspec.deployment.journal as journal_module
 from tests._support.deployed import deploy_local
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.processes import session_processes
 from trtspec.deployment.base import deployments, history, status, stop
-from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
+from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names, read_record
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.rollout.state import FILE, RolloutPolicy, RolloutRecord, read_rollout, save_rollout
 from trtspec.serving.triton.server import find_server
@@ -95,6 +96,24 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentJourna
     journal.root.mkdir(parents=True)
     journal.write(a_record())
     return journal
+
+
+def test_copy_of_a_record_is_never_older_than_the_state_file(
+    journal: DeploymentJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that reads a state writes the next one, and its copy, before the first writer goes on."""
+    copy = journal.root / "revisions" / "1" / "record.json"
+    copy.parent.mkdir(parents=True)
+    put = journal_module.replace_file
+
+    def put_and_meet_a_fast_reader(path: Path, content: bytes) -> None:
+        put(path, content)
+        if path.name == "state.json" and read_record(path).state == "smoke":
+            journal.move(read_record(path), "live")
+
+    monkeypatch.setattr(journal_module, "replace_file", put_and_meet_a_fast_reader)
+    journal.move(a_record(revision=1), "smoke")
+    assert read_record(copy).state == "live"
 
 
 @pytest.mark.parametrize("content", GARBAGE)

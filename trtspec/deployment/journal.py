@@ -343,10 +343,10 @@ class DeploymentJournal:
 
     def _put(self, record: DeploymentRecord) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
-        replace_file(self.root / STATE_FILE, state)
         place = self.root / "revisions" / str(record.revision)
         if place.is_dir():
             replace_file(place / COPY, state)
+        replace_file(self.root / STATE_FILE, state)  # last: who reads it may write the next record, and its copy, at once
 
     def note(self, record: DeploymentRecord, state: str, detail: str = "") -> None:
         """Append an event of a revision to the journal without changing the deployment's state."""
