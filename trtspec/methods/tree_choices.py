@@ -49,11 +49,8 @@ def smaller_trees(choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
     for size in (4, 8, 16, 32, 64, 128):
         if size < len(choices):
             first = set(choices[:size])
-            yield {"choices": [list(path) for path in choices[:size] if _is_rooted(path, first)]}
-
-
-def _is_rooted(path: Choice, choices: set[Choice]) -> bool:
-    return all(path[:depth] in choices for depth in range(1, len(path)))
+            rooted = (path for path in choices[:size] if all(path[:depth] in first for depth in range(1, len(path))))
+            yield {"choices": [list(path) for path in rooted]}
 
 
 def most_ranks(choices: Iterable[Choice]) -> int:

@@ -82,11 +82,9 @@ class TrainableLayer:
         return query, key, value.transpose(1, 2)
 
     def norm(self, rows: Tensor, module: str) -> Tensor:
-        """Normalize rows [..., n] with a module's weight."""
         return rms_norm(self.view, f"{self.prefix}.{module}", rows, self.config.norm_epsilon)
 
     def linear(self, rows: Tensor, module: str) -> Tensor:
-        """Multiply rows with a module's matrix, and add its bias if there is one."""
         return linear(self.view, f"{self.prefix}.{module}", rows)
 
     @property
@@ -116,24 +114,16 @@ def cap(logits: Tensor, most: float) -> Tensor:
     return torch.tanh(logits / most) * most if most else logits
 
 
-@dataclass(frozen=True)
 class SharedWeights:
-    """Embedding [vocab, hidden] and LM head rows [vocab, hidden]; logits are capped unless `most` is 0."""
+    """A target's embedding and LM head rows [vocab, hidden]; logits are capped unless `most` is 0."""
 
-    embedding: Tensor
-    head: Tensor
-    most: float = 0.0
-
-    @classmethod
-    def of(cls, target: Decoder) -> SharedWeights:
-        """Return the shared weights of a target."""
+    def __init__(self, target: Decoder) -> None:
         head = target.lm_head
-        most = head.cap if isinstance(head, CappedHead) else 0.0
+        self.most = head.cap if isinstance(head, CappedHead) else 0.0
         weight = (head.head if isinstance(head, CappedHead) else head).matrix.weight
-        return cls(target.embedding.float(), weight.float(), most)
+        self.embedding, self.head = target.embedding.float(), weight.float()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [..., hidden] of tokens."""
         return F.embedding(tokens, self.embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:

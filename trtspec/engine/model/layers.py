@@ -61,7 +61,7 @@ def dequantize(quantized: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Norm:
-    """Normalizes rows of `width` numbers; for float32 the weights include the root of the width (see `norm_weight`)."""
+    """Normalizes rows of `width` numbers; for float32 the weights include its root (see `WeightLoader.norm`)."""
 
     def __init__(self, width: int, epsilon: float, device: torch.device) -> None:
         self._epsilon = epsilon

@@ -20,7 +20,7 @@ from trtspec.checkpoints.quant_scheme import KV_SCALES, activation_scale, cache_
 from trtspec.checkpoints.rules import Rule, layer_tensor
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.sharding import ShardedTarget, distinct_regions, shard
-from trtspec.checkpoints.trtllm import AGAIN, EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, TrtllmCheckpoint
+from trtspec.checkpoints.trtllm import AGAIN, FP8_ROWWISE, QKV, TrtllmCheckpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.device import TORCH_DTYPES, map_tensor
 from trtspec.engine.model.layers import (
@@ -113,7 +113,8 @@ class WeightLoader:
 
     def norm(self, module: str) -> Tensor:
         """Return a norm's weight in the form that `Norm` expects."""
-        return norm_weight(self.tensor(f"{module}.weight"))
+        weight = self.tensor(f"{module}.weight")
+        return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
 
     def weight(self, name: str) -> Tensor:
         """Return a weight [out, in], or [experts, out, in], in the compute dtype."""
@@ -171,18 +172,11 @@ class DecoderWeights(WeightLoader):
         super().__init__(checkpoint, decoder_rules(checkpoint.config), device, dtype)
         self._config = checkpoint.config
 
-    def embedding(self) -> Tensor:
-        """Return the embedding [vocab, hidden]."""
-        return self.weight(EMBEDDING)
-
     def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
         """Return the LM head, which is the embedding if they are tied."""
         tied = self._config.tied_embeddings
         head = Linear(make_matrix(embedding, is_shared=True)) if tied else self.linear("lm_head")
         return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
-
-    def final_norm(self) -> Tensor:
-        return norm_weight(self.tensor(FINAL_NORM))
 
     def layer(self, number: int) -> DecoderLayer:
         prefix = layer_tensor(number, "").removesuffix(".")
@@ -245,11 +239,6 @@ class DecoderWeights(WeightLoader):
 def _stack(tensors: list[Tensor]) -> Tensor:
     """Concatenate tensors along the first dimension; a single tensor is returned without a copy."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def norm_weight(weight: Tensor) -> Tensor:
-    """Return a norm's weight in the form that `Norm` expects."""
-    return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
 
 
 def _paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:

@@ -82,7 +82,6 @@ class TrainableModel(TrainableDraft):
         self.tensors = source.tensors(model.source, model.rules)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the output of the final norm."""
         config = self.config
         hidden = F.embedding(batch.tokens, view[EMBEDDING])
         if config.scaled_embedding:
@@ -93,7 +92,6 @@ class TrainableModel(TrainableDraft):
         return [F.rms_norm(selected, selected.shape[-1:], view[FINAL_NORM], config.norm_epsilon)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the LM head."""
         return cap(F.linear(hidden, view[LM_HEAD]), self.config.logit_cap)
 
 
