@@ -177,13 +177,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
-        raise_recipe_error(
-            Mark(display_name(path)),
-            "matrix",
-            message,
-            "this command takes a single recipe: remove `matrix`",
-            path="matrix",
-        )
+        hint = "this command takes a single recipe: remove `matrix`"
+        raise_recipe_error(Mark(display_name(path)), "matrix", message, hint, path="matrix")
     return loaded[0]
 
 

@@ -66,11 +66,11 @@ class SourceTensors:
         for name, rule in named.items():
             if source.tensors[name].dtype not in (*TRAINABLE, "I64") or rule.experts:
                 what = "experts" if rule.experts else source.tensors[name].dtype
-                raise CheckpointError(
+                message, hint = (
                     f"{name} is {what}, which cannot be trained",
-                    where=str(source.root),
-                    hint="train an unquantized draft without experts",
+                    "train an unquantized draft without experts",
                 )
+                raise CheckpointError(message, where=str(source.root), hint=hint)
         self.fixed = {name: _load(source, name, device) for name in named}
         generator = torch.Generator().manual_seed(seed)
         self.parameters: dict[str, Tensor] = {}
@@ -288,9 +288,7 @@ class ReducedNet:
     def _read(self, name: str) -> Tensor:
         tensor = self._source.tensors[name]
         if tensor.dtype not in TORCH_DTYPES:
-            raise CheckpointError(
-                f"{name} is {tensor.dtype}, whose rows cannot be selected",
-                where=str(self._source.root),
-                hint="use the draft from before quantization",
-            )
+            message = f"{name} is {tensor.dtype}, whose rows cannot be selected"
+            hint = "use the draft from before quantization"
+            raise CheckpointError(message, where=str(self._source.root), hint=hint)
         return map_tensor(tensor)

@@ -191,18 +191,12 @@ def _draft_shape(options: EagleOptions, draft_len: int) -> DraftShape:
     return DraftShape(max(map(len, options.paths)), len(options.paths))
 
 
-def _check_options(options: EagleOptions, config: ModelConfig) -> list[Diagnostic]:
+def _check_options(options: EagleOptions, config: ModelConfig) -> Iterator[Diagnostic]:
     if options.growth is None:
-        return check_ranks(options.paths, config)
-    if options.growth.top_k <= config.vocab_size:
-        return []
-    return [
-        Diagnostic(
-            "top_k",
-            "out-of-range",
-            f"{options.growth.top_k} is more than the target's {config.vocab_size} vocabulary entries",
-        )
-    ]
+        yield from check_ranks(options.paths, config)
+    elif (top_k := options.growth.top_k) > config.vocab_size:
+        message = f"{top_k} is more than the target's {config.vocab_size} vocabulary entries"
+        yield Diagnostic("top_k", "out-of-range", message)
 
 
 def _variants(options: EagleOptions) -> Iterator[dict[str, Any]]:
