@@ -14,7 +14,7 @@ import pytest
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover
-from trtspec.engine.prompts.formats import ATTRIBUTE, PACKAGE, detect_format
+from trtspec.engine.prompts.formats.base import ATTRIBUTE, PACKAGE, detect_format
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.engine.prompts.prompt import Prompt, read_records
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
-from trtspec.engine.prompts.formats import PromptFormat, detect_format
+from trtspec.engine.prompts.formats.base import PromptFormat, detect_format
 from trtspec.engine.prompts.prompt import HINT, ChatError, Prompt, read_records
 
 MAX_TEXT_BYTES = 4 << 20  # maximum output of a template

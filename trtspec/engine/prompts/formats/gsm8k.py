@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from trtspec.engine.prompts.formats import PromptFormat, first_has, first_turn_prompt
+from trtspec.engine.prompts.formats.base import PromptFormat, first_has, first_turn_prompt
 from trtspec.engine.prompts.prompt import MATH
 
 FORMAT = PromptFormat(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from trtspec.engine.prompts.formats import PromptFormat
+from trtspec.engine.prompts.formats.base import PromptFormat
 from trtspec.engine.prompts.prompt import Prompt, PromptRecord
 
 
