@@ -178,7 +178,7 @@ def _unsupported_keys(source: Source, kind: str, schema: DraftSchema) -> Iterato
     if schema.section:
         yield from _extra_keys(source.config.get(schema.section), f"{schema.section}.", {*LAYER_KEYS, "architectures"})
     for section in {path.partition(".")[0] for path in paths if "." in path}:
-        inner = {path.removeprefix(f"{section}.") for path in paths}
+        inner = {path.partition(".")[2] for path in paths if path.startswith(f"{section}.")}
         yield from _extra_keys(source.config.get(section), f"{section}.", inner | _ALIASES)
 
 
