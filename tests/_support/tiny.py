@@ -30,9 +30,16 @@ MODEL_TYPES = {"gemma3": "gemma3_text"}
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.25,
+        "logits_scaling": 8.0,
+    },
     "llama": {},
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmo2": {"pad_token_id": None},
     "phi3": {"pad_token_id": None},
     "qwen2": {},
     "qwen3": {"head_dim": 8},

@@ -141,8 +141,8 @@ class _Calibration:
         (source,) = self.sources[EMBEDDING]
         table = map_tensor(source)
         states = [F.embedding(torch.tensor([prompt]), table).to(self.device) for prompt in prompts]
-        if self.config.scaled_embedding:
-            states = [hidden * embedding_scale(self.config, self.dtype) for hidden in states]
+        scale = embedding_scale(self.config, self.dtype, self.device)
+        states = states if scale is None else [hidden * scale for hidden in states]
         self.on_bytes(source.nbytes)
         return states
 
