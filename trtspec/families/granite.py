@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite, sqrt
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
@@ -19,21 +20,19 @@ DEFAULTS = {
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     reader = reader.with_defaults(DEFAULTS)
     bias = reader.get("attention_bias", bool, False)
-    head_size = reader.positive(
-        "head_dim", max(1, reader.positive("hidden_size") // reader.positive("num_attention_heads"))
-    )
-    return read_decoder(
+    config = read_decoder(
         reader,
         dtype,
         attn_bias=bias,
         dense_bias=bias,
         mlp_bias=reader.get("mlp_bias", bool, False),
         embedding_multiplier=_multiplier(reader, "embedding_multiplier"),
-        # transformers multiplies scores by it; TensorRT-LLM's is relative to 1 / sqrt(head_size)
-        attention_multiplier=_multiplier(reader, "attention_multiplier") * sqrt(head_size),
         residual_multiplier=_multiplier(reader, "residual_multiplier"),
         logit_multiplier=1 / _multiplier(reader, "logits_scaling"),
     )
+    # transformers multiplies scores by it; TensorRT-LLM's is relative to 1 / sqrt(head_size)
+    factor = _multiplier(reader, "attention_multiplier") * sqrt(config.head_size)
+    return replace(config, attention_multiplier=factor)
 
 
 def _multiplier(reader: ConfigReader, key: str) -> float:

@@ -127,9 +127,9 @@ class LayerPass:
 
     def _norm(self, rows: Tensor, module: str) -> Tensor:
         """Return rows normed by a module; unchanged without one."""
-        return (
-            rows if not module else norm(rows, self.weights[f"{module}.weight"][0], self.config.norm_epsilon, self.plus)
-        )
+        if not module:
+            return rows
+        return norm(rows, self.weights[f"{module}.weight"][0], self.config.norm_epsilon, self.plus)
 
     def _see(self, kind: str, module: str, values: Tensor) -> None:
         self.peaks.see(kind, self.prefix + module, values)

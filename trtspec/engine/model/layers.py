@@ -255,7 +255,7 @@ class ScaledSublayer(Sublayer):
 
 @dataclass(frozen=True)
 class AdjustedHead:
-    """A head whose logits are multiplied by a factor, and then capped: x becomes cap * tanh(x / cap) unless cap is 0."""
+    """A head whose logits are multiplied by a factor and, unless `cap` is 0, capped: x becomes cap * tanh(x / cap)."""
 
     head: Linear
     factor: float
