@@ -205,7 +205,7 @@ def engine_of(root: Path, *, drafts: bool) -> Engine:
     settings = replace(engine_settings(root, load_manifest(root).recipe), keeps_texts=False)
     if not drafts:
         settings = replace(settings, method="none", draft_len=0, options={})
-    return Engine.load(root / TARGET, root / DRAFT if drafts and (root / DRAFT).is_dir() else None, settings)
+    return Engine(root / TARGET, root / DRAFT if drafts and (root / DRAFT).is_dir() else None, settings)
 
 
 def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:

@@ -96,7 +96,7 @@ def test_trained_drafts_are_accepted_and_output_is_lossless(name: str, trtspec: 
     results = trtspec("generate", f"build/{name}", "--prompts", some, "--max-tokens", "48").document["results"]
     tokenizer = Tokenizer(TARGET)
     prompts = [tuple(tokenizer.encode(json.loads(line)["prompt"])) for line in lines]
-    engine = Engine.load(
+    engine = Engine(
         workplace / "build" / name / "checkpoints" / "target", None, EngineSettings(device="cpu", max_seq_len=1024)
     )
     alone = engine.generate([EngineRequest(prompt, 48, end_ids=tokenizer.end_ids) for prompt in prompts])

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
+from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
 from trtspec.store.digest import dump_checksummed_text
 
@@ -16,7 +16,8 @@ from trtspec.store.digest import dump_checksummed_text
 def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> ResolvedRecipe:
     """Return a resolved recipe whose target does not exist."""
     document = {"schema": "trtspec.recipe/1", "name": name, "target": {"model": "./target"}, **sections}
-    decisions = Decisions(
+    return resolve_recipe(
+        Recipe.model_validate(document),
         target_dtype="bfloat16",
         draft_dtype=None,
         backend=backend,
@@ -28,7 +29,6 @@ def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> 
         acceptance="exact",
         has_draft_model=False,
     )
-    return resolve_recipe(Recipe.model_validate(document), decisions)
 
 
 def read_manifest(artifact: Path) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.steps.convert import convert_checkpoint
+from trtspec.checkpoints.rules import Family
 from trtspec.core.hashing import file_sha256
+from trtspec.core.registry import discover
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -24,19 +26,30 @@ GEMMA = {
     "head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 32, "pad_token_id": None,
     "tie_word_embeddings": False,
 }  # fmt: skip
-# names of families in transformers that differ from trtspec's
-MODEL_TYPES = {"gemma3": "gemma3_text"}
-# additional configuration per family for a model of size SHAPE
-FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+# configuration that a family needs beyond SHAPE
+OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
-    "llama": {},
+    "granite": {
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.25, "logits_scaling": 8.0,
+    },
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmo2": {"pad_token_id": None},
     "phi3": {"pad_token_id": None},
-    "qwen2": {},
     "qwen3": {"head_dim": 8},
-}
+}  # fmt: skip
+# every family: its module is enough for it to be compared with transformers
+FAMILIES: dict[str, Family] = discover("trtspec.families", "FAMILY")
+FAMILY_SHAPES = {name: OVERRIDES.get(name, {}) for name in sorted(FAMILIES)}
+
+
+def model_type(family: str) -> str:
+    """Return transformers' name of a family, by its first architecture."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = {architecture: name for name, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+    return names[FAMILIES[family].architectures[0]]
 
 
 def make_model(
@@ -47,9 +60,8 @@ def make_model(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        MODEL_TYPES.get(family, family), **{**SHAPE, **FAMILY_SHAPES[family], **shape}, initializer_range=scale
-    )
+    shape = {**SHAPE, **FAMILY_SHAPES[family], **shape}
+    config = AutoConfig.for_model(model_type(family), **shape, initializer_range=scale)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -18,7 +18,7 @@ from tests.conftest import Run
 from trtspec.bench.artifact import generate_one
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.request import SamplingOptions
-from trtspec.engine.prompts.records import HINT
+from trtspec.engine.prompts.prompt import HINT
 
 pytestmark = pytest.mark.integration
 SAMPLED = ("--temperature", "1.5", "--top-k", "50", "--top-p", "0.95")

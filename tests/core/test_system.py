@@ -32,7 +32,7 @@ def sleeper():
 def test_free_ports_are_distinct_and_unused() -> None:
     found = ports.free_ports(20)
     assert len(set(found)) == 20
-    assert not any(ports.port_in_use(port) for port in found)
+    assert not any(ports.bind_error(port) for port in found)
 
 
 def test_free_ports_are_below_the_ephemeral_range() -> None:
@@ -76,7 +76,7 @@ def test_group_zombies_are_found_by_program_name() -> None:
 
 def test_listening_port_is_in_use() -> None:
     with socket.create_server((ports.LOOPBACK, 0)) as server:
-        assert ports.port_in_use(server.getsockname()[1])
+        assert ports.bind_error(server.getsockname()[1])
 
 
 def test_pid_and_start_time_identify_one_process(sleeper) -> None:

@@ -29,7 +29,8 @@ NEWEST, HOPPER = "1.2.1", 90
 ARCHITECTURES = {
     "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "QWenForCausalLM", "Qwen2ForCausalLM",
     "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "MedusaForCausalLM", "EagleForCausalLM",
-    "ReDrafterForLLaMALM", "ReDrafterForQWenLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM",
+    "ReDrafterForLLaMALM", "ReDrafterForQWenLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM",
+    "Phi3ForCausalLM",
 }  # fmt: skip
 ALIASES = {"max_seq_len": "max_decoder_seq_len", "max_prompt_embedding_table_size": "max_multimodal_len"}
 SUPPRESSED = ("kv_cache_type", "paged_kv_cache")  # known only if given

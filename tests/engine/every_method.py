@@ -84,4 +84,4 @@ class Models:
         part, method, draft_len, options = METHODS[name]
         sizes = {"max_batch_size": 8, "max_seq_len": 128}
         settings = EngineSettings(method, draft_len, options, **sizes, device=device, dtype=dtype, kernels=kernels)
-        return Engine.load(self.target(part), self.draft if method in ("draft_target", "pard") else None, settings)
+        return Engine(self.target(part), self.draft if method in ("draft_target", "pard") else None, settings)

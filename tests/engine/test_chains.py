@@ -47,7 +47,7 @@ class Models:
         sizes = {"max_batch_size": 1, "max_seq_len": 64, "device": "cpu"}
         settings = EngineSettings(method, draft_len, METHODS[name], **sizes, **how)
         target = self.with_head if method == "eagle3" else self.target
-        return Engine.load(target, self.draft if method == "draft_target" else None, settings)
+        return Engine(target, self.draft if method == "draft_target" else None, settings)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class Checkpoints:
 
     def load(self, how: dict[str, Any], *kernels: Path) -> Engine:
         settings = EngineSettings(**how, max_batch_size=8, max_seq_len=128, device="cpu", kernels=kernels)
-        return Engine.load(self.target, self.draft if how["method"] == "draft_target" else None, settings)
+        return Engine(self.target, self.draft if how["method"] == "draft_target" else None, settings)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,6 @@ def test_sampled_text_has_the_targets_distribution(
     target, draft = (convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources))
     how: dict[str, Any] = {"max_seq_len": 32, "device": "cpu", "verify": verify}
     settings = EngineSettings("draft_target", 3, kernels=(kernel_library,), **how)
-    engine = Engine.load(target, draft, settings)
+    engine = Engine(target, draft, settings)
     assert_targets_distribution(engine, reference_model(sources[0]), monkeypatch, SamplingOptions(0.8))
     engine.close()

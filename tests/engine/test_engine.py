@@ -49,7 +49,7 @@ LEN = 40
 def make_engine(target: Path, draft: Path | None, draft_len: int = 4, **settings: Any) -> Engine:
     method = "draft_target" if draft else "none"
     chosen = {"max_seq_len": 128, "max_batch_size": 4, "device": "cpu"} | settings
-    return Engine.load(target, draft, EngineSettings(method=method, draft_len=draft_len if draft else 0, **chosen))
+    return Engine(target, draft, EngineSettings(method=method, draft_len=draft_len if draft else 0, **chosen))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -233,7 +233,7 @@ def test_mismatched_draft_or_invalid_settings_are_rejected(pair: tuple[Path, Pat
     with pytest.raises(TrtspecError, match="max_seq_len 1000 is more than the target's 256 positions"):
         make_engine(pair[0], None, max_seq_len=1000)
     with pytest.raises(TrtspecError, match=r"unknown speculation method 'draft_traget'.*\n.*did you mean"):
-        Engine.load(pair[0], None, EngineSettings(method="draft_traget"))
+        Engine(pair[0], None, EngineSettings(method="draft_traget"))
 
 
 # -- the exact distribution of sampled text, through the whole engine --------------------------------------------------

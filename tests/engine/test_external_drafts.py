@@ -55,7 +55,7 @@ def model(source: Path) -> Any:
 def texts(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Tokens]:
     """Return the target's continuations of the prompts, longer than the tests need."""
     settings = EngineSettings(max_seq_len=128, device="cpu")
-    engine = Engine.load(convert(source, tmp_path_factory.mktemp("texts")), None, settings)
+    engine = Engine(convert(source, tmp_path_factory.mktemp("texts")), None, settings)
     results = engine.generate([EngineRequest(prompt, LEN + 8) for prompt in PROMPTS])
     engine.close()
     return [result.ids for result in results]
@@ -93,7 +93,7 @@ def engine(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytes
     if method == "draft_target":
         draft = convert(make_llama(root / "hf-draft", seed=1, num_hidden_layers=1), root / "draft")
     settings = METHODS[request.param] | {"max_batch_size": 4, "max_seq_len": 128, "device": "cpu"}
-    engine = Engine.load(target, draft, EngineSettings(method, **settings))
+    engine = Engine(target, draft, EngineSettings(method, **settings))
     yield engine
     engine.close()
 
@@ -172,7 +172,7 @@ def drafts(engine: Engine, requests: list[EngineRequest], monkeypatch: pytest.Mo
 def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Yield an engine without a drafter."""
     settings = EngineSettings(max_batch_size=4, max_seq_len=MAX_LEN, device="cpu")
-    engine = Engine.load(convert(source, tmp_path_factory.mktemp("plain")), None, settings)
+    engine = Engine(convert(source, tmp_path_factory.mktemp("plain")), None, settings)
     yield engine
     engine.close()
 
@@ -257,7 +257,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, An
     """Yield an engine on a vocabulary of three, and transformers' model of its target."""
     root = tmp_path_factory.mktemp("small")
     source = make_model(root / "hf", **DISTRIBUTION_SHAPE)
-    engine = Engine.load(convert(source, root / "c"), None, EngineSettings(max_seq_len=32, device="cpu"))
+    engine = Engine(convert(source, root / "c"), None, EngineSettings(max_seq_len=32, device="cpu"))
     yield engine, reference_model(source)
     engine.close()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests._support.tiny import FAMILY_SHAPES, convert, make_llama, make_model
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.model.decoder import Decoder
@@ -31,7 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def texts(pair: tuple[Path, Path], device: str, dtype: str, requests: list[EngineRequest]) -> list[tuple[int, ...]]:
     settings = EngineSettings("draft_target", 4, max_batch_size=4, max_seq_len=128, device=device, dtype=dtype)
-    engine = Engine.load(*pair, settings)
+    engine = Engine(*pair, settings)
     try:
         return [result.ids for result in engine.generate(requests)]
     finally:
@@ -53,7 +54,9 @@ def test_greedy_text_in_float32_equals_the_cpu(pair: tuple[Path, Path]) -> None:
 @torch.inference_mode()
 def test_logits_in_float32_equal_the_cpu(family: str, tmp_path: Path) -> None:
     root, tokens = convert(make_model(tmp_path / "hf", family), tmp_path / "c"), torch.arange(60).view(2, 30)
-    decoders = [Decoder.load(root, 2, 30, torch.device(device), torch.float32) for device in ("cpu", "cuda")]
+    decoders = [
+        Decoder(load_checkpoint(root), 2, 30, torch.device(device), torch.float32) for device in ("cpu", "cuda")
+    ]
     ours = [decoder.forward(tokens.to(decoder.device), decoder.windows.chain([0, 0], 30)).cpu() for decoder in decoders]
     torch.testing.assert_close(ours[0], ours[1], rtol=1e-4, atol=1e-4)
 

@@ -15,6 +15,7 @@ from tests._support.tiny import FAMILY_SHAPES, convert, make_model
 from trtspec.checkpoints.conversion import Activations
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.engine.calibration import measure
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest
@@ -49,7 +50,7 @@ def quantized(root: Path, family: str, name: str) -> Path:
 
 
 def logits(root: Path, device: str) -> Tensor:
-    decoder = Decoder.load(root, ROWS, LENGTH, torch.device(device), torch.float32)
+    decoder = Decoder(load_checkpoint(root), ROWS, LENGTH, torch.device(device), torch.float32)
     tokens = torch.randint(0, 64, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
     found = decoder.forward(tokens, decoder.windows.chain([0] * ROWS, LENGTH))
     return found.view(ROWS, LENGTH, -1).cpu()
@@ -77,7 +78,7 @@ def test_logits_equal_the_cpu(family: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_default_dtype_generates_complete_texts(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": 128, "device": DEVICE}
-    engine = Engine.load(quantized(tmp_path, "llama", name), None, EngineSettings("ngram", 4, **settings))
+    engine = Engine(quantized(tmp_path, "llama", name), None, EngineSettings("ngram", 4, **settings))
     try:
         assert engine.speculator.target.dtype == (torch.bfloat16 if DEVICE == "cuda" else torch.float64)
         results = engine.generate([EngineRequest(tuple(text), 20) for text in TEXTS[:3]])

@@ -84,7 +84,7 @@ def test_joining_requests_give_the_same_results_as_alone(method: str, models: Mo
 def plain(request, tmp_path_factory) -> Iterator[Engine]:
     root = tmp_path_factory.mktemp("plain")
     target = convert(make_model(root / "hf", family=request.param), root / "target")
-    engine = Engine.load(target, None, EngineSettings("ngram", 3, max_seq_len=128, max_batch_size=4, device="cpu"))
+    engine = Engine(target, None, EngineSettings("ngram", 3, max_seq_len=128, max_batch_size=4, device="cpu"))
     yield engine
     engine.close()
 

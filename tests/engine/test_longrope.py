@@ -25,7 +25,7 @@ LONGROPE: dict[str, Any] = {
 
 def logits_of(target: Path, max_seq_len: int, prompt: tuple[int, ...]) -> torch.Tensor:
     """Return the logits after a prompt of an engine for texts of this length."""
-    engine = Engine.load(target, None, EngineSettings("none", max_seq_len=max_seq_len, device="cpu"))
+    engine = Engine(target, None, EngineSettings("none", max_seq_len=max_seq_len, device="cpu"))
     (result,) = engine.generate([EngineRequest(prompt, 1, return_logits=True)])
     engine.close()
     assert result.scores is not None

@@ -49,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     out = convert(source, tmp_path_factory.mktemp("converted") / "t", "bfloat16")
     settings = EngineSettings("ngram", 5, {"max_match": 3}, max_batch_size=4, max_seq_len=128)
-    opened = Engine.load(out, None, settings, None)
+    opened = Engine(out, None, settings, None)
     yield opened
     opened.close()
 

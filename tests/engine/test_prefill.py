@@ -46,7 +46,7 @@ def test_failure_in_one_pass_is_reported_to_requests_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = convert(make_llama(tmp_path / "hf"), tmp_path / "target")
-    engine = Engine.load(target, None, EngineSettings("none", 0, max_seq_len=256, max_batch_size=4, device="cpu"))
+    engine = Engine(target, None, EngineSettings("none", 0, max_seq_len=256, max_batch_size=4, device="cpu"))
     monkeypatch.setattr(engine.speculator, "prefill", lambda *given: 1 // 0)
     told: Queue[str | None] = Queue()
     with engine._changed:  # so that they arrive together

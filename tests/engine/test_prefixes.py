@@ -93,7 +93,7 @@ def pair(request, tmp_path_factory) -> Iterator[tuple[Engine, Path]]:
     root = tmp_path_factory.mktemp("reuse")
     source = make_model(root / "hf", family=request.param)
     settings = EngineSettings(max_seq_len=96, max_batch_size=4, device="cpu", max_num_tokens=24)
-    engine = Engine.load(convert(source, root / "target"), None, settings)
+    engine = Engine(convert(source, root / "target"), None, settings)
     yield engine, source
     engine.close()
 
@@ -164,7 +164,7 @@ def test_drafting_engine_does_not_recompute_cached_prefixes(method: str, tmp_pat
     settings = EngineSettings(method, draft_len, max_seq_len=192, max_batch_size=4, device="cpu", max_num_tokens=64)
     model, prompts = reference_model(source), random_prompts(6)
     expected = [greedy(model, prompt, LEN) for prompt in prompts]
-    engine = Engine.load(target, draft, settings)
+    engine = Engine(target, draft, settings)
     try:
         passes = computed(engine.speculator.target, monkeypatch)
         draft_passes: list[int] = []

@@ -22,7 +22,7 @@ SCHEDULE = ((1, 4), (2, 2), (3, 0))
 
 def make_engine(target: Path, draft: Path | None, method: str, **settings: Any) -> Engine:
     chosen = {"max_seq_len": 128, "max_batch_size": 4, "device": "cpu", "draft_len": 4} | settings
-    return Engine.load(target, draft, EngineSettings(method=method, **chosen))
+    return Engine(target, draft, EngineSettings(method=method, **chosen))
 
 
 def test_schedule_selects_the_draft_length_by_batch_size() -> None:

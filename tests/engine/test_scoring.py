@@ -27,7 +27,7 @@ from tests.kernels import reference
 from tests.methods import heads
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.engine import logits_processor
+from trtspec.engine import speculator
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, LogitEdits, SamplingOptions
 from trtspec.engine.settings import EngineSettings
@@ -128,7 +128,7 @@ def test_greedy_text_with_edits_equals_transformers(name: str, models: Models, t
 
 def test_drafts_are_accepted_with_edits(models: Models, texts: Texts) -> None:
     """The target drafts for itself without the edits, so drafts are right until an edit changes the choice."""
-    engine = Engine.load(models.target("plain"), models.target("plain"), EngineSettings(
+    engine = Engine(models.target("plain"), models.target("plain"), EngineSettings(
         "draft_target", 4, max_seq_len=128, device="cpu"
     ))  # fmt: skip
     results = engine.generate([EngineRequest(prompt, LEN, edits=texts.edits[how]) for how, prompt in texts.expected])
@@ -144,7 +144,7 @@ def worded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, A
     tokenizer = make_tokenizer(root / "tokenizer")
     source = make_llama(root / "hf", vocab_size=Tokenizer(tokenizer).vocab_size)
     target = convert(source, root / "target")
-    engine = Engine.load(target, target, EngineSettings("draft_target", 4, max_seq_len=128, device="cpu"), tokenizer)
+    engine = Engine(target, target, EngineSettings("draft_target", 4, max_seq_len=128, device="cpu"), tokenizer)
     yield engine, reference_model(source)
     engine.close()
 
@@ -233,19 +233,19 @@ MakeEngine = Callable[[Path, Path], Engine]
 def chain(source: Path, root: Path) -> Engine:
     draft = convert(make_model(root / "hf-draft", seed=1, **DISTRIBUTION_SHAPE), root / "draft")
     settings = EngineSettings("draft_target", 2, max_seq_len=32, device="cpu")
-    return Engine.load(convert(source, root / "target"), draft, settings)
+    return Engine(convert(source, root / "target"), draft, settings)
 
 
 def lookup(source: Path, root: Path) -> Engine:
     settings = EngineSettings("ngram", 3, {"min_match": 1}, max_seq_len=32, device="cpu")
-    return Engine.load(convert(source, root / "target"), None, settings)
+    return Engine(convert(source, root / "target"), None, settings)
 
 
 def tree(source: Path, root: Path) -> Engine:
     paths = [[0], [1], [0, 0], [0, 2], [1, 1]]
     saved = heads.save_heads(root / "heads", heads.random_heads(2, hidden=DISTRIBUTION_SHAPE["hidden_size"], vocab=3))
     target = heads.convert_with(source, saved, root / "target", paths)
-    return Engine.load(target, None, EngineSettings("medusa", 0, {"choices": paths}, max_seq_len=32, device="cpu"))
+    return Engine(target, None, EngineSettings("medusa", 0, {"choices": paths}, max_seq_len=32, device="cpu"))
 
 
 @pytest.fixture(params=[chain, lookup, tree])
@@ -307,14 +307,14 @@ def without_paths(change: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.mark.parametrize("small", [chain, lookup, tree], indirect=True)
 def test_edits_that_ignore_drafts_are_detected(small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits_processor, "_edit_row", blind_to_drafts(logits_processor._edit_row))
+    monkeypatch.setattr(speculator, "_edit_row", blind_to_drafts(speculator._edit_row))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_edited_distribution(*small, monkeypatch)
 
 
 @pytest.mark.parametrize("small", [tree], indirect=True)
 def test_edits_that_mix_branches_are_detected(small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits_processor, "_edit_row", without_paths(logits_processor._edit_row))
+    monkeypatch.setattr(speculator, "_edit_row", without_paths(speculator._edit_row))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_edited_distribution(*small, monkeypatch)
 
@@ -348,7 +348,7 @@ def test_log_probabilities_come_from_the_unedited_logits(name: str, models: Mode
 
 def test_top_log_probs_are_limited_to_the_vocabulary_size(tmp_path: Path) -> None:
     target = convert(make_model(tmp_path / "hf", **DISTRIBUTION_SHAPE), tmp_path / "target")
-    engine = Engine.load(target, None, EngineSettings(max_seq_len=32, device="cpu"))
+    engine = Engine(target, None, EngineSettings(max_seq_len=32, device="cpu"))
     (result,) = engine.generate([EngineRequest((1,), 2, return_log_probs=True, num_top_log_probs=20)])
     engine.close()
     assert result.scores.top_ids.shape == (2, 3)  # type: ignore[union-attr]
@@ -369,11 +369,11 @@ def test_edits_apply_to_external_drafts(models: Models, texts: Texts) -> None:
 
 def test_logits_of_requests_without_edits_are_passed_through(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = models.engine("draft_target", "cpu")
-    monkeypatch.setattr(logits_processor, "_edit_row", None)
+    monkeypatch.setattr(speculator, "_edit_row", None)
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
+    original = speculator.apply_edits
     monkeypatch.setattr(
-        "trtspec.engine.speculator.apply_edits",
-        lambda logits, *rest: given.append((logits, logits_processor.apply_edits(logits, *rest))) or given[-1][1],
+        speculator, "apply_edits", lambda logits, *rest: given.append((logits, original(logits, *rest))) or given[-1][1]
     )
     engine.generate([EngineRequest((1, 2), 6)])
     engine.close()

@@ -19,7 +19,7 @@ POSITIONS, LONGEST = 64, 128
 
 
 def engine_of(target: Path) -> Engine:
-    return Engine.load(
+    return Engine(
         target, None, EngineSettings("ngram", draft_len=3, max_seq_len=LONGEST, device="cpu", dtype="float32")
     )
 

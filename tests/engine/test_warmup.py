@@ -18,7 +18,7 @@ NGRAM = EngineSettings("ngram", 3, {"max_match": 3, "min_match": 1}, max_batch_s
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     root = tmp_path_factory.mktemp("warmup")
-    return Engine.load(convert(make_llama(root / "hf"), root / "target"), None, NGRAM)
+    return Engine(convert(make_llama(root / "hf"), root / "target"), None, NGRAM)
 
 
 @pytest.mark.parametrize("vocab_size", [2, 257])

@@ -65,7 +65,7 @@ def test_greedy_text_equals_transformers(method: str, target: Target, tmp_path: 
     if method == "draft_target":
         draft = convert(make_llama(tmp_path / "hf", seed=1, num_hidden_layers=1), tmp_path / "draft")
     settings = EngineSettings(method, max_batch_size=8, max_seq_len=MAX_LEN, device="cpu", **METHODS[method])
-    engine = Engine.load(target.headed if method == "medusa" else target.plain, draft, settings)
+    engine = Engine(target.headed if method == "medusa" else target.plain, draft, settings)
     stats = assert_greedy_text(engine, target.model)
     engine.close()
     assert any(one.drafted for one in stats) == (method != "none")
@@ -74,7 +74,7 @@ def test_greedy_text_equals_transformers(method: str, target: Target, tmp_path: 
 def test_target_as_draft_is_always_accepted(target: Target) -> None:
     """The target as draft agrees with itself, in single steps and over several tokens in one pass."""
     settings = EngineSettings("draft_target", draft_len=4, max_batch_size=8, max_seq_len=MAX_LEN, device="cpu")
-    engine = Engine.load(target.plain, target.plain, settings)
+    engine = Engine(target.plain, target.plain, settings)
     stats = assert_greedy_text(engine, target.model)
     engine.close()
     assert sum(one.accepted for one in stats) == sum(one.drafted for one in stats)

@@ -17,7 +17,7 @@ from tests.deployment.manifests import artifact_of, manifest
 from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.backends.serving import Launch
 from trtspec.core.errors import DeployError
-from trtspec.core.ports import port_in_use
+from trtspec.core.ports import bind_error
 from trtspec.deployment.base import deployments, stop
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.options import DeployOptions
@@ -117,7 +117,7 @@ def test_address_of_another_machine_is_rejected() -> None:
 def test_port_availability_is_checked_at_the_chosen_address() -> None:
     with socket.create_server((ELSEWHERE, 0)) as taken:
         port = taken.getsockname()[1]
-        assert not port_in_use(port)
+        assert bind_error(port) is None
         assert choose_ports(DeployOptions(ports={"http": port}))["http"] == port
         with pytest.raises(DeployError, match="is in use"):
             choose_ports(DeployOptions(ports={"http": port}, host=ELSEWHERE))
@@ -168,7 +168,7 @@ def test_artifact_is_served_at_two_addresses_at_once(echo: Path, trtspec: Run) -
     for each in found.values():
         answer = Client.at(each["endpoints"]["http"]).generate({"text_input": "hé", "max_tokens": 1})
         assert answer["text_output"] == "hé"
-    assert not port_in_use(DeploymentJournal("two").read_existing().http), "it listens only at the other address"
+    assert bind_error(DeploymentJournal("two").read_existing().http) is None, "it listens only at the other address"
     status = trtspec("status", "two", "--json")
     assert (status.code, status.document["probe"]["ok"], status.document["host"]) == (0, True, ELSEWHERE)
     assert "echo starts" in trtspec("logs", "two").out

@@ -122,6 +122,30 @@ def test_gemma3_config_of_older_transformers_equals_the_new_one(layers: int, tmp
     assert scaled == replace(new, rope_scaling=RopeScaling("linear", 8.0))
 
 
+def test_granite_multipliers_have_the_names_and_meaning_of_tensorrt_llm(tmp_path: Path) -> None:
+    """Its attention multiplier is relative to the usual scale (tensorrt_llm/models/llama/config.py)."""
+    theirs, ours, config = converted(tmp_path, "granite")
+    assert_equal(ours, layer_of(theirs) | dense_mlp(theirs))
+    names = ("embedding_multiplier", "residual_multiplier", "output_multiplier_scale", "attention_multiplier")
+    assert [config[name] for name in names] == [12.0, 0.22, 1 / 8, 0.25 * math.sqrt(8)]
+    assert config["architecture"] == "GraniteForCausalLM"
+
+
+def test_olmo2_norms_outputs_and_all_heads(tmp_path: Path) -> None:
+    theirs, ours, config = converted(tmp_path, "olmo2")
+    there, here = "model.layers.0", "transformer.layers.0"
+    norms = {
+        f"{here}.post_layernorm.weight": theirs[f"{there}.post_attention_layernorm.weight"],
+        f"{here}.post_feedforward_layernorm.weight": theirs[f"{there}.post_feedforward_layernorm.weight"],
+        **{f"{here}.attention.{n}_layernorm.weight": theirs[f"{there}.self_attn.{n}_norm.weight"] for n in "qk"},
+    }
+    input_norm = f"{here}.input_layernorm.weight"
+    common = layer_of(theirs | {f"{there}.input_layernorm.weight": torch.empty(0)})
+    assert_equal(ours, {name: rows for name, rows in common.items() if name != input_norm} | dense_mlp(theirs) | norms)
+    assert [ours[f"{here}.attention.{n}_layernorm.weight"].shape for n in "qk"] == [(32,), (16,)]
+    assert (config["input_layernorms"], config["qk_layernorm_over_heads"]) == (False, True)
+
+
 def test_phi3_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
     theirs, ours, config = converted(tmp_path, "phi3")
     own = "model.layers.0"

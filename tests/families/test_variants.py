@@ -34,7 +34,7 @@ ROUNDS = [
 def text_of(target: Path, prompts: list[tuple[int, ...]], end_ids: tuple[int, ...], longest: int) -> list[list[int]]:
     """Return our engine's greedy continuations."""
     settings = EngineSettings("ngram", draft_len=3, max_seq_len=longest, device="cpu", dtype="float32")
-    engine = Engine.load(target, None, settings)
+    engine = Engine(target, None, settings)
     try:
         results = engine.generate([EngineRequest(prompt, NEW_TOKENS, end_ids=end_ids) for prompt in prompts])
     finally:

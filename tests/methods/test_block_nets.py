@@ -27,7 +27,7 @@ from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import find_method, methods
-from trtspec.methods.dflash.net import read_block_net
+from trtspec.methods.dflash import read_block_net
 from trtspec.methods.draft_head import SourceHead, load_head
 
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]

@@ -86,6 +86,6 @@ def test_invalid_tree_is_rejected(written: Any, message: str) -> None:
 
 def test_rank_beyond_the_vocabulary_is_reported() -> None:
     assert most_ranks([(0,), (7,), (0, 2)]) == 8
-    assert check_ranks([(0,), (7,)], model_config(vocab_size=8)) == []
+    assert list(check_ranks([(0,), (7,)], model_config(vocab_size=8))) == []
     (diagnostic,) = check_ranks([(0,), (7,)], model_config(vocab_size=7))
     assert (diagnostic.path, diagnostic.message) == ("choices", "rank 7 is beyond the target's 7 vocabulary entries")

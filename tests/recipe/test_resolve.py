@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from trtspec.recipe.load import load_recipe
-from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
+from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
 
 Write = Callable[..., Path]
@@ -34,7 +34,7 @@ def resolve(recipe: Recipe, draft_len: int = 5, **facts: Any) -> ResolvedRecipe:
         "acceptance": "exact",
         "has_draft_model": True,
     }
-    return resolve_recipe(recipe, Decisions(**(known | facts)))
+    return resolve_recipe(recipe, **(known | facts))
 
 
 def leaves(value: Any) -> Iterator[Any]:

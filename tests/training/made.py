@@ -15,10 +15,9 @@ from tests.methods import block_nets, eagle_heads, heads, parallel_nets, recurre
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors
-from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
-from trtspec.training.teacher import TargetOutputs, Teacher
+from trtspec.training.batches import TargetOutputs, Teacher
 from trtspec.training.tensors import make_part
-from trtspec.training.texts import TRAIN, TrainingText
+from trtspec.training.texts import NO_SIZES, TRAIN, Sizes, TrainingText, TrainSettings
 from trtspec.training.trainable import DraftInitializer, DraftSource, TrainableDraft, find_trainable
 
 SETTINGS = TrainSettings("kl", 0, 1e-2, 20, 600.0, 0)

@@ -16,9 +16,9 @@ from torch import Tensor
 from tests._support.tiny import reference_model
 from tests.methods import block_nets
 from tests.methods.eagle3_heads import formula_of, random_head
-from trtspec.training.objective import LOSSES
 from trtspec.training.texts import TrainingText
 from trtspec.training.trainable import STEP_WEIGHT
+from trtspec.training.trainer import LOSSES
 
 States = dict[str, Tensor]
 

@@ -19,12 +19,11 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import extension_names
 from trtspec.methods.draft_formats.base import schemas_for
 from trtspec.methods.draft_formats.convert import convert_draft
-from trtspec.methods.draft_formats.facts import READERS
+from trtspec.methods.draft_formats.draft import READERS
 from trtspec.methods.draft_head import read_head
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.objective import LOSSES, batch_loss
-from trtspec.training.settings import NO_SIZES, Sizes
-from trtspec.training.texts import TrainingText
+from trtspec.training.texts import NO_SIZES, Sizes, TrainingText
+from trtspec.training.trainer import LOSSES, batch_loss
 
 METHODS = extension_names("trtspec.methods", "training")
 CHAIN = {"choices": [[0] * depth for depth in range(1, DRAFT_LEN + 1)]}
@@ -60,7 +59,7 @@ def test_new_draft_reduces_its_loss_in_training(method: str, family: str, tmp_pa
     draft = make(method, tmp_path / "draft", source)
     student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS, draft_len=DRAFT_LEN)
     optimizer = torch.optim.AdamW(student.tensors.parameters.values(), lr=SETTINGS.learning_rate)
-    batch, losses = TrainingBatch.of(TEXTS, torch.device("cpu")), []
+    batch, losses = TrainingBatch(TEXTS, torch.device("cpu")), []
     for _ in range(12):
         loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["greedy"])
         optimizer.zero_grad()
@@ -84,7 +83,7 @@ def test_new_heads_predict_the_logits_of_the_target(method: str, tmp_path: Path)
     source = make_llama(tmp_path / "hf", scale=0.3)
     draft = make(method, tmp_path / "draft", source)
     student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS)
-    batch = TrainingBatch.of(TEXTS, torch.device("cpu"))
+    batch = TrainingBatch(TEXTS, torch.device("cpu"))
     view, features = student.tensors.view(), lessons.of(batch)[1]
     before = lessons.teacher.read(batch.tokens, batch.flat(1), ())[0]  # the logits that predict the place itself
     with torch.no_grad():

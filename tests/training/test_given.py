@@ -14,8 +14,7 @@ from tests.training.made import VOCAB, random_texts
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
-from trtspec.training.on_policy_check import diagnose, find_off_policy
-from trtspec.training.teacher import Teacher
+from trtspec.training.batches import Teacher, diagnose, find_off_policy
 from trtspec.training.texts import TrainingText
 
 COUNT, TOKENS = 40, 24
@@ -29,7 +28,7 @@ class Asked:
         self.prompts = random_texts(COUNT)
 
     def answers(self, sampling: SamplingOptions, root: Path | None = None) -> list[TrainingText]:
-        engine = Engine.load(root or self.root, None, EngineSettings(max_batch_size=8, max_seq_len=64))
+        engine = Engine(root or self.root, None, EngineSettings(max_batch_size=8, max_seq_len=64))
         requests = [
             EngineRequest(text.prompt, TOKENS, replace(sampling, seed=number))
             for number, text in enumerate(self.prompts)

@@ -18,8 +18,7 @@ from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
 from trtspec.core.errors import TrtspecError
 from trtspec.training import trainer
 from trtspec.training.batches import training_batches
-from trtspec.training.settings import TrainSettings
-from trtspec.training.texts import VALIDATION, TrainingText
+from trtspec.training.texts import VALIDATION, TrainingText, TrainSettings
 from trtspec.training.trainer import Trainer, TrainingState, learning_rate
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trtspec.training.objective import LOSSES
+from trtspec.training.trainer import LOSSES
 
 
 def softmax(logits: Any) -> Any:

@@ -51,7 +51,7 @@ class Speaker:
 def speakers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Speaker]:
     settings, root = EngineSettings(max_batch_size=16, max_seq_len=256), tmp_path_factory.mktemp("speakers")
     return {
-        source.name: Speaker(Engine.load(convert(source, root / source.name), None, settings, source))
+        source.name: Speaker(Engine(convert(source, root / source.name), None, settings, source))
         for source in (TARGET, DRAFT)
     }
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,16 @@ from tests.training.made import (
 )
 from tests.training.naive import NAIVE, naive_loss
 from trtspec.bench.profile.acceptance import count_steps
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.measurement import replay
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
-from trtspec.training.batches import TrainingBatch
-from trtspec.training.objective import LOSSES, acceptance, batch_loss
-from trtspec.training.teacher import TargetOutputs
+from trtspec.training.batches import TargetOutputs, TrainingBatch
 from trtspec.training.texts import TRAIN, TrainingText
 from trtspec.training.trainable import TrainableDraft
+from trtspec.training.trainer import LOSSES, acceptance, batch_loss
 
 CPU = torch.device("cpu")
 DENSE = sorted(set(FAMILY_SHAPES) - {"mixtral"})
@@ -62,7 +61,7 @@ def double(student: Any) -> None:
                 kept[name] = tensor.detach().double().requires_grad_(tensor.requires_grad)
     if hasattr(student, "_borrowed"):
         borrowed = student._borrowed
-        student._borrowed = replace(borrowed, embedding=borrowed.embedding.double(), head=borrowed.head.double())
+        borrowed.embedding, borrowed.head = borrowed.embedding.double(), borrowed.head.double()
 
 
 def whole(tokens: Sequence[int]) -> TrainingText:
@@ -81,8 +80,8 @@ def test_draft_model_logits_equal_the_engine(family: str, tmp_path: Path) -> Non
     student, _ = student_of("draft_target", target, source, [text])
     view = student.tensors.view()
     with torch.no_grad():
-        found = student.logits(view, student.hidden(view, TrainingBatch.of([text], CPU), None)[0], 0)
-        engine = Decoder.load(draft, 1, len(tokens), CPU, torch.float32)
+        found = student.logits(view, student.hidden(view, TrainingBatch([text], CPU), None)[0], 0)
+        engine = Decoder(load_checkpoint(draft), 1, len(tokens), CPU, torch.float32)
         wanted = engine.forward(torch.tensor([tokens]), engine.windows.chain([0], len(tokens)))[1:-1]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
@@ -95,7 +94,7 @@ def test_eagle3_passes_match_the_reference_formula(kind: str, layout: str, tmp_p
     target, source = head_pair(tmp_path, layout, **HEADS[kind])
     text = random_texts(1)[0].prompt * 3
     student, lessons = student_of("eagle3", target, source, [whole(text)])
-    batch = TrainingBatch.of([whole(text)], CPU)
+    batch = TrainingBatch([whole(text)], CPU)
     model = reference_model(tmp_path / "hf")
     formula = formula_of(random_head(**HEADS[kind]), model)
     with torch.no_grad():
@@ -118,7 +117,7 @@ def test_medusa_heads_with_vllm_names_train_like_others(tmp_path: Path) -> None:
     unbiased = by_vllms_names({name: each for name, each in tensors.items() if not name.endswith("bias")})
     roots = save_heads(tmp_path / "zeros", zeros), save_heads(tmp_path / "unbiased", unbiased)
     texts = random_texts(3)
-    batch, found = TrainingBatch.of(texts, CPU), []
+    batch, found = TrainingBatch(texts, CPU), []
     for root in roots:
         student, lessons = student_of("medusa", target, root, texts, draft_len=5)
         found.append(batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"]))
@@ -162,7 +161,7 @@ def test_loss_and_gradients_match_the_naive_implementation(made: str, name: Any,
     texts = random_texts(3)
     student, lessons = student_of(method, target, source, texts)
     double(student)
-    batch, wide = TrainingBatch.of(texts, CPU), Wide(lessons)
+    batch, wide = TrainingBatch(texts, CPU), Wide(lessons)
     logits, features = wide.of(batch)
     states = {} if features is None else {text.name: own for text, own in zip(texts, features, strict=True)}
     loss = batch_loss(student, student.tensors.view(), batch, wide, LOSSES[name])
@@ -193,7 +192,7 @@ class Wide(TargetOutputs):
 def test_lora_starts_at_the_draft_and_merges_without_changing_the_loss(method: str, tmp_path: Path) -> None:
     target, source, _ = PAIRS[method](tmp_path)
     texts = random_texts(3)
-    batch = TrainingBatch.of(texts, CPU)
+    batch = TrainingBatch(texts, CPU)
     thin = student_of(method, target, source, texts, settings=SETTINGS.__class__("kl", 2, 1e-2, 1, 60.0, 0))
     whole = student_of(method, target, source, texts)
 
@@ -224,7 +223,7 @@ def test_padding_does_not_change_the_loss(tmp_path: Path) -> None:
     student, lessons = student_of("draft_target", target, source, [short, long])
 
     def total(texts: list[TrainingText]) -> float:
-        batch = TrainingBatch.of(texts, CPU)
+        batch = TrainingBatch(texts, CPU)
         loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"])
         return loss.item() * len(batch.positions)
 
@@ -237,9 +236,9 @@ def test_cached_target_outputs_equal_recomputed_ones(
 ) -> None:
     target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
     texts = random_texts(9)
-    batch = TrainingBatch.of([texts[7], texts[2], texts[4]], CPU)
+    batch = TrainingBatch([texts[7], texts[2], texts[4]], CPU)
     _, kept = student_of(method, target, source, texts)
-    monkeypatch.setattr("trtspec.training.teacher.MOST_BYTES", 0)
+    monkeypatch.setattr("trtspec.training.batches.MOST_BYTES", 0)
     _, anew = student_of(method, target, source, texts)
     for _ in range(2):
         logits, features = kept.of(batch)

@@ -16,11 +16,10 @@ from trtspec.checkpoints.source import load_source
 from trtspec.methods.draft_head import check_ids
 from trtspec.methods.eagle3.training import TrainableEagle3
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.objective import LOSSES, batch_loss
-from trtspec.training.tensors import write_checkpoint
+from trtspec.training.tensors import chosen_ids, moved_rows, write_checkpoint
 from trtspec.training.texts import TRAIN, TrainingText
 from trtspec.training.trainable import DraftSource
-from trtspec.training.vocabulary import chosen_ids, moved_rows
+from trtspec.training.trainer import LOSSES, batch_loss
 
 
 def answered(*tokens: int) -> TrainingText:
@@ -54,7 +53,7 @@ def test_eagle3_head_with_changed_vocabulary_trains_and_loads(lora: int, tmp_pat
     after = TrainableEagle3(DraftSource(source, lessons.teacher.model, 4, replace(SETTINGS, lora=lora), texts))
     both = before.vocab[torch.isin(before.vocab, after.vocab)]
     assert 0 < len(both) < len(before.vocab) == len(after.vocab)
-    batch = TrainingBatch.of(texts, before.vocab.device)
+    batch = TrainingBatch(texts, before.vocab.device)
     features = lessons.of(batch)[1]
     with torch.no_grad():
         old, new = (

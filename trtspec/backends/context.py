@@ -14,7 +14,7 @@ from trtspec.checkpoints.source_model import SourceModel, requested_scheme
 from trtspec.core.gpus import GPUS, Gpu
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
 from trtspec.methods.draft_head import SourceHead
-from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
+from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import ModelSource, Recipe
 
 
@@ -86,7 +86,8 @@ class PlanContext:
     @cached_property
     def resolved(self) -> ResolvedRecipe:
         """Return the recipe with every default filled in."""
-        decisions = Decisions(
+        return resolve_recipe(
+            self.recipe,
             target_dtype=_dtype(self.target),
             draft_dtype=_dtype(self.draft or self.target),
             backend=self.choice.name,
@@ -98,7 +99,6 @@ class PlanContext:
             acceptance=self.options.acceptance,
             has_draft_model=self.head is None,
         )
-        return resolve_recipe(self.recipe, decisions)
 
 
 def recipe_models(context: PlanContext) -> Iterator[tuple[str, str, ModelSource]]:

@@ -133,9 +133,7 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
         raise TrtspecError(f"{manifest.backend.name} runs in a server, not in this process", where=str(root), hint=hint)
     draft = root / DRAFT
     tokenizer = root / TOKENIZER
-    opened = Engine.load(
-        root / TARGET, draft if draft.is_dir() else None, engine_settings(root, manifest.recipe), tokenizer
-    )
+    opened = Engine(root / TARGET, draft if draft.is_dir() else None, engine_settings(root, manifest.recipe), tokenizer)
     try:
         yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
     finally:

@@ -64,10 +64,12 @@ class ModelConfig:
     unlimited in any case. Layers with a window use `local_rotary_base`, unscaled, if it is not 0. `rotary_share` is the
     rotated part of each head.
 
-    With `inner_norms`, the outputs of attention and MLP are normed before they are added; `scaled_embedding` multiplies
-    embeddings by the square root of the hidden size. Scores are divided by the square root of `query_scalar`, or of the
-    head size if it is 0. A cap that is not 0 replaces scores or logits x by cap * tanh(x / cap). `extra` holds keys
-    that only the family's TensorRT-LLM config class reads.
+    With `inner_norms`, the outputs of attention and MLP are normed before they are added, without `input_norms` their
+    inputs are not. With `qk_norm`, queries and keys are normed per head, or all heads as one with `qk_norm_over_heads`.
+    `scaled_embedding` multiplies embeddings by the square root of the hidden size. Scores are divided by the square
+    root of `query_scalar`, or of the head size if it is 0. A cap that is not 0 replaces scores or logits x by
+    cap * tanh(x / cap). The multipliers apply to embeddings, scores, the outputs of attention and MLP, and logits.
+    `extra` holds keys that only the family's TensorRT-LLM config class reads.
     """
 
     architecture: str
@@ -95,11 +97,17 @@ class ModelConfig:
     full_layers: tuple[int, ...] = ()
     local_rotary_base: float = 0.0
     rotary_share: float = 1.0
+    qk_norm_over_heads: bool = False
+    input_norms: bool = True
     inner_norms: bool = False
     scaled_embedding: bool = False
     query_scalar: float = 0.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
     extra: tuple[tuple[str, str | int | float], ...] = ()
 
     @property
@@ -107,13 +115,27 @@ class ModelConfig:
         """Return the number of weights; a tied embedding counts once."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_size
         attention = heads * self.hidden_size + self.num_heads * self.head_size * self.hidden_size
-        attention += heads * self.attn_bias + self.hidden_size * self.dense_bias + 2 * self.head_size * self.qk_norm
+        attention += heads * self.attn_bias + self.hidden_size * self.dense_bias + sum(self.qk_norm_sizes)
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         mlp = mlp * max(1, self.num_experts) + self.num_experts * self.hidden_size
-        norms = (4 if self.inner_norms else 2) * self.hidden_size
+        norms = sum(map(bool, self.sublayer_norms)) * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return embeddings + self.num_layers * (attention + mlp + norms) + self.hidden_size
+
+    @property
+    def sublayer_norms(self) -> tuple[str, str, str, str]:
+        """Return the norms of a layer: of attention's input and output, and of the MLP's; "" where there is none."""
+        if not self.inner_norms:
+            return "input_layernorm", "", "post_layernorm", ""
+        before = ("input_layernorm", "pre_feedforward_layernorm") if self.input_norms else ("", "")
+        return before[0], "post_layernorm", before[1], "post_feedforward_layernorm"
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Return the widths of the norms of queries and of keys; 0 without norms."""
+        heads = (self.num_heads, self.num_kv_heads) if self.qk_norm_over_heads else (1, 1)
+        return heads[0] * self.head_size * self.qk_norm, heads[1] * self.head_size * self.qk_norm
 
     @property
     def rotary_size(self) -> int:
@@ -123,7 +145,7 @@ class ModelConfig:
     @property
     def score_scale(self) -> float:
         """Return the factor for the products of queries and keys."""
-        return float((self.query_scalar or self.head_size) ** -0.5)
+        return float(self.attention_multiplier * (self.query_scalar or self.head_size) ** -0.5)
 
     def has_window(self, layer: int) -> bool:
         return bool(self.sliding_window) and layer not in self.full_layers

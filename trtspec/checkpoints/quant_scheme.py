@@ -63,7 +63,7 @@ class Scheme:
             return [block]
         if self.weights == "fp8" or isinstance(rule.at, Stage):
             return [rule.module]
-        return [block, *([layer_tensor(rule.at, rule.linear.norm)] if rule.linear else [])]
+        return [block, *([layer_tensor(rule.at, rule.linear.norm)] if rule.linear and rule.linear.norm else [])]
 
 
 @cache

@@ -43,6 +43,14 @@ _FEATURES = {
     "query_pre_attn_scalar": "query_scalar",
     "attn_logit_softcapping": "attention_cap",
     "final_logit_softcapping": "logit_cap",
+    # tensorrt_llm/models/llama/config.py
+    "embedding_multiplier": "embedding_multiplier",
+    "attention_multiplier": "attention_multiplier",
+    "residual_multiplier": "residual_multiplier",
+    "output_multiplier_scale": "logit_multiplier",
+    # read by the torch engine only
+    "input_layernorms": "input_norms",
+    "qk_layernorm_over_heads": "qk_norm_over_heads",
 }
 # Keys of some TensorRT-LLM config classes that are kept unchanged.
 _EXTRA: dict[str, type] = {"qwen_type": str, "rotary_pct": float, "_sliding_window_pattern": int}
@@ -92,7 +100,11 @@ def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: T
         rendered["sliding_window"] = config.sliding_window
     if config.full_layers:
         rendered["layer_types"] = [LAYER_KINDS[config.has_window(layer)] for layer in range(config.num_layers)]
-    rendered |= {key: value for key, field in _FEATURES.items() if (value := getattr(config, field))}
+    rendered |= {
+        key: value
+        for key, field in _FEATURES.items()
+        if (value := getattr(config, field)) != getattr(ModelConfig, field)
+    }
     if config.rope_scaling and config.rope_scaling.kind == "longrope":
         rendered |= render_longrope(config.rope_scaling)
     if config.num_experts:

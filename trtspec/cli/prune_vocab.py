@@ -42,7 +42,7 @@ def prune_vocab(
     from trtspec.checkpoints.writer import check_new
     from trtspec.training.plan import TrainRequest
     from trtspec.training.prune_vocabulary import prune_vocabulary
-    from trtspec.training.settings import TrainSettings
+    from trtspec.training.texts import TrainSettings
 
     check_new(out)  # fail before minutes of generation
     own = trtspec.load_recipe(recipe, overrides=set_ or []).recipe.gates.prompts

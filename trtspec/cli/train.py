@@ -13,7 +13,7 @@ from trtspec.cli.options import Json, Recipe, Set
 from trtspec.cli.progress import build_bars
 from trtspec.cli.render import note, print_json, print_line, show_table
 from trtspec.core.errors import GateNotMet, TrtspecError
-from trtspec.training.settings import Loss, Sizes, TrainSettings
+from trtspec.training.texts import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
     from trtspec.training.evaluation import TrainResult
@@ -84,8 +84,7 @@ def train(
     from trtspec.bench.documents import save_target_document
     from trtspec.recipe.yaml_edit import check_editable, write_section
     from trtspec.training.external.job import import_result, write_job
-    from trtspec.training.plan import TrainRequest, section_with
-    from trtspec.training.run import run
+    from trtspec.training.plan import TrainRequest, run, section_with
 
     if trainer and (result or write):
         message = "--trainer cannot be combined with --result or --write"

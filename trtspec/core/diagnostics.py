@@ -53,17 +53,14 @@ class Diagnostic:
 
     @property
     def file(self) -> str:
-        """Return the file of the mark."""
         return self.mark.file
 
     @property
     def line(self) -> int | None:
-        """Return the line, counted from 1."""
         return self.mark.line
 
     @property
     def column(self) -> int | None:
-        """Return the column, counted from 1."""
         return self.mark.column
 
     def at(self, mark: Mark) -> Diagnostic:

@@ -13,19 +13,13 @@ MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # limits of Linux file systems, less
 def _relative(path: str) -> str:
     if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
         raise ValueError(f"{_quote_path(path)} does not stay inside its directory")
-    if not _is_encodable(path):
-        raise ValueError(f"{_quote_path(path)} is not valid UTF-8")
-    if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in path.split("/")):
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{_quote_path(path)} is not valid UTF-8") from None
+    if len(encoded) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in encoded.split(b"/")):
         raise ValueError(f"{_quote_path(path)} exceeds the path length limit of file systems")
     return path
-
-
-def _is_encodable(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _quote_path(path: str) -> str:

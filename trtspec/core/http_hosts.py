@@ -11,8 +11,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trtspec.core.errors import TrtspecError
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
 
 VARIABLE = "TRTSPEC_ALLOWED_HOSTS"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -58,15 +62,12 @@ class HostRules:
             return HostRefusal(
                 BAD_REQUEST, "the request needs exactly one Host header with a name and an optional port"
             )
-        if not self._accepts(host[0]):
+        if not (host[0] in self.names or self.any_name or (self.addresses and _address(host[0].strip("[]")))):
             hint = f"to allow it, start the server with {VARIABLE}={host[0][:MAX_SHOWN_CHARS]}"
             return HostRefusal(MISDIRECTED, f"host {host[0][:MAX_SHOWN_CHARS]} is not served here; {hint}")
         if any(not self._accepts_origin(origin, host) for origin in origins):
             return HostRefusal(FORBIDDEN, "cross-origin requests are not allowed")
         return None
-
-    def _accepts(self, name: str) -> bool:
-        return name in self.names or self.any_name or (self.addresses and _is_address(name))
 
     def _accepts_origin(self, origin: str, host: tuple[str, str]) -> bool:
         match = ORIGIN.fullmatch(origin)
@@ -105,12 +106,7 @@ def allowed_hosts(environment: Mapping[str, str] = os.environ) -> tuple[str, ...
 
 def is_loopback(bind: str) -> bool:
     """Return whether a server bound to the host `bind` is reachable from this machine only."""
-    from ipaddress import ip_address
-
-    try:
-        return bind.lower() == "localhost" or ip_address(bind).is_loopback
-    except ValueError:
-        return False
+    return bind.lower() == "localhost" or ((address := _address(bind)) is not None and address.is_loopback)
 
 
 def _split(authority: str) -> tuple[str, str] | None:
@@ -119,11 +115,11 @@ def _split(authority: str) -> tuple[str, str] | None:
     return (match[1].lower(), match[2] or "") if match else None
 
 
-def _is_address(name: str) -> bool:
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an IP address, or None for any other text."""
     from ipaddress import ip_address
 
     try:
-        ip_address(name.strip("[]"))
+        return ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None

@@ -19,7 +19,6 @@ def cache_dir() -> Path:
 
 
 def store_dir() -> Path:
-    """Return the store of this user."""
     return cache_dir() / "store"
 
 

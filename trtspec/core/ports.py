@@ -53,11 +53,6 @@ def _bind(unbound: socket.socket, host: str) -> None:
             return
 
 
-def port_in_use(port: int, host: str = LOOPBACK) -> bool:
-    """Return whether a server cannot bind a port of a local address."""
-    return bind_error(port, host) is not None
-
-
 def bind_error(port: int, host: str = LOOPBACK) -> OSError | None:
     """Return the error with which this process would fail to bind a port, or None."""
     import socket

@@ -44,8 +44,6 @@ def _number(text: str) -> float | None:
 
 
 def _labels(text: str) -> dict[str, str]:
-    return {match[1]: _unescaped(match[2]) for match in LABEL.finditer(text)}
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r'\\[\\"n]', lambda match: ESCAPED[match[0]], text)
+    return {
+        match[1]: re.sub(r'\\[\\"n]', lambda escape: ESCAPED[escape[0]], match[2]) for match in LABEL.finditer(text)
+    }

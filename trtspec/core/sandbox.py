@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -252,7 +252,6 @@ class SandboxPool:
             self._put_back(self._idle.get_nowait())
 
     def close(self) -> None:
-        """End all children."""
         self._closed.set()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -330,7 +329,8 @@ def _timed(limits: SandboxLimits) -> Iterator[None]:
 def _answer(request: dict[str, Any], data: bytes, limits: SandboxLimits) -> bytes:
     """Run the request and return its response as JSON."""
     try:
-        value = _function(request["function"])(request["argument"], data)
+        module, _, function = request["function"].partition(":")
+        value = getattr(importlib.import_module(module), function)(request["argument"], data)
         answer = json.dumps({"value": value}).encode()
     except TrtspecError as error:
         return _error(REFUSED, error.message, error.hint)
@@ -344,12 +344,6 @@ def _answer(request: dict[str, Any], data: bytes, limits: SandboxLimits) -> byte
     if len(answer) > limits.output_bytes:
         return _error(OUTPUT, f"the response is larger than {limits.output_bytes:,} bytes")
     return answer
-
-
-def _function(name: str) -> Callable[[Any, bytes], Any]:
-    module, _, attribute = name.partition(":")
-    found: Callable[[Any, bytes], Any] = getattr(importlib.import_module(module), attribute)
-    return found
 
 
 def _error(cause: str, message: str, hint: str | None = None) -> bytes:

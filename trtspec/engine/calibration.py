@@ -27,7 +27,7 @@ from trtspec.checkpoints.rules import Matched, layer_tensor
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.device import TORCH_DTYPES, choose_device, map_tensor
+from trtspec.engine.device import TORCH_DTYPES, choose_device, load_resume_state, map_tensor, save_resume_state
 from trtspec.engine.model.layer_pass import (
     INPUTS,
     KEYS,
@@ -39,7 +39,6 @@ from trtspec.engine.model.layer_pass import (
     rotation,
 )
 from trtspec.engine.model.positions import sliding_window_config
-from trtspec.engine.resume_state import load_resume_state, save_resume_state
 
 SAVE_EVERY_S = 60.0  # the states of many prompts are gigabytes
 
@@ -142,8 +141,8 @@ class _Calibration:
         (source,) = self.sources[EMBEDDING]
         table = map_tensor(source)
         states = [F.embedding(torch.tensor([prompt]), table).to(self.device) for prompt in prompts]
-        if self.config.scaled_embedding:
-            states = [hidden * embedding_scale(self.config, self.dtype) for hidden in states]
+        scale = embedding_scale(self.config, self.dtype, self.device)
+        states = states if scale is None else [hidden * scale for hidden in states]
         self.on_bytes(source.nbytes)
         return states
 

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices and dtypes of torch, and tensors of safetensors files as memory-mapped torch tensors."""
+"""Devices and dtypes of torch, and tensors in files: of safetensors, memory-mapped, and of an interrupted computation.
+
+The state of a computation is one file, replaced atomically after its bytes are synced to disk.
+"""
 
 from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +20,7 @@ from torch import Tensor
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.trtllm import DTYPES, TrtllmCheckpoint
 from trtspec.core.errors import TrtspecError
+from trtspec.core.files import fsync_path, private_file
 
 TORCH_DTYPES = {
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn,
@@ -47,3 +58,28 @@ def compute_dtype(name: str, device: torch.device, checkpoint: TrtllmCheckpoint)
     quantized = checkpoint.quantization.algo or checkpoint.quantization.kv_cache_algo
     # at batch 1 float32 is faster than bf16 on the CPUs measured (benchmarks/experiments/log.md), and exact to 1e-6
     return torch.float64 if quantized else torch.float32
+
+
+def save_resume_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Save a state at `path`. If the disk is full, keep the previous file: the state only saves time."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        with private_file(temporary) as file:  # a fixed name, so that killed processes leave at most one file
+            torch.save(dict(state), file)
+        fsync_path(temporary)
+        os.replace(temporary, path)
+        fsync_path(path.parent)
+    except (OSError, RuntimeError):  # torch raises RuntimeError for a full disk
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def load_resume_state(path: Path, device: torch.device) -> dict[str, Any] | None:
+    """Return the state at `path` with its tensors on `device`, or None if the file is missing or invalid."""
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):  # the work is done again
+        return None
+    return found

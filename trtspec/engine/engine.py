@@ -50,32 +50,29 @@ WARMUP_STEPS = 2  # decode steps with a draft, regardless of acceptance
 
 
 class Engine:
-    """Runs a converted checkpoint; created by `Engine.load`."""
+    """Runs a converted TensorRT-LLM checkpoint; `draft` is None for methods without a draft model.
 
-    def __init__(self, load: Callable[[], Speculator], settings: EngineSettings, tokenizer: Tokenizer | None) -> None:
+    `tokenizer` is a directory with tokenizer.json, which stop texts and updates of whole characters need. Raises
+    TrtspecError if the method is unknown, the device is missing, or the checkpoints do not match.
+    """
+
+    def __init__(
+        self, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None
+    ) -> None:
         self.settings = settings
-        self.tokenizer = tokenizer
+        self.tokenizer = Tokenizer(tokenizer) if tokenizer else None
         self._waiting: deque[RunningRequest] = deque()
         self._entering: list[RunningRequest] = []
         self._running: list[RunningRequest] = []
         self._changed = threading.Condition()
         self._closed: str | None = None
         loaded: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="trtspec-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(target, draft, loaded), name="trtspec-engine", daemon=True
+        )
         self._thread.start()
         loaded.result()
         atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
-
-    @classmethod
-    def load(cls, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None) -> Engine:
-        """Load converted TensorRT-LLM checkpoints; `draft` is None for methods without a draft model.
-
-        `tokenizer` is a directory with tokenizer.json, which stop texts and updates of whole characters need. Raise
-        TrtspecError if the method is unknown, the device is missing, or the checkpoints do not match.
-        """
-        return cls(
-            lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
-        )
 
     @property
     def vocab_size(self) -> int:
@@ -136,9 +133,9 @@ class Engine:
         self._changed.notify()
 
     @torch.inference_mode()
-    def _run(self, load: Callable[[], Speculator], loaded: Future[None]) -> None:
+    def _run(self, target: Path, draft: Path | None, loaded: Future[None]) -> None:
         try:
-            self.speculator = load()
+            self.speculator = Speculator.load(target, draft, self.settings)
         except BaseException as failure:
             loaded.set_exception(failure)
             return
@@ -223,29 +220,25 @@ class Engine:
 
 
 class _ResultCollector:
-    """Collects a request's updates into a Result."""
+    """Collects a request's updates into a result."""
 
     def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._scores: list[Scores] = []
-        self._last: Update | None = None
+        self._updates: list[Update] = []
         self._done = threading.Event()
 
     def __call__(self, update: Update) -> None:
-        self._ids += update.new_ids
-        if update.scores is not None:
-            self._scores.append(update.scores)
+        self._updates.append(update)
         if update.finish_reason:
-            self._last = update
             self._done.set()
 
     def result(self) -> EngineResult:
         self._done.wait()  # unbounded: the engine's thread finishes every request, and all of them when it fails
-        last = self._last
-        if last is None or last.finish_reason is None or last.finish_reason == "error":
-            raise TrtspecError(last.error if last and last.error else "the engine returned no result")
-        scores = Scores.joined(self._scores) if self._scores else None
-        return EngineResult(tuple(self._ids), last.finish_reason, last.stats, scores)
+        last = self._updates[-1]
+        if last.finish_reason is None or last.finish_reason == "error":
+            raise TrtspecError(last.error or "the engine returned no result")
+        ids = tuple(token for update in self._updates for token in update.new_ids)
+        scores = [update.scores for update in self._updates if update.scores is not None]
+        return EngineResult(ids, last.finish_reason, last.stats, Scores.joined(scores) if scores else None)
 
 
 def warm_up(engine: Engine) -> None:

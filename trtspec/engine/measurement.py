@@ -210,7 +210,6 @@ def _run(speculator: Speculator, batch: Sequence[RunningRequest], draft_len: int
 
 
 def _step(speculator: Speculator, batch: Sequence[RunningRequest]) -> None:
-    """Run a step as the engine does."""
     reasons = [running.advance(progress) for running, progress in zip(batch, speculator.step(batch), strict=True)]
     for running, reason in zip(batch, reasons, strict=True):
         running.update(reason)

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trtspec.engine.model.attention import KVCache
-from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.decoder import Decoder, KVCache
 
 Ids = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]

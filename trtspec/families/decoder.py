@@ -17,9 +17,7 @@ from trtspec.checkpoints.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, M
 OLD_LENGTH = "max_sequence_length"
 # Defaults of transformers' LlamaConfig, 5.23, for keys that configs of draft heads omit.
 HEAD_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-ATTENTION = LinearLayer(norm="input_layernorm")
-NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
-INNER_NORMS = tuple((name, name) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"))
+NORMS = {"post_layernorm": "post_attention_layernorm"}  # source names that differ from TensorRT-LLM's
 
 
 def read_decoder(
@@ -130,26 +128,28 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
     """Return the rules of a layer's norms and attention."""
     hidden, size, prefix = config.hidden_size, config.head_size, f"model.layers.{layer}"
     own = f"{prefix}.self_attn"
-    norms = NORMS + INNER_NORMS if config.inner_norms else NORMS
+    linear = LinearLayer(norm=config.sublayer_norms[0])
     found = [
-        Rule(f"{target}.weight", (SourceTensor(f"{prefix}.{name}.weight", (hidden,)),), layer) for target, name in norms
+        Rule(f"{name}.weight", (SourceTensor(f"{prefix}.{NORMS.get(name, name)}.weight", (hidden,)),), layer)
+        for name in config.sublayer_norms
+        if name
     ]
     heads = (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
 
     def projections(kind: str, *width: int) -> tuple[SourceTensor, ...]:
         return tuple(SourceTensor(f"{own}.{name}_proj.{kind}", (count * size, *width), count) for name, count in heads)
 
-    found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer, Split.ROWS, ATTENTION))
+    found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer, Split.ROWS, linear))
     if config.attn_bias:
         found.append(Rule("attention.qkv.bias", projections("bias"), layer, Split.ROWS))
     output = SourceTensor(f"{own}.o_proj.weight", (hidden, config.num_heads * size))
-    found.append(Rule("attention.dense.weight", (output,), layer, Split.COLUMNS, ATTENTION))
+    found.append(Rule("attention.dense.weight", (output,), layer, Split.COLUMNS, linear))
     if config.dense_bias:
         found.append(Rule("attention.dense.bias", (SourceTensor(f"{own}.o_proj.bias", (hidden,)),), layer))
     if config.qk_norm:
         found += [
-            Rule(f"attention.{n}_layernorm.weight", (SourceTensor(f"{own}.{n}_norm.weight", (size,)),), layer)
-            for n in "qk"
+            Rule(f"attention.{n}_layernorm.weight", (SourceTensor(f"{own}.{n}_norm.weight", (width,)),), layer)
+            for n, width in zip("qk", config.qk_norm_sizes, strict=True)
         ]
     return found
 
@@ -177,7 +177,7 @@ def mlp(config: ModelConfig, layer: int) -> list[Rule]:
 
 
 def _mlp_layer(config: ModelConfig) -> LinearLayer:
-    return LinearLayer(norm="pre_feedforward_layernorm" if config.inner_norms else "post_layernorm")
+    return LinearLayer(norm=config.sublayer_norms[2])
 
 
 def experts(config: ModelConfig, layer: int) -> list[Rule]:

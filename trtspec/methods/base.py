@@ -41,7 +41,6 @@ class LossyOptions(Options):
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
-        """Return "typical" if `lossy` is set, otherwise "exact"."""
         return "typical" if self.lossy else "exact"
 
 
@@ -121,8 +120,12 @@ class VocabularyNames:
 
 
 def chain(options: Any, draft_len: int) -> DraftShape:
-    """Return the draft shape of a method that drafts a chain."""
     return DraftShape(draft_len, draft_len)
+
+
+def suggest_for(is_draft: Callable[[Source], bool], why: str) -> Callable[[Source], Suggestion | None]:
+    """Return the `Method.suggest` of a method for the drafts that `is_draft` recognizes."""
+    return lambda source: Suggestion(0, why) if is_draft(source) else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,6 @@ class Method:
 
 
 def methods() -> dict[str, Method]:
-    """Return all methods by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 

@@ -12,14 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoints.rules import Matched, Rule, Skip, Stage, find_parts, match
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.sharding import ParallelMapping, row_split_problems
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.checkpoints.tied_embeddings import have_equal_values
-from trtspec.checkpoints.trtllm import LM_HEAD
+from trtspec.checkpoints.trtllm import LM_HEAD, TrtllmCheckpoint
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import open_regular
@@ -63,13 +63,8 @@ def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
         yield Diagnostic("model", "positions", message, hint, "warning")
     if (head.rotary_base, head.rope_scaling) != (target.rotary_base, target.rope_scaling):
         message = f"the head's rotary embedding has {_describe(head)}, the target's {_describe(target)}"
-        yield Diagnostic(
-            "model",
-            "rope",
-            message,
-            "compare the trainer's config: correct if the head was trained this way",
-            "warning",
-        )
+        hint = "compare the trainer's config: correct if the head was trained this way"
+        yield Diagnostic("model", "rope", message, hint, "warning")
 
 
 def count_layers(names: Iterable[str], prefix: str = "") -> int:
@@ -89,6 +84,13 @@ def check_layers(configured: int, found: int) -> Iterator[Diagnostic]:
         message = f"num_hidden_layers is {configured}, but the tensors' number of layers is {found}, which is used"
         hint = f"set num_hidden_layers: {found} in its config.json for other engines"
         yield Diagnostic("model", LAYERS, message, hint, "warning")
+
+
+def check_shift(layers: tuple[int, ...], usual: tuple[int, ...], what: str, hint: str) -> Iterator[Diagnostic]:
+    """Warn if layers are the usual ones shifted by one, which suggests another convention of numbering."""
+    for shift in (-1, 1):
+        if layers and layers == tuple(number + shift for number in usual):
+            yield Diagnostic("model", "aux-layers", f"{what} shifted by {shift:+}", hint, "warning")
 
 
 def mask_token(source: Source) -> int | None:
@@ -156,7 +158,6 @@ def _wrong_ids(ids: Sequence[int], marked: list[int] | None, vocab: int) -> str 
 
 
 def _read(tensor: TensorInfo) -> bytes:
-    """Return a small tensor's bytes."""
     with open_regular(tensor.file) as file:
         file.seek(tensor.offset)
         return file.read(tensor.nbytes)
@@ -169,6 +170,17 @@ def _describe(config: ModelConfig) -> str:
         text += f" and {scaling.kind} scaling by {scaling.factor:g}"
         text += f" of {scaling.original_max_position} positions" if scaling.original_max_position else ""
     return text
+
+
+def stored_section(checkpoint: TrtllmCheckpoint, key: str, what: str, method: str) -> ConfigReader:
+    """Return the section of a converted checkpoint's config.json that describes a draft head.
+
+    `what` is the head, as in "an EAGLE head"; CheckpointError if the checkpoint does not contain it.
+    """
+    if (section := checkpoint.document.section(key)) is None:
+        hint = f"convert it with method: {method} and the {what.rpartition(' ')[2]} as speculation.draft"
+        raise CheckpointError(f"does not contain {what}", where=str(checkpoint.root), hint=hint)
+    return section
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,8 @@ def smaller_trees(choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
     for size in (4, 8, 16, 32, 64, 128):
         if size < len(choices):
             first = set(choices[:size])
-            yield {"choices": [list(path) for path in choices[:size] if _is_rooted(path, first)]}
-
-
-def _is_rooted(path: Choice, choices: set[Choice]) -> bool:
-    return all(path[:depth] in choices for depth in range(1, len(path)))
+            rooted = (path for path in choices[:size] if all(path[:depth] in first for depth in range(1, len(path))))
+            yield {"choices": [list(path) for path in rooted]}
 
 
 def most_ranks(choices: Iterable[Choice]) -> int:
@@ -61,15 +58,11 @@ def most_ranks(choices: Iterable[Choice]) -> int:
     return max(rank + 1 for choice in choices for rank in choice)
 
 
-def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> list[Diagnostic]:
+def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> Iterator[Diagnostic]:
     """Report choices that rank more tokens than the target's vocabulary has, under the option's name."""
-    if (ranks := most_ranks(choices)) <= config.vocab_size:
-        return []
-    return [
-        Diagnostic(
-            "choices", "out-of-range", f"rank {ranks - 1} is beyond the target's {config.vocab_size} vocabulary entries"
-        )
-    ]
+    if (ranks := most_ranks(choices)) > config.vocab_size:
+        message = f"rank {ranks - 1} is beyond the target's {config.vocab_size} vocabulary entries"
+        yield Diagnostic("choices", "out-of-range", message)
 
 
 def _choice(written: Any) -> Choice:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,7 @@ def find_recipe(given: Path) -> Path:
 
 
 def display_name(path: Path) -> str:
-    """Return the name of a recipe file in messages."""
     return "<stdin>" if path == STDIN else str(path)
-
-
-def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> RecipeNode:
-    """Return the tree of a file (`-` is standard input) merged over the files it extends.
-
-    RecipeError if a file cannot be read.
-    """
-    return _read(path, Mark(display_name(path)), (), diagnostics)
 
 
 def anchor_paths(root: RecipeNode) -> RecipeNode:
@@ -99,17 +91,15 @@ def _is_path(node: RecipeNode) -> bool:
 
 
 def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> RecipeNode:
+    """Return the tree of a file (`-` is standard input) merged over the files it extends."""
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
     root = parse_document(text, RecipeText.of(display_name(path), base, text), diagnostics)
+    hint = "begin with schema: trtspec.recipe/1"
     if root.value is None:
-        raise_recipe_error(
-            Mark(display_name(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1"
-        )
+        raise_recipe_error(Mark(display_name(path)), "empty", "the file is empty", hint)
     if not isinstance(root.value, dict):
-        raise_recipe_error(
-            root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1"
-        )
+        raise_recipe_error(root.mark, "wrong-type", "a recipe is a mapping of keys to values", hint)
     extends = root.value.get("extends")
     if extends is None or extends.value is None:
         return without(root, "extends")
@@ -118,44 +108,32 @@ def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[
 
 
 def _parent(child: Path, extends: RecipeNode, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> RecipeNode:
+    refuse = partial(raise_recipe_error, extends.mark, path="extends")
     if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
-        raise_recipe_error(
-            extends.mark, "wrong-type", "expected the path of another recipe", "as extends: base.yaml", path="extends"
-        )
+        refuse("wrong-type", "expected the path of another recipe", "as extends: base.yaml")
     path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
     path = path if os.path.exists(path) else _shipped(extends.value) or path
     if os.path.realpath(path) in chain:
         around = " -> ".join(os.path.basename(file) for file in (*chain, str(path)))
-        raise_recipe_error(
-            extends.mark, "extends-cycle", f"extends goes in a circle: {around}", "remove one of them", path="extends"
-        )
+        refuse("extends-cycle", f"extends goes in a circle: {around}", "remove one of them")
     if len(chain) > MAX_EXTENDS:
-        raise_recipe_error(
-            extends.mark,
-            "extends-depth",
-            f"more than {MAX_EXTENDS} recipes extend each other",
-            "merge some of them",
-            path="extends",
-        )
+        refuse("extends-depth", f"more than {MAX_EXTENDS} recipes extend each other", "merge some of them")
     return _read(path, extends.mark, chain, diagnostics)
 
 
 def _text(path: Path, asked_at: Mark) -> str:
     asked_key, is_stdin = "extends" if asked_at.line else "", path == STDIN
+    refuse = partial(raise_recipe_error, asked_at, "unreadable", path=asked_key)
     if not is_stdin and os.path.exists(path) and not os.path.isfile(path):
-        raise_recipe_error(
-            asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", path=asked_key
-        )
+        refuse(f"{path} is not a file", "name the recipe's .yaml file")
     try:
         with open(0 if is_stdin else path, "rb", closefd=not is_stdin) as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         looked = f"; looked for {os.path.abspath(path)}" if asked_key else ""
-        raise_recipe_error(asked_at, "unreadable", f"{path} does not exist{looked}", _nearest(path), path=asked_key)
+        refuse(f"{path} does not exist{looked}", _nearest(path))
     except OSError as error:
-        raise_recipe_error(
-            asked_at, "unreadable", f"{display_name(path)} cannot be read: {error.strerror}", path=asked_key
-        )
+        refuse(f"{display_name(path)} cannot be read: {error.strerror}")
     if len(data) > MAX_BYTES:
         raise_recipe_error(
             Mark(display_name(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?"
@@ -199,13 +177,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
-        raise_recipe_error(
-            Mark(display_name(path)),
-            "matrix",
-            message,
-            "this command takes a single recipe: remove `matrix`",
-            path="matrix",
-        )
+        hint = "this command takes a single recipe: remove `matrix`"
+        raise_recipe_error(Mark(display_name(path)), "matrix", message, hint, path="matrix")
     return loaded[0]
 
 
@@ -218,7 +191,10 @@ def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] 
     path = find_recipe(path)
     diagnostics: list[Diagnostic] = []
     try:
-        trees = _trees(path, overrides, diagnostics)
+        root = _read(path, Mark(display_name(path)), (), diagnostics)
+        for override in overrides:
+            root = _overridden(root, override, diagnostics)
+        trees = [anchor_paths(tree) for tree in expand_matrix(root, diagnostics)]
         if not diagnostics:  # otherwise the names may be wrong
             trees = choose_cells(trees, cells, display_name(path))
     except RecipeError as error:
@@ -227,13 +203,6 @@ def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] 
     if diagnostics:
         raise RecipeError(sort_diagnostics(list(map(with_hint, diagnostics))))
     return [LoadedRecipe(recipe, path, tree) for recipe, tree in zip(recipes, trees, strict=True) if recipe]
-
-
-def _trees(path: Path, overrides: Sequence[str], diagnostics: list[Diagnostic]) -> list[RecipeNode]:
-    root = read_recipe(path, diagnostics)
-    for override in overrides:
-        root = _overridden(root, override, diagnostics)
-    return [anchor_paths(tree) for tree in expand_matrix(root, diagnostics)]
 
 
 def _overridden(root: RecipeNode, override: str, diagnostics: list[Diagnostic]) -> RecipeNode:

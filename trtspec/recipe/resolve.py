@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, field_validator
@@ -179,54 +180,51 @@ def resolve_max_num_tokens(engine: Engine, max_draft_tokens: int) -> int:
     return engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (max_draft_tokens + 1))
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """Values that a recipe leaves open, decided from its checkpoints, backend and method.
+def resolve_recipe(
+    recipe: Recipe,
+    *,
+    target_dtype: str,
+    draft_dtype: str | None,
+    backend: str,
+    backend_why: str,
+    version: str,
+    draft_len: int,
+    max_draft_tokens: int,
+    options: dict[str, Any],
+    acceptance: str,
+    has_draft_model: bool,
+) -> ResolvedRecipe:
+    """Return the recipe with every default applied, from values decided by its checkpoints, backend and method.
 
     The dtypes are those stored in the checkpoints. `options` are the method's options with defaults, `max_draft_tokens`
     is the number of tokens drafted per step, and `version` is the backend's. `has_draft_model` is False for a head that
     is stored with the target.
     """
-
-    target_dtype: str
-    draft_dtype: str | None
-    backend: str
-    backend_why: str
-    version: str
-    draft_len: int
-    max_draft_tokens: int
-    options: dict[str, Any]
-    acceptance: str
-    has_draft_model: bool
-
-
-def resolve_recipe(recipe: Recipe, decisions: Decisions) -> ResolvedRecipe:
-    """Return the recipe with every default applied."""
     asked, draft, engine = recipe.speculation, recipe.speculation.draft, recipe.engine
     return ResolvedRecipe(
         name=recipe.name,
-        target=_model(recipe.target, decisions.target_dtype),
+        target=_model(recipe.target, target_dtype),
         speculation=_completed(
             ResolvedSpeculation,
             asked,
-            draft_len=decisions.draft_len,
-            acceptance=decisions.acceptance,
-            drafts=(_model(draft, decisions.draft_dtype),) if draft else (),
-            options=decisions.options,
+            draft_len=draft_len,
+            acceptance=acceptance,
+            drafts=(_model(draft, draft_dtype),) if draft else (),
+            options=options,
             schedule=tuple(asked.schedule),
         ),
         engine=_completed(
             ResolvedEngine,
             engine,
-            backend=decisions.backend,
-            backend_why=decisions.backend_why,
-            version=decisions.version,
+            backend=backend,
+            backend_why=backend_why,
+            version=version,
             device=engine.device or "",
             build=_completed(ResolvedEngineBuild, engine.build),
             max_input_len=resolve_max_input_len(engine),
-            max_num_tokens=resolve_max_num_tokens(engine, decisions.max_draft_tokens),
+            max_num_tokens=resolve_max_num_tokens(engine, max_draft_tokens),
         ),
-        serving=_completed(ResolvedServing, recipe.serving, placement=_placement(recipe, decisions.has_draft_model)),
+        serving=_completed(ResolvedServing, recipe.serving, placement=_placement(recipe, has_draft_model)),
         plugins=recipe.plugins,
         gates=_completed(ResolvedGates, recipe.gates),
     )
@@ -286,16 +284,9 @@ class UnsafeOverride:
 
 
 def find_unsafe_overrides(recipe: Recipe | ResolvedRecipe) -> Iterator[UnsafeOverride]:
-    """Yield the keys that are less strict than their default."""
     for table, sign in ((LOOSER_BELOW, -1), (LOOSER_ABOVE, 1)):
         for path, (model, keys) in table.items():
             for key in keys:
-                value, default = getattr(_at(recipe, path), key), model.model_fields[key].default
+                value, default = attrgetter(f"{path}.{key}")(recipe), model.model_fields[key].default
                 if sign * (value - default) > 0:
                     yield UnsafeOverride(f"{path}.{key}", value, default)
-
-
-def _at(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        value = getattr(value, key)
-    return value

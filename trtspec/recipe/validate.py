@@ -52,34 +52,33 @@ def validate_recipe(root: RecipeNode, diagnostics: list[Diagnostic]) -> Recipe |
     try:
         return Recipe.model_validate(plain(root))
     except ValidationError as error:
-        if (adapted := _unset(_with_texts(root, error), error)) is not root:
+        if (adapted := _adapted(root, error)) is not root:
             return validate_recipe(adapted, diagnostics)
         findings = sorted(
             error.errors(include_url=False), key=lambda finding: sort_position(_locate_finding(root, finding)[0])
         )
-        diagnostics += [_diagnostic(root, finding) for finding in findings[: MAX_DIAGNOSTICS + 1]]
+        for finding in findings[: MAX_DIAGNOSTICS + 1]:
+            mark, path = _locate_finding(root, finding)
+            code, message, hint = _explain(finding, path, locate(root, path)[0])
+            diagnostics.append(Diagnostic(".".join(path), code, message, hint).at(mark))
         return None
 
 
-def _with_texts(root: RecipeNode, error: ValidationError) -> RecipeNode:
-    """Return the tree with numbers from `--set` converted to text where required; a shell removes quotes."""
+def _adapted(root: RecipeNode, error: ValidationError) -> RecipeNode:
+    """Return the tree with the values of `--set` as they are meant.
+
+    Numbers become text where text is required, because a shell removes quotes. A mapping or list set to null is unset.
+    """
     for finding in error.errors(include_url=False):
-        node, written = locate(root, path := [str(part) for part in finding["loc"]])
-        given = written and node.mark.line is None and isinstance(node.value, (int, float))
-        if given and finding["type"] == "string_type" and all(isinstance(part, str) for part in finding["loc"]):
+        *above, last = path = [str(part) for part in finding["loc"]]
+        node, written = locate(root, path)
+        if not written or node.mark.line is not None:
+            continue
+        is_number = isinstance(node.value, (int, float)) and all(isinstance(part, str) for part in finding["loc"])
+        if finding["type"] == "string_type" and is_number:
             root = put(root, path, replace(node, value=node.raw))
-    return root
-
-
-def _unset(root: RecipeNode, error: ValidationError) -> RecipeNode:
-    """Return the tree without the mappings and lists that `--set` sets to null, which unsets them."""
-    for finding in error.errors(include_url=False):
-        node, written = locate(root, path := [str(part) for part in finding["loc"]])
-        given = written and node.mark.line is None and node.value is None
-        if given and finding["type"] in ("model_type", "dict_type", "list_type") and len(path) > 1:
-            root = put(root, path[:-1], without(locate(root, path[:-1])[0], path[-1]))
-        elif given and finding["type"] in ("model_type", "dict_type", "list_type"):
-            root = without(root, path[0])
+        elif finding["type"] in ("model_type", "dict_type", "list_type") and node.value is None:
+            root = put(root, above, without(locate(root, above)[0], last))
     return root
 
 
@@ -93,12 +92,6 @@ def _locate_finding(root: RecipeNode, finding: Any) -> tuple[Mark, tuple[str, ..
     path = tuple(str(part) for part in finding["loc"] if part != "[key]")
     key_at_fault = finding["type"] == "extra_forbidden" or finding["loc"][-1] == "[key]"
     return find_mark(root, "unknown-key" if key_at_fault else "", path), path
-
-
-def _diagnostic(root: RecipeNode, finding: Any) -> Diagnostic:
-    mark, path = _locate_finding(root, finding)
-    code, message, hint = _explain(finding, path, locate(root, path)[0])
-    return Diagnostic(".".join(path), code, message, hint).at(mark)
 
 
 def _explain(finding: Any, path: tuple[str, ...], node: RecipeNode) -> Explanation:
@@ -127,15 +120,10 @@ def explain_value(finding: Any, key: str, raw: str = "") -> Explanation:
         return "bad-value", f"{quote_value(value)} is not one of {', '.join(known)}", did_you_mean(str(value), known)
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
-        near = _spelled(value) if pattern == IDENTIFIER else None
-        return "bad-value", f"{quote_value(value)} is not {PATTERN_DESCRIPTIONS[pattern]}", near
+        near = re.sub("[-. ]", "_", value.lower())  # draft_target for Draft-Target
+        hint = f"did you mean {near!r}?" if pattern == IDENTIFIER and re.fullmatch(IDENTIFIER, near) else None
+        return "bad-value", f"{quote_value(value)} is not {PATTERN_DESCRIPTIONS[pattern]}", hint
     return "bad-value", simplify_pydantic_message(finding["msg"]), None
-
-
-def _spelled(text: str) -> str | None:
-    """Return a hint with the intended identifier, for example draft_target for Draft-Target."""
-    near = re.sub("[-. ]", "_", text.lower())
-    return f"did you mean {near!r}?" if re.fullmatch(IDENTIFIER, near) else None
 
 
 def _described(value: Any) -> str:
@@ -201,15 +189,9 @@ def with_hint(diagnostic: Diagnostic) -> Diagnostic:
     """Return a diagnostic with a fix in its message or a hint, if one is known."""
     if diagnostic.hint or diagnostic.code in SELF_EXPLANATORY:
         return diagnostic
-    return replace(diagnostic, hint=_remedy(diagnostic))
-
-
-def _remedy(diagnostic: Diagnostic) -> str | None:
-    if diagnostic.code in BY_CODE:
-        return BY_CODE[diagnostic.code]
-    if diagnostic.severity == "warning":  # a hint is optional for warnings
-        return None
-    path = diagnostic.path
-    while path and path not in recipe_keys():
-        path = path.rpartition(".")[0]
-    return f"{path}: {recipe_keys()[path]}" if path else None
+    hint, path = BY_CODE.get(diagnostic.code), diagnostic.path
+    if not hint and diagnostic.severity == "error":  # a hint is optional for warnings
+        while path and path not in recipe_keys():
+            path = path.rpartition(".")[0]
+        hint = f"{path}: {recipe_keys()[path]}" if path else None
+    return replace(diagnostic, hint=hint)

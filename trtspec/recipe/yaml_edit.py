@@ -54,12 +54,11 @@ def edit_section(text: str, section: str, wanted: dict[str, Any]) -> str:
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
     pair = next((pair for pair in pairs if pair[0].value == section), None)
     lines = text.splitlines(keepends=True)
+    body = "".join([f"{section}:\n", *(_line(INDENT, *item) for item in wanted.items())])
     if pair is None:
-        tail = "" if not lines or lines[-1].endswith("\n") else "\n"
-        return text + tail + "".join([f"{section}:\n", *(_line(INDENT, *item) for item in wanted.items())])
+        return text + ("" if not lines or lines[-1].endswith("\n") else "\n") + body
     node = pair[1]
     if not isinstance(node, yaml.MappingNode) or node.flow_style or not node.value:
-        body = "".join([f"{section}:\n", *(_line(INDENT, *item) for item in wanted.items())])
         return _with_lines(lines, pair[0].start_mark.line, _last_line(node), body)
     return _edited_block(lines, node, wanted)
 
@@ -74,7 +73,7 @@ def _edited_block(lines: list[str], node: yaml.MappingNode, wanted: dict[str, An
         lines[end] = lines[end] if lines[end].endswith("\n") else lines[end] + "\n"
         lines.insert(end + 1, added)
     for key, value in reversed(node.value):
-        if key.value in wanted and _plain(value) == wanted[key.value]:
+        if key.value in wanted and yaml.SafeLoader("").construct_document(value) == wanted[key.value]:
             continue
         replacement = _line(indent, key.value, wanted[key.value]) if key.value in wanted else ""
         first, last = key.start_mark.line, _last_line(value)
@@ -82,10 +81,6 @@ def _edited_block(lines: list[str], node: yaml.MappingNode, wanted: dict[str, An
             replacement = replacement.rstrip("\n") + lines[last][value.end_mark.column :]
         lines = _with_lines(lines, first, last, replacement).splitlines(keepends=True)
     return "".join(lines)
-
-
-def _plain(node: yaml.Node) -> Any:
-    return yaml.SafeLoader("").construct_document(node)
 
 
 def _last_line(node: yaml.Node) -> int:

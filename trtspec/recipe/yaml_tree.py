@@ -60,7 +60,6 @@ def same(one: RecipeNode, other: RecipeNode) -> bool:
 
 
 def walk(node: RecipeNode) -> Iterator[RecipeNode]:
-    """Yield the node and all its descendants."""
     yield node
     below = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
     for child in below:
@@ -102,7 +101,6 @@ def put(root: RecipeNode, path: Sequence[str], value: RecipeNode) -> RecipeNode:
 
 
 def without(root: RecipeNode, *keys: str) -> RecipeNode:
-    """Return a mapping without the given keys."""
     return replace(root, value={key: node for key, node in root.value.items() if key not in keys})
 
 
@@ -212,7 +210,8 @@ def _events(text: str, source: RecipeText) -> Iterator[Any]:
             mark = source.mark(place.line, place.column)
         if error.context in OPENED and (start := error.context_mark):
             _stop_unclosed(error, source.mark(start.line, start.column), mark)
-        raise_recipe_error(mark, "syntax", _syntax_message(error), _syntax_hint(error))
+        message = "not valid YAML: " + ", ".join(part for part in (error.context, error.problem) if part)
+        raise_recipe_error(mark, "syntax", message, _syntax_hint(error))
     except (ValueError, OverflowError) as error:
         # PyYAML does not catch errors of chr() and int().
         raise_recipe_error(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
@@ -230,10 +229,6 @@ def _stop_unclosed(error: yaml.MarkedYAMLError, opened: Mark, found: Mark) -> No
         raise_recipe_error(found, "syntax", f"not valid YAML: expected `,` or `{closing}` here", _syntax_hint(error))
     hint = f"close it with `{closing}`" + ("" if at_end else f", or add the `,` missing before line {found.line}")
     raise_recipe_error(opened, "syntax", f"not valid YAML: the `{opening}` here is not closed", hint)
-
-
-def _syntax_message(error: yaml.MarkedYAMLError) -> str:
-    return "not valid YAML: " + ", ".join(part for part in (error.context, error.problem) if part)
 
 
 def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:

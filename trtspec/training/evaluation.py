@@ -44,18 +44,15 @@ class AcceptanceComparison:
 
     @classmethod
     def of(cls, kind: str, kept: bool, pairs: Sequence[tuple[StepCounts, StepCounts]]) -> AcceptanceComparison:
-        """Return the comparison of texts by their steps before and after."""
         before, after = (AcceptanceStats(tuple(side), (kind,) * len(pairs)) for side in zip(*pairs, strict=True))
         return cls(kind, kept, before, after)
 
     @cached_property
     def change(self) -> Estimate:
-        """Return the change of the mean accepted length."""
         return acceptance_change(self.before.texts, self.after.texts)
 
     @property
     def share(self) -> float:
-        """Return the relative change."""
         return self.change.value / self.before.token_weighted.value
 
     @property
@@ -78,11 +75,9 @@ class AcceptanceComparison:
 
     @property
     def label(self) -> str:
-        """Return "better", "worse" or "as before"."""
         return "worse" if self.is_worse else "better" if self.is_better else "as before"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its keys of the document."""
         return {
             "kind": self.kind,
             "kept": self.kept,
@@ -127,7 +122,6 @@ class DraftComparison:
         after: Sequence[StepCounts],
         step_cost: float = 0.0,
     ) -> DraftComparison:
-        """Return the comparison on held-out texts by their steps."""
         pairs = list(zip(texts, zip(before, after, strict=True), strict=True))
         kinds = sorted({(text.kept, text.label) for text in texts})
         whole = AcceptanceComparison.of("all", False, [pair for text, pair in pairs if not text.kept])
@@ -148,7 +142,6 @@ class DraftComparison:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document's keys on all prompts and on each kind."""
         return {**self.whole.sides(), "kinds": [each.as_dict() for each in self.kinds]}
 
 
@@ -178,7 +171,6 @@ class TrainResult:
         return not self.comparison.rejections
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document."""
         return {
             "format_version": FORMAT_VERSION,
             "kind": KIND,

@@ -7,7 +7,7 @@ are equal to those of the torch engine's fused and rearranged layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.layer_pass import attend_heads, rotate, rotation
-from trtspec.engine.model.layers import ACTIVATIONS, CappedHead
+from trtspec.engine.model.layers import ACTIVATIONS, AdjustedHead
 from trtspec.engine.model.positions import sliding_window_config
 from trtspec.training.batches import TrainingBatch
 
@@ -49,18 +49,14 @@ class TrainableLayer:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the layer's output for hidden states [rows, positions, hidden]; padding is on the right."""
-        mixed = self._attend(self.norm(hidden, "input_layernorm"))
+        mixed = self._attend(self.norm(hidden, self.config.sublayer_norms[0]))
         return self.finish(hidden, mixed)
 
     def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         """Return the layer's output from its residual and its attention output, both [rows, positions, hidden]."""
-        mixed = self.linear(mixed, "attention.dense")
-        if not self.config.inner_norms:
-            hidden = hidden + mixed
-            return hidden + self._mlp(self.norm(hidden, "post_layernorm"))
-        hidden = hidden + self.norm(mixed, "post_layernorm")
-        inner = self._mlp(self.norm(hidden, "pre_feedforward_layernorm"))
-        return hidden + self.norm(inner, "post_feedforward_layernorm")
+        _, attention_out, mlp_in, mlp_out = self.config.sublayer_norms
+        hidden = hidden + self._written(self.linear(mixed, "attention.dense"), attention_out)
+        return hidden + self._written(self._mlp(self.norm(hidden, mlp_in)), mlp_out)
 
     def heads(self, read: Tensor, at: Tensor | None = None) -> Heads:
         """Return queries, keys and values, rotated by their positions.
@@ -71,9 +67,11 @@ class TrainableLayer:
         counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         sizes = [count * config.head_size for count in counts]
         parts = torch.split_with_sizes(self.linear(read, "attention.qkv"), sizes, -1)
+        if config.qk_norm_over_heads:
+            parts = (*self._norm_qk(parts[:2]), parts[2])
         query, key, value = (part.view(*part.shape[:-1], -1, config.head_size) for part in parts)
-        if config.qk_norm:
-            query, key = (self.norm(part, f"attention.{n}_layernorm") for n, part in (("q", query), ("k", key)))
+        if config.qk_norm and not config.qk_norm_over_heads:
+            query, key = self._norm_qk((query, key))
         reach = read.shape[1] if at is None else int(at.max()) + 1
         cosines, sines = rotation(self._rotated, reach, read.device, read.dtype)
         if at is not None:
@@ -82,12 +80,19 @@ class TrainableLayer:
         return query, key, value.transpose(1, 2)
 
     def norm(self, rows: Tensor, module: str) -> Tensor:
-        """Normalize rows [..., n] with a module's weight."""
-        return rms_norm(self.view, f"{self.prefix}.{module}", rows, self.config.norm_epsilon)
+        """Normalize rows [..., n] with a module's weight; return them unchanged without a module."""
+        return rms_norm(self.view, f"{self.prefix}.{module}", rows, self.config.norm_epsilon) if module else rows
 
     def linear(self, rows: Tensor, module: str) -> Tensor:
-        """Multiply rows with a module's matrix, and add its bias if there is one."""
         return linear(self.view, f"{self.prefix}.{module}", rows)
+
+    def _norm_qk(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        return [self.norm(part, f"attention.{n}_layernorm") for n, part in zip("qk", parts, strict=True)]
+
+    def _written(self, rows: Tensor, module: str) -> Tensor:
+        """Return a sublayer's output as it is added to the residual."""
+        rows, factor = self.norm(rows, module), self.config.residual_multiplier
+        return rows * factor if factor != 1.0 else rows
 
     @property
     def _has_window(self) -> bool:
@@ -111,34 +116,27 @@ class TrainableLayer:
         return self.linear(ACTIVATIONS[act](activated) * linear, "mlp.proj")
 
 
-def cap(logits: Tensor, most: float) -> Tensor:
-    """Return logits with the model's cap applied."""
-    return torch.tanh(logits / most) * most if most else logits
+def adjust_logits(logits: Tensor, factor: float, cap: float) -> Tensor:
+    """Return logits times `factor`, capped as in `AdjustedHead`."""
+    logits = logits * factor if factor != 1.0 else logits
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
-@dataclass(frozen=True)
 class SharedWeights:
-    """Embedding [vocab, hidden] and LM head rows [vocab, hidden]; logits are capped unless `most` is 0."""
+    """A target's embedding and LM head rows [vocab, hidden], and the adjustment of its logits."""
 
-    embedding: Tensor
-    head: Tensor
-    most: float = 0.0
-
-    @classmethod
-    def of(cls, target: Decoder) -> SharedWeights:
-        """Return the shared weights of a target."""
+    def __init__(self, target: Decoder) -> None:
         head = target.lm_head
-        most = head.cap if isinstance(head, CappedHead) else 0.0
-        weight = (head.head if isinstance(head, CappedHead) else head).matrix.weight
-        return cls(target.embedding.float(), weight.float(), most)
+        weight = (head.head if isinstance(head, AdjustedHead) else head).matrix.weight
+        self.embedding, self.head = target.embedding.float(), weight.float()
+        self.factor, self.cap = target.config.logit_multiplier, target.config.logit_cap
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [..., hidden] of tokens."""
         return F.embedding(tokens, self.embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the target's logits [n, vocab] for hidden states [n, hidden]."""
-        return cap(F.linear(hidden, self.head), self.most)
+        return adjust_logits(F.linear(hidden, self.head), self.factor, self.cap)
 
 
 class RolloutAttention:

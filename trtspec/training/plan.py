@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a training request into steps (recipe, prompts, responses and measurements), and run them with progress bars."""
+"""Turn a training request into steps, run them with progress bars, and evaluate and publish the trained draft.
+
+split -> generate responses -> measure before, train (here, or import an external result) -> convert the result
+-> measure after -> compare -> publish
+
+If the recipe names no draft, one is created after the responses, and the baseline is the target alone.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +19,31 @@ from typing import Any, Protocol
 from trtspec.backends.base import in_process_backend
 from trtspec.backends.context import PlanContext
 from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.bench.documents import planned_target_sha256
+from trtspec.bench.profile.acceptance import StepCounts
+from trtspec.bench.sources import RECORD, prompt_digest
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import extension_names
 from trtspec.engine.prompts.load import read_prompts
 from trtspec.engine.settings import EngineSettings
+from trtspec.methods.base import find_method
 from trtspec.planning.init.recipe_text import relative_model
 from trtspec.planning.pipeline import Build, open_store, plan_build, prepare_sources
+from trtspec.planning.prediction.predict import step_cost
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 from trtspec.recipe.resolve import ResolvedEngine
+from trtspec.recipe.schema import Speculation
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import StepPlan
 from trtspec.store.step import Step
-from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.draft_steps import MeasureDraft, TrainDraft
-from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
-from trtspec.training.split_prompts import SplitPrompts
+from trtspec.training.draft_steps import AnswerPrompts, MakeDraft, MeasureDraft, TrainDraft, read_counts, read_held_out
+from trtspec.training.evaluation import DraftComparison, TrainResult, check_draft_path, publish
+from trtspec.training.split_prompts import SplitPrompts, read_num_skipped
+from trtspec.training.texts import HELD_OUT, NO_SIZES, TEXTS, Sizes, TrainSettings, read_texts
 
 ORIGIN_KEYS = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft that describe its origin
 
@@ -149,15 +162,12 @@ def answer_step(request: TrainRequest, build: Build) -> AnswerPrompts:
         _longest_prompt(request, engine),
         request.settings.seed,
     )
-    settings = _alone(engine).as_json()
-    return AnswerPrompts(target, target.bare_key, tokenizer, prompts, settings, request.max_tokens, request.sampled)
-
-
-def _alone(engine: ResolvedEngine) -> EngineSettings:
-    """Return the settings that affect the target's output, without drafting and scheduling."""
     most_tokens = min(engine.max_num_tokens, EngineSettings.max_num_tokens)  # larger values are for steps that draft
-    return EngineSettings(
+    alone = EngineSettings(
         max_batch_size=engine.max_batch_size, max_seq_len=engine.max_seq_len, max_num_tokens=most_tokens
+    )
+    return AnswerPrompts(
+        target, target.bare_key, tokenizer, prompts, alone.as_json(), request.max_tokens, request.sampled
     )
 
 
@@ -188,12 +198,10 @@ def _converted(build: Build) -> list[ConvertCheckpoint]:
 
 
 def file_reader() -> FileReader:
-    """Return a reader that caches file digests."""
     return FileReader(open_store().digests)
 
 
 def source_files(source: Source) -> Files:
-    """Return a source's files as a step's input."""
     return file_reader().read(source.root, source.files)
 
 
@@ -203,7 +211,103 @@ def _file(reader: FileReader, path: Path) -> Files:
 
 
 def require_target(context: PlanContext) -> SourceModel:
-    """Return the target that a draft is trained for."""
     if context.target is None:
         raise ValueError("the engine of this process supports only targets of known families")
     return context.target
+
+
+TrainingStep = Callable[[TrainRequest, Build, AnswerPrompts], Step]
+
+
+def run(request: TrainRequest, watching: ProgressFactory) -> TrainResult:
+    """Train the recipe's draft, and publish it if it is better; TrtspecError if that is not possible."""
+    loaded = load_for_training(request, extension_names("trtspec.methods", "training"))
+    if loaded.recipe.speculation.draft is None:
+        return _from_scratch(request, loaded, watching)
+    check_no_sizes(request)
+    return train_and_evaluate(request, loaded, watching, train_here)
+
+
+def train_and_evaluate(
+    request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory, training: TrainingStep
+) -> TrainResult:
+    """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better."""
+    out = _output_dir(request, loaded)
+    build = plan_recipe(loaded, watching)
+    if build.context.translates:
+        message = "the draft's vocabulary differs from the target's, whose tokens it is trained on"
+        raise TrtspecError(message, where=str(request.recipe), hint="train a draft with the target's tokenizer")
+    answers = answer_step(request, build)
+    steps = [answers, answers.prompts, measure_draft("before", build, answers), training(request, build, answers)]
+    answered, split, measured, trained = run_steps(steps, build, watching)
+    better = build_with(request, trained)
+    (again,) = run_steps([measure_draft("after", better, answers)], better, watching)
+    comparison = DraftComparison.of(read_held_out(answered), read_counts(measured), read_counts(again))
+    return _result(loaded, build, out, (answered, split, trained), comparison)
+
+
+def _output_dir(request: TrainRequest, loaded: LoadedRecipe) -> Path:
+    out = request.out or Path("drafts") / loaded.recipe.name
+    check_draft_path(out)
+    return out
+
+
+def _result(
+    loaded: LoadedRecipe, build: Build, out: Path, outputs: tuple[Path, Path, Path], comparison: DraftComparison
+) -> TrainResult:
+    """Return the result of a training, and publish the draft if it is better.
+
+    `outputs` are the directories of the responses, of the split prompts and of the trained draft.
+    """
+    answered, split, trained = outputs
+    recipe, planned, texts = loaded.recipe, build.recipe.without_directories(), read_texts(answered / TEXTS)
+    steps = ((step.name, step.key) for step in build.plan.steps)
+    found = TrainResult(
+        recipe.name,
+        recipe.speculation.method,
+        out,
+        trained,
+        comparison,
+        json.loads((trained / RECORD).read_text()),
+        read_num_skipped(split),
+        from_scratch=recipe.speculation.draft is None,
+        prompt_digests=sorted({prompt_digest(text.prompt) for text in texts if text.side != HELD_OUT}),
+        target={"model": planned.target.model, "sha256": planned_target_sha256(planned, build.target_key, steps)},
+    )
+    if found.published:
+        publish(found)
+    return found
+
+
+def _from_scratch(request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory) -> TrainResult:
+    """Create a draft of the recipe's method, train it and evaluate it."""
+    _check_makes(request, loaded)
+    out = _output_dir(request, loaded)
+    bare = plan_recipe(
+        replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching
+    )
+    answers = answer_step(request, bare)
+    speculation, files = loaded.recipe.speculation, source_files(bare.context.sources["target"])
+    method = find_method(speculation.method)
+    depth = method.shape_for(method.parse(speculation.options), speculation.draft_len).max_depth
+    making = MakeDraft(files, answers, speculation.method, depth, request.sizes, request.settings.seed)
+    answered, split, made = run_steps([answers, answers.prompts, making], bare, watching)
+    build = build_with(request, made)
+    train = train_here(replace(request, settings=replace(request.settings, from_scratch=True)), build, answers)
+    (trained,) = run_steps([train], build, watching)
+    better, texts = build_with(request, trained), read_held_out(answered)
+    (measured,) = run_steps([measure_draft("after", better, answers)], better, watching)
+    alone = [StepCounts(len(text.answer) - 1, 0, 0) for text in texts]  # one for each token but the first
+    comparison = DraftComparison.of(texts, alone, read_counts(measured), step_cost(better.context))
+    return _result(loaded, bare, out, (answered, split, trained), comparison)
+
+
+def _check_makes(request: TrainRequest, loaded: LoadedRecipe) -> None:
+    """Raise TrtspecError for sizes and training options that the method's draft does not support."""
+    if request.settings.lora:
+        message = "--lora does not change a draft's weights, which are random in a draft from scratch"
+        raise TrtspecError(message, where=str(request.recipe), hint="remove it, or name a draft")
+    from trtspec.training.trainable import find_trainable  # imports torch, which checks do not need
+
+    method = loaded.recipe.speculation.method
+    find_trainable(method).check_sizes(method, request.sizes)

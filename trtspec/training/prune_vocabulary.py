@@ -20,8 +20,7 @@ from trtspec.methods.base import VocabularyNames, methods
 from trtspec.planning.prediction.predict import step_cost
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
-from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.draft_steps import read_counts, read_held_out
+from trtspec.training.draft_steps import AnswerPrompts, read_counts, read_held_out
 from trtspec.training.evaluation import DraftComparison
 from trtspec.training.plan import (
     ProgressFactory,
@@ -56,7 +55,7 @@ class ReduceDraft(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Write the net; CheckpointError if it does not draft more tokens than `count`."""
-        from trtspec.training.vocabulary import ReducedNet, most_frequent  # imports torch
+        from trtspec.training.tensors import ReducedNet, most_frequent  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side != HELD_OUT]
         with self.source.unchanged(), self.target.unchanged():

@@ -120,16 +120,13 @@ def _draw(prompt: Prompt, seed: int) -> bytes:
 
 def _too_few(prompts: Sequence[Prompt], documents: Sequence[int], kind: str, count: int) -> TrtspecError:
     own = [place for place, document in enumerate(documents) if prompts[document].kind == kind]
-    message = f"{_named(kind)}: {len(own)} prompts of {count} documents, expected {LEAST_DOCUMENTS} or more"
+    of_kind = f"prompts of kind {kind!r}" if kind else "prompts without a kind"
+    message = f"{of_kind}: {len(own)} prompts of {count} documents, expected {LEAST_DOCUMENTS} or more"
     if len(own) > count:
         largest = max(own, key=lambda place: documents.count(documents[place]))
         same = [prompts[place].name for place in own if documents[place] == documents[largest]]
         message += f"; {len(same)} are equal or have the same beginning, as {same[0]} and {same[1]}"
     return TrtspecError(message, hint=HINT)
-
-
-def _named(kind: str) -> str:
-    return f"prompts of kind {kind!r}" if kind else "prompts without a kind"
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,10 @@ class SplitPrompts(Step):
         new, kept, judges = (self._load(files) for files in ((self.prompts,), self.keep, self.held_out))
         for others, option in ((kept, "--regression-prompts"), (judges, "--held-out")):
             if pair := leaked(new, others):
-                raise _leak(self.prompts.paths[0], pair, option)
+                prompt, judge = pair
+                message = f"prompt {judge.name} of {option} equals prompt {prompt.name} or has the same beginning"
+                hint = "evaluation prompts must not be trained on: remove one of them"
+                raise TrtspecError(message, where=str(self.prompts.paths[0]), hint=hint)
         with _with_location(self.prompts):
             texts = self._texts(new, assign_sides(new, self.seed, judges=not judges))
         for files in self.held_out:
@@ -220,9 +220,3 @@ def _check_answers(prompts: Sequence[Prompt]) -> None:
     if empty:
         message = f"{len(empty)} answers are empty, as that to prompt {empty[0]}"
         raise TrtspecError(message, hint="remove the answers; the target generates them")
-
-
-def _leak(path: Path, pair: tuple[Prompt, Prompt], option: str) -> TrtspecError:
-    prompt, judge = pair
-    message = f"prompt {judge.name} of {option} equals prompt {prompt.name} or has the same beginning"
-    return TrtspecError(message, where=str(path), hint="evaluation prompts must not be trained on: remove one of them")

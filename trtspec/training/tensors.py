@@ -4,25 +4,38 @@
 Rules define how a source is converted for engines. Here they are applied to parameters, so gradients reach the source
 tensors of any family, and trained tensors are written back under their own names, to the files and layout of their
 source.
+
+A head may draft only some of the target's tokens. A token outside this vocabulary ends every draft, and training cannot
+fix that. Therefore training replaces tokens that no response of the target contains by frequent tokens of the
+responses; the size, and with it the draft's shape, stays the same. A pruned net has fewer rows, the mapping to the
+target's ids, and a smaller size in config.json.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from trtspec.checkpoints.rules import Rule, SourceTensor
 from trtspec.checkpoints.safetensors import TensorInfo, lay_out
-from trtspec.checkpoints.source import INDEX, Source
+from trtspec.checkpoints.source import INDEX, Source, load_source
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.checkpoints.trtllm import LM_HEAD
 from trtspec.checkpoints.writer import Part
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import fsync_path
 from trtspec.engine.device import TORCH_DTYPES, map_tensor
+from trtspec.methods.base import VocabularyNames
+from trtspec.methods.draft_head import drafted_ids
+from trtspec.training.texts import TrainingText
 
 TRAINABLE = ("BF16", "F16", "F32")
 DOWN, UP = "lora_down", "lora_up"
@@ -53,11 +66,11 @@ class SourceTensors:
         for name, rule in named.items():
             if source.tensors[name].dtype not in (*TRAINABLE, "I64") or rule.experts:
                 what = "experts" if rule.experts else source.tensors[name].dtype
-                raise CheckpointError(
+                message, hint = (
                     f"{name} is {what}, which cannot be trained",
-                    where=str(source.root),
-                    hint="train an unquantized draft without experts",
+                    "train an unquantized draft without experts",
                 )
+                raise CheckpointError(message, where=str(source.root), hint=hint)
         self.fixed = {name: _load(source, name, device) for name in named}
         generator = torch.Generator().manual_seed(seed)
         self.parameters: dict[str, Tensor] = {}
@@ -70,7 +83,6 @@ class SourceTensors:
                 self.parameters[name] = self.fixed.pop(name).requires_grad_()
 
     def view(self) -> ConvertedView:
-        """Return a view of the converted tensors with the current parameters."""
         return ConvertedView(self)
 
     def tensor(self, name: str) -> Tensor:
@@ -97,12 +109,10 @@ class SourceTensors:
 
     @torch.no_grad()
     def state(self) -> dict[str, Tensor]:
-        """Return copies of the parameters."""
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set the parameters to a result of `state`."""
         for name, parameter in self.parameters.items():
             parameter.copy_(state[name])
 
@@ -177,14 +187,11 @@ def _write_shard(path: Path, tensors: list[TensorInfo], trained: Mapping[str, Te
     with path.open("wb") as file:
         file.write(layout.header)
         for tensor in tensors:
-            file.write(_bytes(tensor, trained))
+            if tensor.name in trained:
+                file.write(_rounded(trained[tensor.name], tensor.dtype))
+            else:
+                file.write(np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.nbytes,)).data)
     fsync_path(path)
-
-
-def _bytes(tensor: TensorInfo, trained: Mapping[str, Tensor]) -> memoryview:
-    if tensor.name not in trained:
-        return np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.nbytes,)).data
-    return _rounded(trained[tensor.name], tensor.dtype)
 
 
 def make_part(name: str, values: Tensor, dtype: str) -> Part:
@@ -196,3 +203,92 @@ def make_part(name: str, values: Tensor, dtype: str) -> Part:
 def _rounded(values: Tensor, dtype: str) -> memoryview:
     rounded = values.cpu().to(TORCH_DTYPES.get(dtype, values.dtype)).contiguous()
     return rounded.flatten().view(torch.uint8).numpy().data
+
+
+MOST_MISSED = 0.005  # share of the responses' tokens below which the vocabulary is not changed
+VOCAB = "draft_vocab_size"
+
+
+def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
+    """Return as many ids as `ids` [n], ascending: the most frequent in the responses, ties in the order of `ids`.
+
+    The ids are unchanged if the responses contain hardly any other token.
+    """
+    counts, known = _counted(texts), ids.tolist()
+    others = sorted(counts.keys() - set(known))
+    if sum(counts[token] for token in others) <= MOST_MISSED * counts.total():
+        return ids
+    return torch.tensor(most_frequent(len(ids), texts, [*known, *others]), device=ids.device)
+
+
+def most_frequent(count: int, texts: Sequence[TrainingText], among: Iterable[int]) -> list[int]:
+    """Return `count` ids of those `among`, ascending: the most frequent in the responses, ties by order."""
+    counts = _counted(texts)
+    return sorted(sorted(among, key=lambda token: -counts[token])[:count])
+
+
+def _counted(texts: Sequence[TrainingText]) -> Counter[int]:
+    return Counter(token for text in texts for token in text.answer)
+
+
+def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -> Tensor:
+    """Return an LM head's `rows` [n, hidden] of `ids`, which ascend, rearranged for `chosen`.
+
+    New rows are copied from the target's [vocab, hidden], scaled to the average norm of the head's rows.
+    """
+    known = torch.isin(chosen, ids)
+    scale = rows.norm(dim=1).mean() / target_rows[ids].norm(dim=1).mean()
+    moved: Tensor = target_rows[chosen] * scale
+    moved[known] = rows[torch.searchsorted(ids, chosen[known])]
+    return moved
+
+
+def stored_maps(weights: Path) -> dict[str, Tensor]:
+    """Return d2t [draft vocab] and t2d [vocab] of a head's safetensors file, if present."""
+    with safe_open(weights, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in ("d2t", "t2d") if name in file.keys()}  # noqa: SIM118
+
+
+class ReducedNet:
+    """The net in `root` for a target; `find_names` is its method's `vocabulary_names`."""
+
+    def __init__(self, root: Path, target: SourceModel, find_names: Callable[[Source], VocabularyNames]) -> None:
+        self._source, self._target = load_source(root), target
+        self._names = find_names(self._source)
+        stored = self._source.tensors.get(f"{self._names.prefix}d2t")
+        self.drafted: Sequence[int] = drafted_ids(stored) if stored else range(target.config.vocab_size)
+
+    def config(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Return config.json with the draft vocabulary size in every section that has it."""
+        config, size = self._source.config, {VOCAB: len(ids)}
+        sections = {key: value | size for key, value in config.items() if isinstance(value, dict) and VOCAB in value}
+        return config | size | sections
+
+    def parts(self, ids: Sequence[int]) -> list[Part]:
+        """Return all tensors; `ids` are the remaining draft tokens, ascending."""
+        chosen, prefix = torch.tensor(ids), self._names.prefix
+        rows = torch.searchsorted(torch.tensor(self.drafted), chosen)
+        marked = torch.zeros(self._target.config.vocab_size, dtype=torch.bool)
+        made = {
+            f"{prefix}lm_head.weight": self._lm_head()[rows],
+            f"{prefix}d2t": chosen - torch.arange(len(ids)),
+            f"{prefix}t2d": marked.index_fill(0, chosen, True),
+            **{name: self._read(name)[rows] for name in self._names.rows},
+        }
+        kept = [Part.copy(name, each) for name, each in self._source.tensors.items() if name not in made]
+        return [*kept, *(make_part(name, each, self._source.main_dtype) for name, each in made.items())]
+
+    def _lm_head(self) -> Tensor:
+        """Return the net's LM head, or the target's if the net lacks one."""
+        if (stored := f"{self._names.prefix}{self._names.lm_head}") in self._source.tensors:
+            return self._read(stored)
+        rules = [rule for rule in self._target.rules if rule.target == LM_HEAD]
+        return converted_view(self._target.source, rules)[LM_HEAD]
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._source.tensors[name]
+        if tensor.dtype not in TORCH_DTYPES:
+            message = f"{name} is {tensor.dtype}, whose rows cannot be selected"
+            hint = "use the draft from before quantization"
+            raise CheckpointError(message, where=str(self._source.root), hint=hint)
+        return map_tensor(tensor)

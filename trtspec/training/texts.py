@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenized prompt with its side and response; the JSON lines files between steps."""
+"""Training settings, and tokenized prompts with their sides and responses; the JSON lines files between steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,40 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+Loss = Literal["kl", "greedy", "reverse_kl", "tv"]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """The settings of a training.
+
+    It ends after `steps` (0 for no limit) or `seconds`, whichever comes first; both determine the learning rate
+    schedule. `lora` is the rank of the adapters, 0 to train the weights themselves. `learning_rate` is the maximum, 0
+    for one derived from the draft's width and `from_scratch`.
+    """
+
+    loss: Loss
+    lora: int
+    learning_rate: float
+    steps: int
+    seconds: float
+    seed: int
+    from_scratch: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a draft created from scratch; 0 for defaults derived from its target."""
+
+    layers: int = 0
+    hidden_size: int = 0
+    draft_vocab: int = 0
+
+
+NO_SIZES = Sizes()
+
 
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEXTS = "texts.jsonl"
@@ -31,28 +64,22 @@ class TrainingText:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Return the tokens of prompt and response."""
         return self.prompt + self.answer
 
     @property
     def label(self) -> str:
-        """Return the label by which reports group texts."""
         return f"{self.kind or 'prompts'} (kept)" if self.kept else self.kind or "prompts"
 
 
 def write_texts(path: Path, texts: Iterable[TrainingText]) -> None:
-    """Write texts to a file."""
     path.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts), encoding="utf-8")
 
 
 def read_texts(path: Path) -> list[TrainingText]:
     """Return the texts that `write_texts` wrote; an incomplete last line is ignored."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [_read(json.loads(line)) for line in lines]
-
-
-def _read(values: dict[str, Any]) -> TrainingText:
-    return TrainingText(**values | {key: tuple(values[key]) for key in ("prompt", "answer")})
+    found = [json.loads(line) for line in lines]
+    return [TrainingText(**each | {key: tuple(each[key]) for key in ("prompt", "answer")}) for each in found]
 
 
 def pool(texts: Sequence[TrainingText]) -> list[TrainingText]:

@@ -28,10 +28,8 @@ from trtspec.core.registry import find_extension
 from trtspec.engine.model.decoder import Decoder
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
-from trtspec.training.settings import Sizes, TrainSettings
-from trtspec.training.tensors import SourceTensors, converted_view
-from trtspec.training.texts import TrainingText
-from trtspec.training.vocabulary import most_frequent
+from trtspec.training.tensors import SourceTensors, converted_view, most_frequent
+from trtspec.training.texts import Sizes, TrainingText, TrainSettings
 
 STEP_WEIGHT = 0.8  # loss weight of a pass relative to the previous: it counts only if earlier tokens are right
 LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # for larger vocabularies, the draft vocabulary of published heads
@@ -55,7 +53,6 @@ class DraftSource:
 
     @cached_property
     def origin(self) -> Source:
-        """Return the draft's checkpoint."""
         return load_source(self.root)
 
     def tensors(self, origin: Source, rules: Iterable[Rule], frozen: Collection[str] = ()) -> SourceTensors:
@@ -108,7 +105,10 @@ class InitialDraft:
 
 
 class DraftInitializer:
-    """The inputs of a new draft: target, training texts, and number of consecutive drafted tokens."""
+    """The inputs of a new draft: target, training texts, and number of consecutive drafted tokens.
+
+    `embedding` and `lm_head` [vocab, hidden] and `last_norm` [hidden], before the LM head, are the target's.
+    """
 
     def __init__(
         self, model: SourceModel, texts: Sequence[TrainingText], draft_len: int, sizes: Sizes, seed: int
@@ -116,28 +116,14 @@ class DraftInitializer:
         self.config, self.texts, self.draft_len, self.sizes = model.config, texts, draft_len, sizes
         self.document = model.source.config
         own = [rule for rule in model.rules if rule.target in (EMBEDDING, FINAL_NORM, LM_HEAD)]
-        self._view = converted_view(model.source, own)
+        view = converted_view(model.source, own)
+        self.embedding, self.last_norm, self.lm_head = (view[name] for name in (EMBEDDING, FINAL_NORM, LM_HEAD))
         self._draw = torch.Generator().manual_seed(seed)
-
-    @property
-    def embedding(self) -> Tensor:
-        """Return the target's embedding [vocab, hidden]."""
-        return self._view[EMBEDDING]
 
     @property
     def embedding_size(self) -> float:
         """Return the root mean square of the target's embedding; its entries are small, so their readers scale up."""
         return float(self.embedding.pow(2).mean().sqrt())
-
-    @property
-    def lm_head(self) -> Tensor:
-        """Return the target's LM head [vocab, hidden]."""
-        return self._view[LM_HEAD]
-
-    @property
-    def last_norm(self) -> Tensor:
-        """Return the weight [hidden] of the target's final norm, before its LM head."""
-        return self._view[FINAL_NORM]
 
     @property
     def num_layers(self) -> int:

@@ -32,7 +32,7 @@ DRAFT_LEN = 4
 
 def load(target: Path, draft: Path, **options: Any) -> Engine:
     settings = EngineSettings("draft_target", DRAFT_LEN, options, max_batch_size=8, max_seq_len=128, device="cpu")
-    return Engine.load(target, draft, settings)
+    return Engine(target, draft, settings)
 
 
 @pytest.mark.parametrize("weights", ["fp8_rowwise", "fp8"])

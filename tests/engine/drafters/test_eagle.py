@@ -25,7 +25,7 @@ from tests.methods.eagle_heads import Oracle, Tensors, convert_with, random_head
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting import trees
+from trtspec.engine.drafting import feature_drafters
 from trtspec.engine.drafting.base import DraftSampling, DraftTokens
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats
@@ -44,7 +44,7 @@ KINDS = pytest.mark.parametrize("options", [STATIC, DYNAMIC], ids=["static", "dy
 
 def make_engine(target: Path, options: dict[str, Any], **settings: Any) -> Engine:
     chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
-    return Engine.load(target, None, EngineSettings("eagle", options=options, **chosen))
+    return Engine(target, None, EngineSettings("eagle", options=options, **chosen))
 
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
@@ -193,7 +193,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def small_engine(
     request: pytest.FixtureRequest, small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
-    monkeypatch.setattr(trees, "draw_each", one_by_one)
+    monkeypatch.setattr(feature_drafters, "draw_each", one_by_one)
     engine = make_engine(small[1], request.param, max_seq_len=32)
     yield engine
     engine.close()
@@ -231,7 +231,7 @@ def test_vectorized_node_sampling_equals_sequential_sampling() -> None:
     draw = torch.Generator().manual_seed(3)
     probs = torch.rand(4, 3, 7, generator=draw)
     sampling = DraftSampling(SamplingParams(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
-    assert torch.equal(trees.draw_each(sampling, probs, 5), one_by_one(sampling, probs, 5))
+    assert torch.equal(feature_drafters.draw_each(sampling, probs, 5), one_by_one(sampling, probs, 5))
 
 
 @KINDS
@@ -259,7 +259,7 @@ def test_quantized_target_text_is_the_same_with_and_without_head(knowing: Knowin
     requests = [EngineRequest(prompt, 30) for prompt in knowing.prompts]
     engine, alone = (
         make_engine(target, STATIC),
-        Engine.load(target, None, EngineSettings(max_seq_len=128, device="cpu")),
+        Engine(target, None, EngineSettings(max_seq_len=128, device="cpu")),
     )
     found, expected = engine.generate(requests), alone.generate(requests)
     engine.close()

@@ -45,7 +45,7 @@ CHAIN: dict[str, int] = {}
 
 def make_engine(target: Path, options: dict[str, Any], draft_len: int = 4, **settings: Any) -> Engine:
     chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
-    return Engine.load(target, None, EngineSettings("eagle3", draft_len, options=options, **chosen))
+    return Engine(target, None, EngineSettings("eagle3", draft_len, options=options, **chosen))
 
 
 def make_target(root: Path, shape: dict[str, Any]) -> Path:

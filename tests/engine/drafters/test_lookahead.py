@@ -30,7 +30,7 @@ def make_engine(target: Path, sizes: Sizes, **settings: Any) -> Engine:
     window, ngram, guesses = sizes
     options = {"window": window, "ngram": ngram, "verification": guesses}
     chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
-    return Engine.load(target, None, EngineSettings("lookahead", options=options, **chosen))
+    return Engine(target, None, EngineSettings("lookahead", options=options, **chosen))
 
 
 class Telling:

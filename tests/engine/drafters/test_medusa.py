@@ -49,7 +49,7 @@ NEW_TOKENS = 40
 def make_engine(target: Path, choices: Any, **settings: Any) -> Engine:
     chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
     options = {"choices": choices, **chosen.pop("options", {})}
-    return Engine.load(target, None, EngineSettings("medusa", options=options, **chosen))
+    return Engine(target, None, EngineSettings("medusa", options=options, **chosen))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -217,7 +217,7 @@ def test_quantized_target_text_is_the_same_with_and_without_heads(knowing: Knowi
     engine = make_engine(target, WRITTEN)
     found = engine.generate(requests)
     engine.close()
-    alone = Engine.load(target, None, EngineSettings(max_seq_len=128, device="cpu"))
+    alone = Engine(target, None, EngineSettings(max_seq_len=128, device="cpu"))
     expected = alone.generate(requests)
     alone.close()
     assert [result.ids for result in found] == [result.ids for result in expected]

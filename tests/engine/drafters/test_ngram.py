@@ -25,7 +25,7 @@ NEW_TOKENS = 60
 
 def make_engine(target: Path, draft_len: int = 8, options: dict[str, int] | None = None, **settings: Any) -> Engine:
     chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
-    return Engine.load(target, None, EngineSettings("ngram", draft_len, options or {}, **chosen))
+    return Engine(target, None, EngineSettings("ngram", draft_len, options or {}, **chosen))
 
 
 def look_up(text: list[int], draft_len: int, min_match: int, max_match: int) -> list[int]:

@@ -20,7 +20,7 @@ from tests.engine.lossless import (
 )
 from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, MAX_SPELLING, VocabMapping
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.drafting.vocabulary import TranslatedVocabulary
+from trtspec.engine.drafting.base import TranslatedVocabulary
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings
@@ -36,7 +36,7 @@ def load(target: Path, draft: Path, draft_len: int = DRAFT_LEN, **how: Any) -> E
     settings = EngineSettings(
         "draft_target", draft_len, **({"max_seq_len": 128, "max_batch_size": 8} | how), device="cpu"
     )
-    return Engine.load(target, draft, settings)
+    return Engine(target, draft, settings)
 
 
 def translated(draft: Path, translation: VocabMapping) -> Path:
@@ -199,7 +199,7 @@ def test_text_too_long_for_the_draft_continues_without_drafts(source: Path, targ
     assert engine.generate([long, short]) == alone
     engine.close()
     assert alone[0].stats.drafted == 0 < alone[1].stats.drafted
-    plain = Engine.load(target, None, EngineSettings(max_seq_len=40, device="cpu"))
+    plain = Engine(target, None, EngineSettings(max_seq_len=40, device="cpu"))
     assert [result.ids for result in plain.generate([long, short])] == [result.ids for result in alone]
     plain.close()
 

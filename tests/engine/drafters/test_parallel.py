@@ -46,7 +46,7 @@ def make_net(method: str, **how: Any) -> Net:
 
 def load(method: str, target: Path, draft: Path | None, draft_len: int = DRAFT_LEN, **settings: Any) -> Engine:
     chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
-    return Engine.load(target, draft, EngineSettings(method, draft_len, **chosen))
+    return Engine(target, draft, EngineSettings(method, draft_len, **chosen))
 
 
 def make_pard(root: Path, seed: int = 1, **shape: Any) -> Path:

@@ -53,7 +53,7 @@ def load() -> Iterator[Load]:
 
     def load(target: Path, draft_len: int = DRAFT_LEN, beams: int = BEAMS, **changes: Any) -> Engine:
         settings = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | changes
-        engines.append(Engine.load(target, None, EngineSettings("redrafter", draft_len, {"beams": beams}, **settings)))
+        engines.append(Engine(target, None, EngineSettings("redrafter", draft_len, {"beams": beams}, **settings)))
         return engines[-1]
 
     yield load
@@ -161,7 +161,7 @@ def test_split_or_quantized_target_text_is_the_same_with_and_without_drafter(
     """The drafter is on the last pipeline stage and is not quantized."""
     requests = [EngineRequest(prompt, 20) for prompt in knowing.prompts]
     found = load(convert_with(knowing.source, knowing.head_root, tmp_path / "target", **how)).generate(requests)
-    alone = Engine.load(tmp_path / "target", None, EngineSettings(max_seq_len=128, device="cpu"))
+    alone = Engine(tmp_path / "target", None, EngineSettings(max_seq_len=128, device="cpu"))
     expected = alone.generate(requests)
     alone.close()
     assert [result.ids for result in found] == [result.ids for result in expected]

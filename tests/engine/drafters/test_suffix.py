@@ -25,7 +25,7 @@ ALONE = {"max_cached_requests": 0}  # a request drafts only from its own text, s
 
 def make_engine(target: Path, draft_len: int = 24, options: dict[str, Any] | None = None, **settings: Any) -> Engine:
     chosen = {"max_batch_size": 8, "max_seq_len": 160, "device": "cpu"} | settings
-    return Engine.load(target, None, EngineSettings("suffix", draft_len, options or {}, **chosen))
+    return Engine(target, None, EngineSettings("suffix", draft_len, options or {}, **chosen))
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def load() -> Iterator[Load]:
     def load(target: Path, draft_len: int = 4, **changes: Any) -> Engine:
         options = {"skip": changes.pop("skip", SKIP), "stop_below": changes.pop("stop_below", 0.0)}
         settings = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | changes
-        engines.append(Engine.load(target, None, EngineSettings("swift", draft_len, options, **settings)))
+        engines.append(Engine(target, None, EngineSettings("swift", draft_len, options, **settings)))
         return engines[-1]
 
     yield load

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests._support.tiny import LLAMA3_ROPE, SHAPE, convert, make_model, reference_model
+from tests._support.tiny import FAMILY_SHAPES, LLAMA3_ROPE, SHAPE, convert, make_model, reference_model
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.engine.model import layers
 from trtspec.engine.model.decoder import FINAL, Decoder
 
@@ -48,23 +49,23 @@ LONGROPE_OF_A_PART = PART_OF_A_HEAD | {
     "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 2.0, 3.0], "factor": 4.0,
 }  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("gemma2", {}),
+    *((family, {}) for family in FAMILY_SHAPES),
+    *((family, TIED | ONE_KEY_HEAD) for family in FAMILY_SHAPES),
     ("gemma2", TIED | ONE_KEY_HEAD | FIRM_CAPS | {"num_hidden_layers": 5}),
     ("gemma2", NO_CAPS | {"sliding_window": 300}),
     ("gemma2", BIASES | WIDE_HEADS),
     ("gemma3", {"num_hidden_layers": 7}),
     ("gemma3", TIED | FEW_LAYERS | {"rope_parameters": TWO_ROPES, "final_logit_softcapping": 3.0}),
     ("gemma3", ONE_KEY_HEAD | {"sliding_window": 1}),
-    ("llama", {}),
+    ("granite", BIASES | {"mlp_bias": True, "head_dim": 16}),
+    ("granite", {"attention_multiplier": 1.0, "rope_parameters": YARN_ROPE}),
     ("llama", MANY_HEADS),
-    ("llama", ONE_KEY_HEAD | TIED),
     ("llama", WIDE_HEADS | BIASES | {"mlp_bias": True}),
     ("llama", {"rope_parameters": LLAMA3_ROPE}),
     ("llama", {"rope_parameters": LINEAR_ROPE}),
     ("llama", {"rope_parameters": DYNAMIC_ROPE}),
     ("llama", {"rope_parameters": YARN_ROPE}),
     ("llama", {"num_hidden_layers": 5, "hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5}),
-    ("mistral", {}),
     ("mistral", WIDE_HEADS | ONE_KEY_HEAD),
     ("mistral", {"sliding_window": 200}),
     ("mistral", {"sliding_window": 30}),
@@ -72,17 +73,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mixtral", {"num_experts_per_tok": 2, "num_key_value_heads": 4}),
     ("mixtral", {"num_experts_per_tok": 4} | ONE_KEY_HEAD),
     ("mixtral", {"num_experts_per_tok": 3, "num_local_experts": 7} | TIED),
-    ("phi3", {}),
+    ("olmo2", BIASES | {"num_hidden_layers": 5}),
+    ("olmo2", MANY_HEADS | {"rope_parameters": LLAMA3_ROPE}),
     ("phi3", TIED | MANY_HEADS | {"sliding_window": 50}),
     ("phi3", ONE_KEY_HEAD | {"rope_parameters": PART_OF_A_HEAD}),
     ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": LENGTH - 1}),
     ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": LENGTH}),
     ("phi3", {"rope_parameters": LONGROPE_OF_A_PART, "original_max_position_embeddings": 64}),
-    ("qwen2", {}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),
-    ("qwen2", TIED | ONE_KEY_HEAD),
     ("qwen2", {"rope_parameters": YARN_ROPE} | MANY_HEADS),
-    ("qwen3", {}),
     ("qwen3", WIDE_HEADS | TIED),
     ("qwen3", BIASES | ONE_KEY_HEAD),
     ("qwen3", {"rope_parameters": YARN_ROPE}),
@@ -105,7 +104,7 @@ def logits_of(decoder: Decoder, tokens: Tensor, *widths: int) -> Tensor:
 
 
 def load(root: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return Decoder.load(root, 2, LENGTH, torch.device("cpu"), dtype)
+    return Decoder(load_checkpoint(root), 2, LENGTH, torch.device("cpu"), dtype)
 
 
 @pytest.mark.parametrize(("family", "shape"), CASES, ids=NAMES)

@@ -156,7 +156,7 @@ def measure(source: Path, share: float) -> Activations:
 
 
 def logits(root: Path) -> Tensor:
-    decoder = Decoder.load(root, ROWS, LENGTH, torch.device("cpu"), torch.float32)
+    decoder = Decoder(load_checkpoint(root), ROWS, LENGTH, torch.device("cpu"), torch.float32)
     return decoder.forward(tokens_of(), decoder.windows.chain([0] * ROWS, LENGTH)).view(ROWS, LENGTH, -1)
 
 

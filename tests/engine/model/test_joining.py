@@ -16,6 +16,7 @@ from torch import Tensor
 from tests._support.tiny import convert, make_model
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.model.decoder import Decoder
 
@@ -40,7 +41,7 @@ MAPPINGS = [(2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (2, 3), (8, 4), (4, 2)]
 
 def logits(root: Path) -> Tensor:
     tokens = torch.arange(0, 60, 3).view(2, 10)
-    decoder = Decoder.load(root, 2, 16, torch.device("cpu"), torch.float32)
+    decoder = Decoder(load_checkpoint(root), 2, 16, torch.device("cpu"), torch.float32)
     with torch.inference_mode():
         return decoder.forward(tokens, decoder.windows.chain([0, 0], 10))
 

@@ -14,10 +14,9 @@ import pytest
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover
-from trtspec.engine.prompts.format import ATTRIBUTE, PACKAGE, detect_format
+from trtspec.engine.prompts.formats.base import ATTRIBUTE, PACKAGE, detect_format
 from trtspec.engine.prompts.load import read_prompts
-from trtspec.engine.prompts.prompt import Prompt
-from trtspec.engine.prompts.records import read_records
+from trtspec.engine.prompts.prompt import Prompt, read_records
 
 SPEED_BENCH = {
     "question_id": "4f1c", "category": "coding", "sub_category": "python", "turns": ["Sort a list.", "Faster."],
@@ -158,7 +157,7 @@ def test_parquet_size_is_checked_before_unpacking(tmp_path: Path, monkeypatch: p
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "large.parquet"
     parquet.write_table(pyarrow.table({"prompt": ["a" * 50_000] * 3}), path, use_dictionary=False, compression="gzip")
-    monkeypatch.setattr("trtspec.engine.prompts.records.MAX_BYTES", 100_000)
+    monkeypatch.setattr("trtspec.engine.prompts.prompt.MAX_BYTES", 100_000)
     with pytest.raises(TrtspecError, match="the rows up to row 1 unpack to more than 100,000 bytes"):
         read_prompts(path)
 

@@ -13,7 +13,7 @@ from tests.conftest import Run
 from trtspec.bench.artifact import artifact_prompts
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import default_prompts
-from trtspec.engine.prompts import records
+from trtspec.engine.prompts import prompt as records
 from trtspec.engine.prompts.load import load_prompts, read_prompts, shipped_sets
 from trtspec.engine.prompts.prompt import KINDS, MULTI_TURN, Prompt
 

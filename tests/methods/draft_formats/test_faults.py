@@ -28,7 +28,7 @@ NORMED = ("eagle3", "p_eagle")
 def layer_key(kind: str, dialect: str) -> tuple[tuple[str, ...], int]:
     keys = schemas_for(kind)[dialect].keys_by_fact
     key = keys.get("aux_layers") or keys["hidden_layers"]
-    return key.path, key.shift
+    return tuple(key.path.split(".")), key.shift
 
 
 def set_at(path: tuple[str, ...], value: Any, config: Config, tensors: dict[str, Tensor]) -> None:
@@ -98,8 +98,9 @@ def faults() -> Iterator[Fault]:
         )
         yield kind, dialect, "another vocabulary", partial(set_size, "vocab_size", 96), r"96|d2t: missing"
         if mask := schemas_for(kind)[dialect].keys_by_fact.get("mask_token"):
-            yield kind, dialect, "no mask token", partial(set_at, mask.path, None), r"mask.token"
-            yield kind, dialect, "a mask token outside", partial(set_at, mask.path, VOCAB), r"outside the vocabulary"
+            path = tuple(mask.path.split("."))
+            yield kind, dialect, "no mask token", partial(set_at, path, None), r"mask.token"
+            yield kind, dialect, "a mask token outside", partial(set_at, path, VOCAB), r"outside the vocabulary"
         if kind == "eagle3":
             yield kind, dialect, "ids in d2t", name_ids, r"d2t has absolute ids of the target"
             yield kind, dialect, "two norms", both_norms, r"both true"

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Run
 from tests.planning.check.finding import problems_of, replace, the_problem
 from trtspec.core.registry import discover
-from trtspec.engine.prompts.records import HINT as PROMPTS_HINT
+from trtspec.engine.prompts.prompt import HINT as PROMPTS_HINT
 
 
 def test_valid_recipe_has_no_problems(trtspec: Run, recipe: Path) -> None:

@@ -79,7 +79,7 @@ def tokenizer(artifact: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def expected(artifact: Path, tokenizer: Tokenizer) -> dict[str, str]:
     """Return the text of each prompt by the target alone in this process."""
-    engine = Engine.load(artifact / "checkpoints/target", None, EngineSettings(max_seq_len=128, device="cpu"))
+    engine = Engine(artifact / "checkpoints/target", None, EngineSettings(max_seq_len=128, device="cpu"))
     asked = [EngineRequest(tuple(tokenizer.encode(prompt)), TOKENS, end_ids=tokenizer.end_ids) for prompt in PROMPTS]
     texts = [tokenizer.decode(result.ids) for result in engine.generate(asked)]
     engine.close()

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtspec.backends.context import PlanContext
-from trtspec.methods.eagle3 import Eagle3Options
-from trtspec.methods.eagle3.head import NAME
+from trtspec.methods.eagle3 import NAME, Eagle3Options
 from trtspec.recipe.resolve import resolve_max_input_len
 from trtspec.recipe.schema import Quantization
 from trtspec.store.artifact_paths import checkpoint, engine, from_model

@@ -13,7 +13,7 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.translation import Meaning, token_ids
 from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.core.errors import CheckpointError
-from trtspec.methods.dflash.net import detect_kind, special_keys
+from trtspec.methods.dflash import detect_kind, special_keys
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:

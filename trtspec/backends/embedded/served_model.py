@@ -64,7 +64,7 @@ class TritonPythonModel:
         self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
         engine_settings = EngineSettings.from_json(settings.parameter("engine_settings"))
         artifact = Path(args["model_repository"]).parents[1]
-        self.engine = Engine.load(
+        self.engine = Engine(
             settings.required_path("gpt_model_path"),
             settings.path("draft_model_path"),
             replace(engine_settings, kernels=candidate_libraries(artifact)),

@@ -143,7 +143,7 @@ def _layer_rest(config: ModelConfig, mapping: ParallelMapping) -> int:
     heads = config.num_heads // mapping.tensor + 2 * _kv_heads(config, mapping)
     biases = heads * config.head_size * config.attn_bias + config.hidden_size * config.dense_bias
     biases += (2 * config.intermediate_size // mapping.tensor + config.hidden_size) * config.mlp_bias
-    norms = 2 * config.hidden_size + 2 * config.head_size * config.qk_norm
+    norms = 2 * config.hidden_size + sum(config.qk_norm_sizes)
     return norms + biases + 2 * config.num_experts * config.hidden_size
 
 

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between drafters and the engine."""
+"""The interface between drafters and the engine, and drafts of chains.
+
+A chain is drafted token by token with a language model, or from the logits of all positions at once. A `Vocabulary`
+maps the tokens of a draft to those of its target.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from trtspec.checkpoints.translation import MAX_LENGTH_RATIO, VocabMapping, read_vocab_mapping
 from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.positions import Window
 from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams, pick
 from trtspec.kernels.tree import Tree
@@ -154,3 +160,186 @@ class Drafter(Protocol):
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move row `source`, which is `length` tokens long, to row `target`."""
+
+
+class Vocabulary:
+    """The vocabulary of a draft with the target's tokens; a text has up to `longer` times as many draft tokens."""
+
+    longer = 1
+
+    def to_target(self, tokens: Tensor) -> Tensor:
+        """Return the target's ids of drafted tokens."""
+        return tokens
+
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        """Return the draft's ids of drafted tokens, which are given as ids of the target."""
+        return tokens
+
+    def spell(self, tokens: Iterable[int]) -> list[int]:
+        """Return the draft's tokens for the target's tokens, at least one for each."""
+        return [*tokens]
+
+    def shared(self, logits: Tensor) -> Tensor:
+        """Return the logits of the tokens that may be drafted, from logits [rows, all of the draft's tokens]."""
+        return logits
+
+    def spread(self, probs: Tensor) -> Tensor:
+        """Map probabilities [..., tokens that may be drafted] to the target's vocabulary; the other ids get 0."""
+        return probs
+
+
+SAME = Vocabulary()
+
+
+class SmallerVocabulary(Vocabulary):
+    """The vocabulary of a draft with a subset of the target's tokens.
+
+    `target_ids` [the draft's vocabulary] are the target's ids, `size` is the size of the target's vocabulary.
+    """
+
+    def __init__(self, target_ids: Tensor, size: int) -> None:
+        self._target_ids, self._size = target_ids, size
+
+    def to_target(self, tokens: Tensor) -> Tensor:
+        return self._target_ids[tokens]
+
+    def spread(self, probs: Tensor) -> Tensor:
+        whole = probs.new_zeros((*probs.shape[:-1], self._size))
+        return whole.index_copy_(-1, self._target_ids, probs)
+
+
+class TranslatedVocabulary(SmallerVocabulary):
+    """The vocabulary of a draft with other tokens, which drafts only tokens that the target has too.
+
+    The draft's distribution is computed from the logits of these tokens only, so that verification uses the
+    distribution from which the tokens were sampled.
+    """
+
+    longer = MAX_LENGTH_RATIO
+
+    def __init__(self, mapping: VocabMapping, device: torch.device) -> None:
+        super().__init__(torch.tensor(mapping.target_ids, device=device), len(mapping.spellings))
+        self._spellings = mapping.spellings
+        self._draft_ids = torch.tensor(mapping.draft_ids, device=device)
+        self._draft_of = torch.zeros(len(mapping.spellings), dtype=torch.int64, device=device)
+        self._draft_of[self._target_ids] = self._draft_ids
+
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        return self._draft_of[tokens]
+
+    def spell(self, tokens: Iterable[int]) -> list[int]:
+        return [drafted for token in tokens for drafted in self._spellings[token]]
+
+    def shared(self, logits: Tensor) -> Tensor:
+        return logits[:, self._draft_ids]
+
+
+def load_vocabulary(root: Path, target_size: int, draft_size: int, device: torch.device) -> Vocabulary:
+    """Return the vocabulary of the draft in the checkpoint `root`; the sizes are the numbers of vocabulary entries."""
+    mapping = read_vocab_mapping(root, target_size, draft_size)
+    return TranslatedVocabulary(mapping, device) if mapping else SAME
+
+
+@dataclass(frozen=True)
+class ConfidenceFloor:
+    """The minimum confidence for a draft to continue; 0 disables a bound.
+
+    The confidence at a position is the probability of the most probable token, or the draft's own estimate. `token`
+    bounds the confidence, `chain` its product over the positions so far.
+
+    The decision depends only on a token's distribution and the tokens before it. If it depended on the token itself, it
+    would bias the text.
+    """
+
+    token: float = 0.0
+    chain: float = 0.0
+
+    def lens(self, confidence: Tensor) -> list[int]:
+        """Return each row's draft length from the confidence at each position [rows, positions]."""
+        sufficient = (confidence >= self.token) & (confidence.cumprod(1) >= self.chain)
+        lens: list[int] = sufficient.long().cumprod(1).sum(1).tolist()
+        return lens
+
+
+NO_FLOOR = ConfidenceFloor()
+
+
+class SampledChain:
+    """The chains of `rows` rows, built from the logits of one position at a time."""
+
+    def __init__(
+        self, rows: int, device: torch.device, sampling: DraftSampling | None, vocabulary: Vocabulary = SAME
+    ) -> None:
+        self._sampling, self._vocabulary = sampling, vocabulary
+        self._tokens, self._probs = [torch.empty((rows, 0), dtype=torch.int64, device=device)], list[Tensor]()
+
+    def add(self, logits: Tensor) -> Tensor:
+        """Draft a token of each row from logits [rows, the draft's vocabulary]; return the target's ids [rows]."""
+        if self._sampling is None:
+            drafted = logits.argmax(-1)
+        else:
+            probs = self._sampling.params.probs(logits)
+            drafted = self._sampling.draw(probs, len(self._probs))
+            self._probs.append(self._vocabulary.spread(probs))
+        tokens = self._vocabulary.to_target(drafted)
+        self._tokens.append(tokens.unsqueeze(1))
+        return tokens
+
+    def draft(self, lens: list[int]) -> DraftTokens:
+        """Return the draft with `lens` valid tokens per row, without the columns that no row uses."""
+        tokens, most = torch.cat(self._tokens, 1), max(lens)
+        return DraftTokens(
+            tokens[:, :most], torch.stack(self._probs[:most], 1) if self._probs[:most] else None, lens=lens
+        )
+
+
+def max_probability(logits: Tensor) -> Tensor:
+    """Return the probability [...] of the most probable token by logits [..., vocabulary]."""
+    return torch.softmax(logits.float(), -1).amax(-1)
+
+
+def draft_chain(
+    logits: Tensor,
+    forward: Callable[[Tensor, Window], Tensor],
+    windows: Sequence[Window],
+    sampling: DraftSampling | None,
+    floors: ConfidenceFloor,
+    vocabulary: Vocabulary = SAME,
+) -> DraftTokens:
+    """Draft a token after each text and at each window, until the confidence in all rows is too low.
+
+    Args:
+        logits: [rows, the draft's vocabulary], after each text.
+        forward: returns the logits after drafted tokens [rows], given as the target's ids, at a window.
+        windows: the positions of the drafted tokens except the last.
+        sampling: the sampling of drafts, or None if all rows are greedy.
+        floors: the minimum confidence, which costs one transfer to the host per token.
+        vocabulary: the vocabulary of the logits.
+    """
+    rows = len(logits)
+    chain = SampledChain(rows, logits.device, sampling, vocabulary)
+    grows, lens, confidence = [True] * rows, [0] * rows, torch.ones(rows, device=logits.device)
+    for window in (*windows, None):
+        if floors != NO_FLOOR:
+            probability = max_probability(logits)
+            confidence = confidence * probability
+            sufficient = (probability >= floors.token) & (confidence >= floors.chain)
+            grows = [grew and is_enough for grew, is_enough in zip(grows, sufficient.tolist(), strict=True)]
+            if not any(grows):
+                break
+        lens = [length + grew for length, grew in zip(lens, grows, strict=True)]
+        tokens = chain.add(logits)
+        if window is not None:
+            logits = forward(tokens, window)
+    return chain.draft(lens)
+
+
+def draft_parallel(
+    logits: Tensor, sampling: DraftSampling | None, floors: ConfidenceFloor, vocabulary: Vocabulary = SAME
+) -> DraftTokens:
+    """Draft one token for each position of logits [rows, positions, the draft's vocabulary], bounded by `floors`."""
+    rows, positions, _ = logits.shape
+    chain = SampledChain(rows, logits.device, sampling, vocabulary)
+    for at_position in logits.unbind(1):
+        chain.add(at_position)
+    return chain.draft([positions] * rows if floors == NO_FLOOR else floors.lens(max_probability(logits)))

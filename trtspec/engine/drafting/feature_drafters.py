@@ -11,24 +11,46 @@ token after them is known, and go through the head when the next draft begins. P
 them in the cache and are then overwritten.
 
 A `HiddenStateDrafter` starts from the target's hidden state at the end of the verified text.
+
+Static trees (EAGLE, arXiv:2401.15077): a node is a rank among the most probable tokens after its parent. The tree is
+built level by level, with one pass of the head over the nodes that have children. If a request samples, a node's
+children are sampled without replacement instead; the first sample replaces the lowest rank.
+
+Dynamic trees (EAGLE-2, arXiv:2406.16858): the shape follows the head's confidence, for each row and step. Level by
+level, the head ranks `top_k` tokens after each node of its frontier. A token's score is the head's probability of the
+whole path to it. The `top_k` best tokens of a level are the next frontier, and the best of all ranked tokens are the
+draft. No token scores higher than its parent, which is ranked before it, so the draft is a tree. The tokens are
+deterministic even if a request samples: they depend only on the text.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
-from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
-from trtspec.engine.drafting.vocabulary import SAME, Vocabulary
-from trtspec.engine.model.attention import KVCache
-from trtspec.engine.model.decoder import FINAL
-from trtspec.engine.model.positions import Window, Windows
+from trtspec.engine.drafting.base import (
+    SAME,
+    BatchShape,
+    ConfidenceFloor,
+    Drafter,
+    DrafterConfig,
+    DraftSampling,
+    DraftTokens,
+    VerifyOutcome,
+    Vocabulary,
+    draft_chain,
+)
+from trtspec.engine.model.decoder import FINAL, KVCache
+from trtspec.engine.model.positions import NextLevel, Window, Windows
+from trtspec.kernels.sampling import pick
+from trtspec.kernels.tree import Choice, Tree, in_node_order
 
 
 class FeatureHead(ABC):
@@ -87,8 +109,6 @@ class Chain(TreeBuilder):
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
     ) -> DraftTokens:
-        """Return a chain of `depth` tokens, or fewer if the head's confidence is too low."""
-
         def forward(tokens: Tensor, window: Window) -> Tensor:
             nonlocal features
             features = head.forward(tokens.unsqueeze(1), features, window)
@@ -133,12 +153,10 @@ class FeaturePairDrafter(Drafter):
         return waiting
 
     def observe(self, outcome: VerifyOutcome) -> None:
-        """Keep the hidden states of each accepted path until the token after them is known."""
         for row, accepted in enumerate(outcome.accepted_features()):
             self._waiting[row].append(accepted)
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's cache and its waiting hidden states."""
         self._head.cache.move_row(source, target, length)
         self._waiting[target] = self._waiting[source]
 
@@ -181,7 +199,6 @@ class HiddenStateDrafter(Drafter):
         self._first_row, self._ends = 0, [0]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Store the end positions of the prompts."""
         self._first_row, self._ends = first_row, [len(prompt) - 1 for prompt in prompts]
 
     def read(self, features: Tensor, start: int) -> None:
@@ -191,7 +208,6 @@ class HiddenStateDrafter(Drafter):
                 self._hidden[self._first_row + row] = features[row, end - start]
 
     def observe(self, outcome: VerifyOutcome) -> None:
-        """Keep the hidden state of each row's last accepted token."""
         if outcome.features is None:
             raise ValueError("a drafter with aux_layers needs hidden states")
         rows = len(outcome.results)
@@ -199,5 +215,234 @@ class HiddenStateDrafter(Drafter):
         self._hidden[:rows] = outcome.features[self._rows[:rows], ends.to(self._rows.device)]
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's hidden state."""
         self._hidden[target] = self._hidden[source]
+
+
+@dataclass(frozen=True)
+class TreeLevel:
+    """The nodes of one depth; "above" refers to the inner nodes of the level above, which are their parents.
+
+    `parents` and `ranks` [nodes] are the index above of each node's parent, and each node's rank. `inner` [inner nodes]
+    are the nodes with children, `inner_parents` their parents above, and `span` the range of their numbers among all
+    inner nodes of the tree without the root. When sampling, all nodes above first sample one child each; `rounds` are
+    the nodes of the previous round that sample a second child, a third and so on. `sampled` [nodes] is a node's index
+    in this order.
+    """
+
+    parents: Tensor
+    ranks: Tensor
+    inner: Tensor
+    inner_parents: Tensor
+    span: tuple[int, int]
+    rounds: list[Tensor]
+    sampled: Tensor
+    widest: int
+
+
+@dataclass(frozen=True)
+class StaticTreeShape:
+    """A tree with its levels; `inner` is the tree of the nodes with children, `inner_nodes` their numbers."""
+
+    tree: Tree
+    levels: list[TreeLevel]
+    inner: Tree
+    inner_nodes: Tensor
+
+    def by_node(self, probs: list[Tensor]) -> Tensor:
+        """Return the distributions of each node's children [rows, nodes, vocab] from the `probs` of all levels."""
+        inner = torch.cat(probs, 1)
+        rows, _, vocab = inner.shape
+        return inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, inner)
+
+
+class StaticTree(TreeBuilder):
+    """Drafts the tree of `choices`, such as (0,), (1,), (0, 2): the k-th best token of each level."""
+
+    def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
+        self.scratch = len(choices)
+        depth = max(map(len, choices))
+        # near the end of a request the tree is truncated to a lower depth
+        self._shapes = [
+            _shape([choice for choice in choices if len(choice) <= at], device) for at in range(1, depth + 1)
+        ]
+
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> DraftTokens:
+        shape = self._shapes[min(depth, len(self._shapes)) - 1]
+        rows, above = len(features), features.unsqueeze(1)
+        # the root is the token of the last pair
+        window = head.windows.tree(ends, shape.inner, 1) if len(shape.levels) > 1 else None
+        tokens, probs, column = [], [], 0
+        for level in shape.levels:
+            logits = head.logits(above.flatten(0, 1)).view(rows, above.shape[1], -1)
+            if sampling is None:
+                found = _ranked(logits, level)
+            else:
+                found, distribution = _sampled(logits, level, sampling, column)
+                probs.append(head.vocabulary.spread(distribution))
+            column += found.shape[1]
+            tokens.append(head.vocabulary.to_target(found))
+            if window is not None and len(level.inner):
+                pairs = tokens[-1][:, level.inner], above[:, level.inner_parents].flatten(0, 1)
+                above = head.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)
+        return DraftTokens(torch.cat(tokens, 1), shape.by_node(probs) if probs else None, shape.tree)
+
+
+def _ranked(logits: Tensor, level: TreeLevel) -> Tensor:
+    """Return each node's token [rows, nodes] by its rank in the logits [rows, above, vocab] of its parent."""
+    return logits.topk(level.widest, -1).indices[:, level.parents, level.ranks]
+
+
+def _sampled(logits: Tensor, level: TreeLevel, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
+    """Sample each node's token [rows, nodes] with the uniforms from `column` on.
+
+    Also return the distribution of the children of each node above [rows, above, vocab]; greedy rows have zeros,
+    because their tokens are deterministic.
+    """
+    distribution = sampling.params.probs(logits)
+    left, found = distribution, [draw_each(sampling, distribution, column)]
+    for drawing in level.rounds:
+        column += found[-1].shape[1]
+        taken = found[-1].index_select(1, drawing).unsqueeze(2)
+        left = left.index_select(1, drawing).scatter_(2, taken, 0.0)
+        found.append(draw_each(sampling, left, column))
+    sampled = torch.cat(found, 1)[:, level.sampled]
+    if not sampling.params.mixed:
+        return sampled, distribution
+    greedy = sampling.params.greedy.unsqueeze(1)
+    return torch.where(greedy, _ranked(logits, level), sampled), distribution.masked_fill(greedy.unsqueeze(2), 0.0)
+
+
+def draw_each(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
+    """Return tokens [rows, n] sampled from weights [rows, n, vocab], with one uniform each from `column` on."""
+    rows, count, _ = weights.shape
+    uniforms = sampling.uniforms[:, column : column + count]
+    return pick(weights.flatten(0, 1), uniforms.flatten()).view(rows, count)
+
+
+def _shape(choices: Sequence[Choice], device: torch.device) -> StaticTreeShape:
+    nodes = in_node_order(choices)
+    with_children = {choice[:-1] for choice in nodes}
+    inner = [choice for choice in nodes if choice in with_children]
+    levels = []
+    for depth in range(1, len(nodes[-1]) + 1):
+        here = [choice for choice in nodes if len(choice) == depth]
+        above = [choice for choice in [(), *inner] if len(choice) == depth - 1]
+        levels.append(_level(here, above, inner, device))
+    numbers = torch.tensor([0, *(nodes.index(choice) + 1 for choice in inner)], device=device)
+    return StaticTreeShape(Tree.from_choices(nodes), levels, Tree.from_choices(inner), numbers)
+
+
+def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice], device: torch.device) -> TreeLevel:
+    def indices(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    parents = [above.index(choice[:-1]) for choice in nodes]
+    inner = [number for number, choice in enumerate(nodes) if choice in with_children]
+    first = sum(len(choice) < len(nodes[0]) for choice in with_children)
+    families = [[number for number, parent in enumerate(parents) if parent == node] for node in range(len(above))]
+    rounds, order, before = [], [], list(range(len(above)))
+    for turn in range(max(map(len, families))):
+        drawing = [parent for parent in before if len(families[parent]) > turn]
+        rounds.append(indices([before.index(parent) for parent in drawing]))
+        order += [families[parent][turn] for parent in drawing]
+        before = drawing
+    return TreeLevel(
+        parents=indices(parents),
+        ranks=indices([choice[-1] for choice in nodes]),
+        inner=indices(inner),
+        inner_parents=indices([parents[number] for number in inner]),
+        span=(first, first + len(inner)),
+        rounds=rounds[1:],
+        sampled=indices([order.index(number) for number in range(len(nodes))]),
+        widest=1 + max(choice[-1] for choice in nodes),
+    )
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The nodes of a level that are extended, all [rows, n, ...].
+
+    `features` are the head's features after these nodes, `scores` the log probabilities of their paths, and `ranked`
+    their indices among all ranked tokens, -1 for the root.
+    """
+
+    features: Tensor
+    scores: Tensor
+    ranked: Tensor
+
+
+@dataclass(frozen=True)
+class RankedTokens:
+    """Tokens ranked after a frontier [rows, n], by node, best first; `parents` are the `ranked` of the nodes."""
+
+    tokens: Tensor
+    scores: Tensor
+    parents: Tensor
+
+
+class DynamicTree(TreeBuilder):
+    """Drafts the best `nodes` of `levels` levels of tokens."""
+
+    def __init__(self, top_k: int, levels: int, nodes: int) -> None:
+        self._top_k, self._levels, self._nodes = top_k, levels, nodes
+        self.scratch = top_k * levels
+
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> DraftTokens:
+        """Return the tree of all levels; `depth` is ignored, because the best tokens must not depend on other rows."""
+        rows = len(features)
+        frontier = Frontier(
+            features.unsqueeze(1),
+            torch.zeros((rows, 1), device=head.device),
+            torch.full((rows, 1), -1, device=head.device),
+        )
+        levels = [self._rank(head, frontier)]
+        # the root is the token of the last pair
+        next_level = head.windows.growing(ends, self._top_k, self._levels - 1)
+        before = 0
+        for _ in range(1, self._levels):
+            frontier = self._advance(head, frontier, levels[-1], before, next_level)
+            before += levels[-1].tokens.shape[1]
+            levels.append(self._rank(head, frontier))
+        return self._best(levels)
+
+    def _rank(self, head: FeatureHead, frontier: Frontier) -> RankedTokens:
+        logits = head.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
+        best = torch.log_softmax(logits.float(), -1).topk(self._top_k, -1)
+        return RankedTokens(
+            tokens=head.vocabulary.to_target(best.indices).flatten(1),
+            scores=(frontier.scores.unsqueeze(2) + best.values).flatten(1),
+            parents=frontier.ranked.unsqueeze(2).expand_as(best.indices).flatten(1),
+        )
+
+    def _advance(
+        self, head: FeatureHead, frontier: Frontier, ranked: RankedTokens, before: int, next_level: NextLevel
+    ) -> Frontier:
+        """Return the frontier of the last level's best tokens; `before` tokens were ranked in earlier levels."""
+        best = _best_indices(ranked.scores, self._top_k)
+        parents = best // self._top_k
+        features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
+        passed = head.forward(ranked.tokens.gather(1, best), features.flatten(0, 1), next_level(parents))
+        return Frontier(passed.view_as(features), ranked.scores.gather(1, best), before + best)
+
+    def _best(self, levels: list[RankedTokens]) -> DraftTokens:
+        """Return the draft of the best tokens of all levels, in the order in which they were ranked."""
+        tokens = torch.cat([level.tokens for level in levels], 1)
+        scores = torch.cat([level.scores for level in levels], 1)
+        parents = torch.cat([level.parents for level in levels], 1)
+        best = _best_indices(scores, self._nodes).sort(1).values
+        count = best.shape[1]
+        # one extra entry, so that index -1 gives the root's number, 0
+        numbers = torch.zeros((len(tokens), tokens.shape[1] + 1), dtype=torch.int64, device=tokens.device)
+        numbers.scatter_(1, best, torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1))
+        above = numbers.gather(1, parents.gather(1, best) % numbers.shape[1])
+        root = np.full((len(tokens), 1), -1)
+        return DraftTokens(tokens.gather(1, best), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
+
+
+def _best_indices(scores: Tensor, count: int) -> Tensor:
+    """Return the indices [rows, count] of the highest scores [rows, n]; of equal scores, the first ones."""
+    return scores.argsort(stable=True, dim=1, descending=True)[:, :count]

@@ -64,7 +64,6 @@ class ModelDefaults:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     def edits_for(self, prompt_len: int) -> LogitEdits:
-        """Return the edits of a request whose prompt has `prompt_len` tokens."""
         least = self.min_length - prompt_len
         return replace(self.edits, min_tokens=least) if least > 0 else self.edits
 

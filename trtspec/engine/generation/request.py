@@ -59,7 +59,6 @@ class LogitEdits:
 
     @property
     def token_ids(self) -> set[int]:
-        """Return the ids that the edits name."""
         return {*self.bias, *self.begin_suppressed, *chain(*self.bad_words)}
 
     @property
@@ -96,7 +95,6 @@ class SamplingOptions:
 
     @property
     def greedy(self) -> bool:
-        """Return whether the most probable token is always chosen."""
         return self.temperature == 0.0 or self.top_k == 1
 
     def at(self, position: int, role: str) -> SamplingOptions:
@@ -141,7 +139,6 @@ class EngineRequest:
 
     @property
     def scored(self) -> bool:
-        """Return whether the request wants `Scores`."""
         return self.return_logits or self.return_log_probs
 
 

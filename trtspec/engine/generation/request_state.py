@@ -66,7 +66,6 @@ class RunningRequest:
 
     @property
     def samples(self) -> bool:
-        """Return whether tokens are sampled rather than greedy."""
         return not self.request.sampling.greedy
 
     @property

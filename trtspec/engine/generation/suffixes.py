@@ -56,7 +56,10 @@ class SuffixIndex:
             self._grow(token)
             self._text.append(token)
             self.after = self._ended[self._match]
-            self._note_ends()
+            state, end = self._match, len(self._text)
+            while state != ROOT:
+                self._ended[state] = end
+                state = self._link[state]
 
     def continuation(self, length: int) -> list[int]:
         """Return the `length` tokens after the match, repeated periodically if the text ends before that."""
@@ -113,12 +116,6 @@ class SuffixIndex:
         self._len.append(length)
         self._ended.append(ended)
         return len(self._link) - 1
-
-    def _note_ends(self) -> None:
-        state, end = self._match, len(self._text)
-        while state != ROOT:
-            self._ended[state] = end
-            state = self._link[state]
 
 
 @dataclass(eq=False, slots=True)

@@ -60,19 +60,18 @@ class LayerPass:
     def run(self, hidden: Tensor) -> Tensor:
         """Return the layer's output for hidden states [1, tokens, hidden_size]."""
         mlp = self._mix if self.config.num_experts else self._mlp
-        mixed = self._attend(self._norm(hidden, "input_layernorm"))
-        if not self.config.inner_norms:
-            hidden = hidden + mixed
-            return hidden + mlp(self._norm(hidden, "post_layernorm"))
-        hidden = hidden + self._norm(mixed, "post_layernorm")
-        return hidden + self._norm(mlp(self._norm(hidden, "pre_feedforward_layernorm")), "post_feedforward_layernorm")
+        attention_in, attention_out, mlp_in, mlp_out = self.config.sublayer_norms
+        mixed = self._attend(self._norm(hidden, attention_in))
+        hidden = hidden + self._written(mixed, attention_out)
+        return hidden + self._written(mlp(self._norm(hidden, mlp_in)), mlp_out)
 
     def _attend(self, hidden: Tensor) -> Tensor:
         config, width = self.config, hidden.shape[1]
-        queries, keys, values = (rows.view(1, width, -1, config.head_size) for rows in self._project(hidden))
+        queries, keys, values = self._project(hidden)
         if config.qk_norm:
-            queries = self._norm(queries, "attention.q_layernorm")
-            keys = self._norm(keys, "attention.k_layernorm")
+            queries = self._norm_heads(queries, "attention.q_layernorm")
+            keys = self._norm_heads(keys, "attention.k_layernorm")
+        queries, keys, values = (rows.view(1, width, -1, config.head_size) for rows in (queries, keys, values))
         cosines, sines = (table[:width] for table in self.rotation)
         queries = rotate(queries.transpose(1, 2), cosines, sines)
         keys, values = rotate(keys.transpose(1, 2), cosines, sines), values.transpose(1, 2)
@@ -117,7 +116,19 @@ class LayerPass:
         biases = self.weights.get(f"{module}.bias", [None] * len(matrices))
         return [F.linear(rows, matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
 
+    def _written(self, rows: Tensor, module: str) -> Tensor:
+        """Return a sublayer's output as it is added to the residual."""
+        rows, factor = self._norm(rows, module), self.config.residual_multiplier
+        return rows * factor if factor != 1.0 else rows
+
+    def _norm_heads(self, rows: Tensor, module: str) -> Tensor:
+        width = rows.shape[-1] if self.config.qk_norm_over_heads else self.config.head_size
+        return self._norm(rows.view(*rows.shape[:-1], -1, width), module).flatten(-2)
+
     def _norm(self, rows: Tensor, module: str) -> Tensor:
+        """Return rows normed by a module; unchanged without one."""
+        if not module:
+            return rows
         return norm(rows, self.weights[f"{module}.weight"][0], self.config.norm_epsilon, self.plus)
 
     def _see(self, kind: str, module: str, values: Tensor) -> None:
@@ -156,9 +167,12 @@ def norm(rows: Tensor, weight: Tensor, epsilon: float, plus: float = 0.0) -> Ten
     return (exact * (plus + weight.float())).to(rows.dtype) if plus else weight * exact.to(rows.dtype)
 
 
-def embedding_scale(config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """Return the factor of scaled embeddings, rounded to their dtype."""
-    return torch.tensor(config.hidden_size**0.5, dtype=dtype)
+def embedding_scale(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """Return the factor of embeddings in `dtype`, None without one; transformers rounds only the root of the size."""
+    if config.scaled_embedding:
+        return torch.tensor(config.hidden_size**0.5, dtype=dtype, device=device)
+    factor = config.embedding_multiplier
+    return torch.tensor(factor, device=device) if factor != 1.0 else None
 
 
 def rotation(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

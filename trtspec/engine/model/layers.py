@@ -61,7 +61,7 @@ def dequantize(quantized: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Norm:
-    """Normalizes rows of `width` numbers; for float32 the weights include the root of the width (see `norm_weight`)."""
+    """Normalizes rows of `width` numbers; for float32 the weights include its root (see `WeightLoader.norm`)."""
 
     def __init__(self, width: int, epsilon: float, device: torch.device) -> None:
         self._epsilon = epsilon
@@ -243,15 +243,30 @@ class NormalizedSublayer(Sublayer):
 
 
 @dataclass(frozen=True)
-class CappedHead:
-    """A head whose logits x become cap * tanh(x / cap)."""
+class ScaledSublayer(Sublayer):
+    """A sublayer whose output is multiplied by a factor before it is added to the residual."""
+
+    inner: Sublayer
+    factor: float
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.inner(rows) * self.factor
+
+
+@dataclass(frozen=True)
+class AdjustedHead:
+    """A head whose logits are multiplied by a factor and, unless `cap` is 0, capped: x becomes cap * tanh(x / cap)."""
 
     head: Linear
+    factor: float
     cap: float
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map rows [n, hidden] to logits [n, vocab]."""
-        return self.head(rows).div_(self.cap).tanh_().mul_(self.cap)
+        logits = self.head(rows)
+        if self.factor != 1.0:
+            logits.mul_(self.factor)
+        return logits.div_(self.cap).tanh_().mul_(self.cap) if self.cap else logits
 
 
 @dataclass(frozen=True)
@@ -259,14 +274,14 @@ class Block:
     """The weights of one layer without its input norm; q and k are ordered so that rotary pairs are adjacent.
 
     `post_norm` is applied to the input of the MLP. `qk_norm` [heads + kv_heads, head_size] multiplies the normalized
-    heads of q and k, and `kv_scale` is the scale of an FP8 KV cache; both are None if unused.
+    heads of q and k, and `kv_scale` is the scale of an FP8 KV cache; each is None if unused.
     """
 
     qkv: Linear
     qk_norm: Tensor | None
     kv_scale: Tensor | None
     dense: Sublayer
-    post_norm: Tensor
+    post_norm: Tensor | None
     mlp: Sublayer
 
 
@@ -274,5 +289,5 @@ class Block:
 class DecoderLayer(Block):
     """The weights of one layer of a model; with `has_window` its attention is limited to a sliding window."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     has_window: bool

@@ -20,19 +20,20 @@ from trtspec.checkpoints.quant_scheme import KV_SCALES, activation_scale, cache_
 from trtspec.checkpoints.rules import Rule, layer_tensor
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.sharding import ShardedTarget, distinct_regions, shard
-from trtspec.checkpoints.trtllm import AGAIN, EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, TrtllmCheckpoint
+from trtspec.checkpoints.trtllm import AGAIN, FP8_ROWWISE, QKV, TrtllmCheckpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.device import TORCH_DTYPES, map_tensor
 from trtspec.engine.model.layers import (
     ACTIVATIONS,
+    AdjustedHead,
     Block,
-    CappedHead,
     DecoderLayer,
     GatedMlp,
     Linear,
     MixtureOfExperts,
     Norm,
     NormalizedSublayer,
+    ScaledSublayer,
     Sublayer,
     dequantize,
     make_matrix,
@@ -113,7 +114,8 @@ class WeightLoader:
 
     def norm(self, module: str) -> Tensor:
         """Return a norm's weight in the form that `Norm` expects."""
-        return norm_weight(self.tensor(f"{module}.weight"))
+        weight = self.tensor(f"{module}.weight")
+        return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
 
     def weight(self, name: str) -> Tensor:
         """Return a weight [out, in], or [experts, out, in], in the compute dtype."""
@@ -171,32 +173,21 @@ class DecoderWeights(WeightLoader):
         super().__init__(checkpoint, decoder_rules(checkpoint.config), device, dtype)
         self._config = checkpoint.config
 
-    def embedding(self) -> Tensor:
-        """Return the embedding [vocab, hidden]."""
-        return self.weight(EMBEDDING)
-
-    def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
+    def lm_head(self, embedding: Tensor) -> Linear | AdjustedHead:
         """Return the LM head, which is the embedding if they are tied."""
-        tied = self._config.tied_embeddings
+        tied, factor, cap = self._config.tied_embeddings, self._config.logit_multiplier, self._config.logit_cap
         head = Linear(make_matrix(embedding, is_shared=True)) if tied else self.linear("lm_head")
-        return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
-
-    def final_norm(self) -> Tensor:
-        return norm_weight(self.tensor(FINAL_NORM))
+        return AdjustedHead(head, factor, cap) if cap or factor != 1.0 else head
 
     def layer(self, number: int) -> DecoderLayer:
         prefix = layer_tensor(number, "").removesuffix(".")
         block = self.block(prefix, self._config)
-        if self._config.inner_norms:
-            block = replace(
-                block,
-                dense=self._normed(block.dense, f"{prefix}.post_layernorm"),
-                post_norm=self.norm(f"{prefix}.pre_feedforward_layernorm"),
-                mlp=self._normed(block.mlp, f"{prefix}.post_feedforward_layernorm"),
-            )
+        norms = [f"{prefix}.{name}" if name else "" for name in self._config.sublayer_norms]
+        input_norm, post_norm = (self.norm(name) if name else None for name in norms[::2])
+        dense, mlp = self._adjusted(block.dense, norms[1]), self._adjusted(block.mlp, norms[3])
+        block = replace(block, dense=dense, post_norm=post_norm, mlp=mlp)
         if self._checkpoint.quantization.kv_cache_algo:
             block = replace(block, kv_scale=self._kv_scale(f"{prefix}.{QKV}"))
-        input_norm = self.norm(f"{prefix}.input_layernorm")
         return DecoderLayer(**vars(block), input_norm=input_norm, has_window=self._config.has_window(number))
 
     def mlp(self, prefix: str) -> Sublayer:
@@ -230,9 +221,13 @@ class DecoderWeights(WeightLoader):
         quantize = self.quantization([name])
         return [Linear(make_matrix(weight), None, quantize) for weight in order(self.weight(name))]
 
-    def _normed(self, inner: Sublayer, module: str) -> NormalizedSublayer:
-        norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
-        return NormalizedSublayer(inner, partial(norm, weight=self.norm(module)))
+    def _adjusted(self, inner: Sublayer, module: str) -> Sublayer:
+        """Return a sublayer with the norm `module` of its output, if there is one, and the residual multiplier."""
+        if module:
+            norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
+            inner = NormalizedSublayer(inner, partial(norm, weight=self.norm(module)))
+        factor = self._config.residual_multiplier
+        return ScaledSublayer(inner, factor) if factor != 1.0 else inner
 
     def _kv_scale(self, qkv: str) -> Tensor:
         """Return the KV cache's scale as in TensorRT-LLM: the larger of the scales of k and v, or the common scale."""
@@ -247,11 +242,6 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def norm_weight(weight: Tensor) -> Tensor:
-    """Return a norm's weight in the form that `Norm` expects."""
-    return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
-
-
 def _paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
     """Reorder the rows of q and k within the rows of q, k and v for `Block`."""
     turning = (config.num_heads + config.num_kv_heads) * config.head_size
@@ -259,9 +249,10 @@ def _paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
-    """Return the norm weights of q and k, [head_size] each, in the form of `Block.qk_norm`."""
+    """Return the norm weights of q and k, one or all heads each, in the form of `Block.qk_norm`."""
     heads = ((q, config.num_heads), (k, config.num_kv_heads))
-    return torch.cat([_paired(weight, config).expand(count, -1) for weight, count in heads])
+    paired = [(_paired(weight, config).view(-1, config.head_size), count) for weight, count in heads]
+    return torch.cat([weight.expand(count, -1) for weight, count in paired])
 
 
 def _paired(heads: Tensor, config: ModelConfig) -> Tensor:

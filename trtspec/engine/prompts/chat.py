@@ -109,7 +109,9 @@ def _source(root: Path) -> str:
         return _text(path)
     if (more / "default.jinja").is_file():
         return _text(more / "default.jinja")
-    template, where = _config(root).get("chat_template"), str(root / "tokenizer_config.json")
+    path = root / "tokenizer_config.json"
+    config: Mapping[str, Any] = read_json(path, MAX_CONFIG_BYTES) if path.is_file() else {}
+    template, where = config.get("chat_template"), str(path)
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
         if len(entries) != len(template) or not all(isinstance(entry.get("name"), str) for entry in entries):
@@ -131,8 +133,3 @@ def _text(path: Path) -> str:
         raise CheckpointError("the chat template is not UTF-8", where=str(path)) from None
     except OSError as error:
         raise CheckpointError(describe_read_error(error), where=str(path)) from None
-
-
-def _config(root: Path) -> Mapping[str, Any]:
-    path = root / "tokenizer_config.json"
-    return read_json(path, MAX_CONFIG_BYTES) if path.is_file() else {}

@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
-from trtspec.engine.prompts.format import PromptFormat, detect_format
-from trtspec.engine.prompts.prompt import ChatError, Prompt
-from trtspec.engine.prompts.records import HINT, read_records
-
-if TYPE_CHECKING:
-    from trtspec.engine.prompts.chat import ChatTemplate
-
+from trtspec.engine.prompts.formats.base import PromptFormat, detect_format
+from trtspec.engine.prompts.prompt import HINT, ChatError, Prompt, read_records
 
 MAX_TEXT_BYTES = 4 << 20  # maximum output of a template
 
@@ -74,23 +69,32 @@ def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> lis
     template = ChatTemplate(tokenizer, MAX_TEXT_BYTES, children=1)
     if not template.is_there:
         return list(prompts)
+    found = []
     try:
-        return [_templated(prompt, template, path) if prompt.messages else prompt for prompt in prompts]
-    finally:
-        template.close()
-
-
-def _templated(prompt: Prompt, template: ChatTemplate, path: Path) -> Prompt:
-    try:
-        return replace(prompt, text=template.render(list(prompt.messages)))
+        for prompt in prompts:
+            text = template.render(list(prompt.messages)) if prompt.messages else prompt.text
+            found.append(replace(prompt, text=text))
     except ChatError as error:
         raise TrtspecError(f"prompt {prompt.name}: {error.message}", where=str(path)) from None
+    finally:
+        template.close()
+    return found
 
 
 def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
     """Return the document of `prompts --json`; `tokenizer` is a directory whose template and tokens are used."""
     prompts = with_template(file.prompts, tokenizer, file.path) if tokenizer else file.prompts
-    tokens = _tokens(prompts, tokenizer) if tokenizer else None
+    characters, tokens = [len(prompt.text) for prompt in prompts], None
+    if tokenizer:
+        from trtspec.checkpoints.tokenizer import Tokenizer
+
+        encode = Tokenizer(tokenizer).encode
+        tokens = [len(encode(prompt.text)) for prompt in prompts]
+
+    def lengths(places: Sequence[int]) -> dict[str, Any]:
+        counts = {"characters": characters, "tokens": tokens}
+        return {key: _spread([of[place] for place in places]) if of is not None else None for key, of in counts.items()}
+
     kinds = sorted({prompt.kind for prompt in prompts})
     return {
         "file": str(file.path),
@@ -100,9 +104,9 @@ def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
         "left_out": file.left_out,
         "with_messages": sum(bool(prompt.messages) for prompt in prompts),
         "further_turns": sum(prompt.further_turns for prompt in prompts),
-        **_lengths(prompts, tokens, range(len(prompts))),
+        **lengths(range(len(prompts))),
         "kinds": [
-            {"kind": kind, "prompts": len(places), **_lengths(prompts, tokens, places)}
+            {"kind": kind, "prompts": len(places), **lengths(places)}
             for kind in kinds
             for places in [[place for place, prompt in enumerate(prompts) if prompt.kind == kind]]
         ],
@@ -110,23 +114,7 @@ def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
 
 
 def list_shipped() -> list[dict[str, Any]]:
-    """Return the summaries of the sets shipped with trtspec."""
     return [{"name": name, **summarize(read_prompts(path), None)} for name, path in shipped_sets().items()]
-
-
-def _tokens(prompts: Sequence[Prompt], tokenizer: Path) -> list[int]:
-    """Return the length of each prompt in tokens."""
-    from trtspec.checkpoints.tokenizer import Tokenizer
-
-    encode = Tokenizer(tokenizer).encode
-    return [len(encode(prompt.text)) for prompt in prompts]
-
-
-def _lengths(prompts: Sequence[Prompt], tokens: Sequence[int] | None, places: Sequence[int]) -> dict[str, Any]:
-    return {
-        "characters": _spread([len(prompts[place].text) for place in places]),
-        "tokens": _spread([tokens[place] for place in places]) if tokens is not None else None,
-    }
 
 
 def _spread(lengths: Sequence[int]) -> dict[str, int]:

@@ -7,14 +7,13 @@ uses are read, a few rows at a time, with limits on the unpacked size.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.registry import discover_all
 from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_child
-from trtspec.engine.prompts.prompt import KEYS
 
 EXTRA = "pip install 'trtspec[prompts]', or save the file as JSON lines"
 PART = "use a part of the file"
@@ -23,8 +22,10 @@ SHOWN = 8  # columns listed in the error for an unknown format
 LIMITS = SandboxLimits(memory_bytes=2 << 30, cpu_s=60, wall_s=120, output_bytes=320 << 20, files=64)
 
 
-def read_rows(path: Path, raw: bytes, max_bytes: int, max_rows: int, max_values: int) -> list[dict[str, Any]]:
-    """Return the rows as objects with the columns that any format uses.
+def read_rows(
+    path: Path, raw: bytes, columns: Collection[str], max_bytes: int, max_rows: int, max_values: int
+) -> list[dict[str, Any]]:
+    """Return the rows as objects with the given columns, if the file has them.
 
     `max_bytes` and `max_values` limit these columns when unpacked. Raise TrtspecError if pyarrow is missing, or if the
     file is corrupt or too large.
@@ -32,9 +33,8 @@ def read_rows(path: Path, raw: bytes, max_bytes: int, max_rows: int, max_values:
     if find_spec("pyarrow") is None:
         message = "reading parquet files needs pyarrow, which is not installed"
         raise TrtspecError(message, where=str(path), hint=EXTRA)
-    further = [each.columns for each in discover_all("trtspec.engine.prompts.formats", "FORMAT").values()]
     options = {
-        "columns": sorted({*KEYS, *(name for names in further for name in names)}),
+        "columns": sorted(columns),
         "max_bytes": max_bytes,
         "max_rows": max_rows,
         "max_values": max_values,

@@ -16,16 +16,24 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
-from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
-from trtspec.engine.drafting.vocabulary import SAME, SmallerVocabulary, Vocabulary
-from trtspec.engine.model.attention import KVCache, attend, cache_context
-from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.drafting.base import (
+    SAME,
+    BatchShape,
+    ConfidenceFloor,
+    Drafter,
+    DrafterConfig,
+    DraftSampling,
+    DraftTokens,
+    SmallerVocabulary,
+    VerifyOutcome,
+    Vocabulary,
+    draft_parallel,
+)
+from trtspec.engine.model.decoder import Decoder, KVCache, attend, cache_context
 from trtspec.engine.model.layers import Linear, Norm, make_matrix
 from trtspec.engine.model.positions import Window, Windows
 from trtspec.engine.model.weights import WeightLoader
-from trtspec.methods.dflash.net import net_rules, stored_net
+from trtspec.methods.dflash import net_rules, stored_net
 
 
 class BlockNetwork:
@@ -36,14 +44,10 @@ class BlockNetwork:
 
     def __init__(self, target: Decoder, room: BatchShape, kind: str) -> None:
         checkpoint = target.checkpoint
-        names = checkpoint.ranks[-1].keys()
-        net = stored_net(checkpoint.document, names, target.config, kind)
-        if net is None:
-            hint = f"convert it with method: {kind} and the net as speculation.draft"
-            raise CheckpointError(f"does not contain a {kind} net", where=str(checkpoint.root), hint=hint)
-        self.net, self.config = net, net.layer
+        self.net = net = stored_net(checkpoint, kind)
+        self.config = net.layer
         self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
-        stored = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]
+        stored = [name.removeprefix(f"{kind}.") for name in checkpoint.ranks[-1] if name.startswith(f"{kind}.")]
         self.weights = weights = WeightLoader(checkpoint, net_rules(net, kind, stored), room.device, room.dtype)
         self._embedding = (
             weights.tensor(f"{kind}.embed_tokens.weight") if "embed_tokens.weight" in stored else target.embedding
@@ -106,7 +110,6 @@ class BlockDrafter(Drafter):
         self._first_row = 0
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Store the lengths of the prompts."""
         self._first_row = first_row
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._waiting |= {first_row + row: [] for row in range(len(prompts))}
@@ -118,12 +121,10 @@ class BlockDrafter(Drafter):
         self.network.take_in(features.flatten(0, 1), window)
 
     def observe(self, outcome: VerifyOutcome) -> None:
-        """Keep the hidden states of each accepted path."""
         for row, accepted in enumerate(outcome.accepted_features()):
             self._waiting[row].append(accepted)
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's cache and its waiting states."""
         self.network.cache.move_row(source, target, length)
         self._known[target], self._waiting[target] = self._known[source], self._waiting[source]
 
@@ -166,7 +167,6 @@ class DFlashDrafter(BlockDrafter):
         self._floors = ConfidenceFloor(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft `depth` tokens, or fewer if the net's confidence is too low."""
         hidden = self._fill(texts, depth)
         logits = self.network.lm_head(hidden.flatten(0, 1)).view(len(texts), depth, -1)
         return draft_parallel(logits, sampling, self._floors, self.network.vocabulary)

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.methods.base import HeadTarget
-from trtspec.methods.dflash import describe
-from trtspec.methods.dflash.net import BlockNet, net_rules, read_block_net
+from trtspec.methods.dflash import BlockNet, describe, net_rules, read_block_net
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import BlockAttention, SharedWeights, TrainableLayer, View, linear, rms_norm
 from trtspec.training.trainable import (
@@ -77,7 +76,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableDFlash(TrainableDraft):
-    """A net in any of the dialects that `methods/dflash/net` reads; its embedding, if it has one, is frozen.
+    """A net in any of the dialects that `methods/dflash` reads; its embedding, if it has one, is frozen.
 
     `method` is the net's kind and the prefix of its tensor names.
     """
@@ -93,7 +92,7 @@ class TrainableDFlash(TrainableDraft):
         rules = describe(origin, HeadTarget(target.config, [], self.passes), self.method).rules
         self._embedding, self._head = (f"{self.method}.{name}.weight" for name in ("embed_tokens", "lm_head"))
         self.tensors = source.tensors(origin, rules, frozen=[self._embedding])
-        self._borrowed = SharedWeights.of(target)
+        self._borrowed = SharedWeights(target)
         if "d2t" in origin.tensors:
             self.vocab = torch.arange(net.draft_vocab_size, device=target.device) + self.tensors.tensor("d2t")
 
@@ -102,7 +101,9 @@ class TrainableDFlash(TrainableDraft):
         silent = self.net.block_size - self.net.drafts
         blocks = BlockAttention(batch, self.passes + silent, is_causal=self.net.is_causal)
         context = self._norm(view, linear(view, f"{self.method}.fc", features), "hidden_norm")
-        hidden = F.embedding(self._tokens(batch, blocks), view.get(self._embedding, self._borrowed.embedding))
+        anchors = batch.tokens.gather(1, blocks.anchors)
+        tokens = torch.where(blocks.at == blocks.anchors, anchors, self.net.mask_token)  # [rows, count * width]
+        hidden = F.embedding(tokens, view.get(self._embedding, self._borrowed.embedding))
         for number in range(self.config.num_layers):
             layer = TrainableLayer(view, f"{self.method}.layers.{number}", self.config, number)
             mixed = blocks.attend(layer, layer.heads(context), layer.norm(hidden, "input_layernorm"))
@@ -111,14 +112,7 @@ class TrainableDFlash(TrainableDraft):
         return [blocks.step(normed, silent + step) for step in range(self.passes)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the net's LM head, or of the target's if the net does not include one."""
         return F.linear(hidden, view[self._head]) if self._head in view else self._borrowed.logits(hidden)
-
-    def _tokens(self, batch: TrainingBatch, blocks: BlockAttention) -> Tensor:
-        """Return each block's tokens [rows, count * width]: the anchor, then masks."""
-        is_anchor = blocks.at == blocks.anchors
-        anchors = batch.tokens.gather(1, blocks.anchors)
-        return torch.where(is_anchor, anchors, self.net.mask_token)
 
     def _norm(self, view: View, rows: Tensor, module: str) -> Tensor:
         return rms_norm(view, f"{self.method}.{module}", rows, self.config.norm_epsilon)

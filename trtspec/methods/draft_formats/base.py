@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schema of a dialect, the file format of one project for drafts of each kind.
 
-Facts are the values of config.json under neutral names (`trtspec.methods.draft_formats.facts`). Tensors have the names
+Facts are the values of config.json under neutral names (`trtspec.methods.draft_formats.draft`). Tensors have the names
 that most dialects share: `layers.0.*`, `markov_head.*`. One table maps both in both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
@@ -24,38 +24,46 @@ MEDUSA = "medusa"  # the only kind without layers
 
 @dataclass(frozen=True)
 class Key:
-    """The location of a fact in a dialect's config.json.
+    """The location of a fact in a dialect's config.json: `path`, with dots between keys, or a key called like the fact.
 
     `shift` is added to layer numbers. Without `always` a fact with its neutral value is omitted. An `inverted` key is
     true if the fact is false. With `is_needed` the dialect's code cannot read a file without the key.
     """
 
     fact: str
-    path: tuple[str, ...]
+    path: str = ""
     shift: int = 0
     always: bool = True
     inverted: bool = False
     is_needed: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", self.path or self.fact)
+
     def encode(self, value: Any) -> Any:
-        """Return the dialect's encoding of the fact's value."""
         if isinstance(value, tuple):
             return [number + self.shift for number in value]
         return not value if self.inverted else value
 
 
+def within(section: str, *keys: Key) -> tuple[Key, ...]:
+    """Return keys in a section of config.json."""
+    return tuple(replace(key, path=f"{section}.{key.path}") for key in keys)
+
+
 # Keys that several dialects share; z-lab/dflash:dflash/model.py@44947fb reads the first two at the top level.
 BLOCK_KEYS = (
-    Key("block_size", ("block_size",), is_needed=True),
-    Key("num_target_layers", ("num_target_layers",), is_needed=True),
-    Key("hidden_layers", ("dflash_config", "target_layer_ids"), shift=-1),
-    Key("mask_token", ("dflash_config", "mask_token_id"), is_needed=True),
+    Key("block_size", is_needed=True),
+    Key("num_target_layers", is_needed=True),
+    Key("hidden_layers", "dflash_config.target_layer_ids", shift=-1),
+    Key("mask_token", "dflash_config.mask_token_id", is_needed=True),
 )
-MARKOV_KEYS = (
-    Key("markov_rank", ("dflash_config", "markov_rank")),
-    Key("markov_head", ("dflash_config", "markov_head_type")),
+MARKOV_KEYS = (Key("markov_rank"), Key("markov_head", "markov_head_type"))
+CONFIDENCE_KEYS = (
+    Key("has_confidence", "enable_confidence_head"),
+    Key("confidence_with_markov", "confidence_head_with_markov"),
 )
-MEDUSA_SIZES = (Key("hidden_size", ("hidden_size",)), Key("vocab_size", ("vocab_size",)))
+MEDUSA_SIZES = (Key("hidden_size"), Key("vocab_size"))
 MEDUSA_CARRIED = dict.fromkeys(("dtype", "torch_dtype", "transformers_version", "_name_or_path"))
 
 
@@ -64,10 +72,10 @@ class DraftSchema:
     """A dialect's schema of one kind of draft.
 
     Config: `implied` are the values of facts without a key, if they are not the neutral ones. `fixed` are keys with a
-    required value, by path; a file with another value is rejected. `carried` are keys that do not affect computation
-    (dots separate the keys of a path), each with its default value or None. `marks` are keys and tensor name prefixes
-    that identify the dialect. `section` has the config of the layers, None for the top level. `names_target` is a key
-    whose value must be the target's name.
+    required value; a file with another value is rejected. `carried` are keys that do not affect computation, each with
+    its default value or None. In all of them, dots separate the keys of a path. `marks` are keys and tensor name
+    prefixes that identify the dialect. `section` has the config of the layers, None for the top level. `names_target`
+    is a key whose value must be the target's name.
 
     Tensors: `renames` maps common tensor name prefixes to the dialect's. `needs` are required tensors, `shared` are
     tensors that it takes from the target, and `lacks` maps regular expressions of unsupported tensors to the reason.
@@ -80,7 +88,7 @@ class DraftSchema:
     architecture: str
     keys: tuple[Key, ...]
     implied: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[tuple[str, ...], Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     carried: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     section: str | None = None
@@ -97,9 +105,8 @@ class DraftSchema:
     weights: str = WEIGHTS
 
     @property
-    def paths(self) -> set[tuple[str, ...]]:
-        """Return the paths of all its keys."""
-        return {key.path for key in self.keys} | set(self.fixed) | {tuple(key.split(".")) for key in self.carried}
+    def paths(self) -> set[str]:
+        return {*(key.path for key in self.keys), *self.fixed, *self.carried}
 
     @property
     def includes_target(self) -> bool:
@@ -108,7 +115,6 @@ class DraftSchema:
 
     @property
     def keys_by_fact(self) -> dict[str, Key]:
-        """Return its keys by fact."""
         return {key.fact: key for key in self.keys}
 
 
@@ -121,7 +127,6 @@ class DraftFormat:
 
 
 def dialects() -> dict[str, DraftFormat]:
-    """Return all dialects by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 

@@ -19,15 +19,19 @@ from trtspec.checkpoints.writer import OnBytes, Part, new_directory, write_confi
 from trtspec.methods.base import find_method
 from trtspec.methods.draft_formats.base import LM_HEAD, MEDUSA, find_dialect, find_schema
 from trtspec.methods.draft_formats.draft import (
+    CARRIED,
+    LEFT_OUT,
+    SOFT,
     TARGET_NAMES,
     SourceDraft,
     dialect_names,
     have_equal_bits,
     is_quantized,
+    neutral,
     read_draft,
+    set_path,
     target_tensor,
 )
-from trtspec.methods.draft_formats.facts import CARRIED, LEFT_OUT, SOFT, neutral, set_path
 from trtspec.methods.draft_head import drafted_ids
 from trtspec.methods.eagle3 import default_aux_layers
 
@@ -96,7 +100,7 @@ class RenderedDraft:
         config = self._base_config()
         for key, value in {**schema.carried, **draft.carried.get(self.to, {})}.items():
             if value is not None:
-                set_path(config, tuple(key.split(".")), value)
+                set_path(config, key, value)
         for path, value in schema.fixed.items():
             set_path(config, path, value)
         for fact, value in self._encoded_facts().items():
@@ -139,7 +143,7 @@ class RenderedDraft:
             if key is None:
                 self._check_implied(fact, value, schema.implied.get(fact, plain))
             elif value is None and key.is_needed:
-                message = f"{'.'.join(key.path)} is required, but its config.json does not have it"
+                message = f"{key.path} is required, but its config.json does not have it"
                 raise draft.refuse(message, "give --target if it is a property of the target")
             elif value is not None and (key.always or value not in (plain, False)):
                 found[fact] = key.encode(value)

@@ -15,9 +15,16 @@ from torch import Tensor
 
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
-from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
-from trtspec.engine.drafting.vocabulary import load_vocabulary
+from trtspec.engine.drafting.base import (
+    ConfidenceFloor,
+    Drafter,
+    DrafterConfig,
+    DraftSampling,
+    DraftTokens,
+    VerifyOutcome,
+    draft_chain,
+    load_vocabulary,
+)
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.positions import Window
 from trtspec.engine.prefill import PrefixCache, prefill
@@ -54,7 +61,6 @@ class ModelDrafter(Drafter):
             self._prefixes.retain(row, self._reading.spell(text), self._at[row])
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's cache."""
         self._model.cache.move_row(source, target, self._at[source])
         self._known[target], self._at[target] = self._known[source], self._at[source]
 

@@ -21,7 +21,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.model.layer_pass import embedding_scale
 from trtspec.families.decoder import decoder_rules
 from trtspec.training.batches import TrainingBatch
-from trtspec.training.layers import TrainableLayer, View, cap
+from trtspec.training.layers import TrainableLayer, View, adjust_logits
 from trtspec.training.trainable import (
     DraftInitializer,
     DraftSource,
@@ -82,19 +82,17 @@ class TrainableModel(TrainableDraft):
         self.tensors = source.tensors(model.source, model.rules)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the output of the final norm."""
         config = self.config
         hidden = F.embedding(batch.tokens, view[EMBEDDING])
-        if config.scaled_embedding:
-            hidden = hidden * embedding_scale(config, hidden.dtype).to(hidden.device)
+        if (scale := embedding_scale(config, hidden.dtype, hidden.device)) is not None:
+            hidden = hidden * scale
         for number in range(config.num_layers):
             hidden = TrainableLayer(view, layer_tensor(number, "")[:-1], config, number)(hidden)
         selected = hidden.flatten(0, 1)[batch.flat()]
         return [F.rms_norm(selected, selected.shape[-1:], view[FINAL_NORM], config.norm_epsilon)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the LM head."""
-        return cap(F.linear(hidden, view[LM_HEAD]), self.config.logit_cap)
+        return adjust_logits(F.linear(hidden, view[LM_HEAD]), self.config.logit_multiplier, self.config.logit_cap)
 
 
 TRAINABLE = DraftTrainer(TrainableModel, make, ("layers", "hidden_size"))

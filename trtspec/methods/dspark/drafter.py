@@ -12,11 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.drafting.chain import NO_FLOOR, ConfidenceFloor, SampledChain, max_probability
+from trtspec.engine.drafting.base import (
+    NO_FLOOR,
+    ConfidenceFloor,
+    DrafterConfig,
+    DraftSampling,
+    DraftTokens,
+    SampledChain,
+    max_probability,
+)
 from trtspec.engine.model.weights import WeightLoader
+from trtspec.methods.dflash import CONFIDENCE, MARKOV
 from trtspec.methods.dflash.drafter import BlockDrafter
-from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
 
 NAME = "dspark"
 
@@ -52,7 +59,6 @@ class DSparkDrafter(BlockDrafter):
         self._floors = ConfidenceFloor(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft `depth` tokens, or fewer if the net's confidence is too low."""
         hidden, rows = self._fill(texts, depth), len(texts)
         logits = self.network.lm_head(hidden.flatten(0, 1)).view(rows, depth, -1)
         chain = SampledChain(rows, hidden.device, sampling, self.network.vocabulary)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.methods.dflash.net import CONFIDENCE, MARKOV
+from trtspec.methods.dflash import CONFIDENCE, MARKOV
 from trtspec.methods.dflash.training import TrainableDFlash, initial_draft, initial_net
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import View
@@ -62,7 +62,6 @@ class TrainableDSpark(TrainableDFlash):
         return super().logits(view, states, step) + F.linear(previous, view[f"{self.method}.{MARKOV}markov_w2.weight"])
 
     def confidence(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
-        """Return the logits of the confidence head, or None if the net does not have one."""
         name = f"{self.method}.{CONFIDENCE}"
         if not self.net.confidence_width:
             return None

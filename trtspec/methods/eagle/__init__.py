@@ -21,7 +21,7 @@ from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.trtllm import EMBEDDING, LM_HEAD
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
-from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, suggest_for
 from trtspec.methods.draft_head import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers, layer_rules
 from trtspec.methods.tree_choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices, smaller_trees
 from trtspec.recipe.schema import refuse
@@ -116,7 +116,6 @@ def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
 
 
 def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftHead:
-    """Describe the EAGLE head in `source` for a target."""
     head, draft_shape = read_head_config(source, base.config), _draft_shape(options, 0)
     rules: list[Rule] = []
     borrowed: list[Rule] = []
@@ -173,11 +172,6 @@ def _is_eagle3(source: Source) -> bool:
     return any("hidden_norm." in name for name in source.tensors)
 
 
-def _suggest(source: Source) -> Suggestion | None:
-    is_head = "fc.weight" in source.tensors and not _is_eagle3(source)
-    return Suggestion(0, "DRAFT is an EAGLE head: fc.weight, and a layer without hidden_norm") if is_head else None
-
-
 def _find_sources(base: HeadTarget, target: str) -> tuple[SourceTensor, ...]:
     return next(rule.sources for rule in base.rules if rule.name == target)
 
@@ -197,18 +191,12 @@ def _draft_shape(options: EagleOptions, draft_len: int) -> DraftShape:
     return DraftShape(max(map(len, options.paths)), len(options.paths))
 
 
-def _check_options(options: EagleOptions, config: ModelConfig) -> list[Diagnostic]:
+def _check_options(options: EagleOptions, config: ModelConfig) -> Iterator[Diagnostic]:
     if options.growth is None:
-        return check_ranks(options.paths, config)
-    if options.growth.top_k <= config.vocab_size:
-        return []
-    return [
-        Diagnostic(
-            "top_k",
-            "out-of-range",
-            f"{options.growth.top_k} is more than the target's {config.vocab_size} vocabulary entries",
-        )
-    ]
+        yield from check_ranks(options.paths, config)
+    elif (top_k := options.growth.top_k) > config.vocab_size:
+        message = f"{top_k} is more than the target's {config.vocab_size} vocabulary entries"
+        yield Diagnostic("top_k", "out-of-range", message)
 
 
 def _variants(options: EagleOptions) -> Iterator[dict[str, Any]]:
@@ -228,6 +216,9 @@ METHOD = Method(
     draft_shape=_draft_shape,
     check_options=_check_options,
     read_head=read_head,
-    suggest=_suggest,
+    suggest=suggest_for(
+        lambda source: "fc.weight" in source.tensors and not _is_eagle3(source),
+        "DRAFT is an EAGLE head: fc.weight, and a layer without hidden_norm",
+    ),
     variants=_variants,
 )

@@ -10,15 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoints.trtllm import read_config
-from trtspec.core.errors import CheckpointError
 from trtspec.engine.drafting.base import BatchShape, DrafterConfig
-from trtspec.engine.drafting.feature_drafters import FeatureDrafter, FeatureHead, TreeBuilder
-from trtspec.engine.drafting.trees import DynamicTree, StaticTree
-from trtspec.engine.model.attention import attend
-from trtspec.engine.model.decoder import FINAL, Decoder
+from trtspec.engine.drafting.feature_drafters import DynamicTree, FeatureDrafter, FeatureHead, StaticTree, TreeBuilder
+from trtspec.engine.model.decoder import FINAL, Decoder, attend
 from trtspec.engine.model.layers import Norm
 from trtspec.engine.model.positions import Window
 from trtspec.engine.model.weights import WeightLoader
+from trtspec.methods.draft_head import stored_section
 from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
 
 # an engine has an identical head for each level of the tree; the first one is used
@@ -32,10 +30,7 @@ class EagleHead(FeatureHead):
 
     def __init__(self, target: Decoder, room: BatchShape) -> None:
         checkpoint = target.checkpoint
-        section = checkpoint.document.section(NET_CONFIG)
-        if section is None:
-            hint = "convert it with method: eagle and the head as speculation.draft"
-            raise CheckpointError("does not contain an EAGLE head", where=str(checkpoint.root), hint=hint)
+        section = stored_section(checkpoint, NET_CONFIG, "an EAGLE head", "eagle")
         config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
         super().__init__(config, room)
         weights = WeightLoader(checkpoint, head_rules(config, _NET), room.device, room.dtype)
@@ -52,14 +47,12 @@ class EagleHead(FeatureHead):
         return hidden_states
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Combine token embeddings with the preceding features and run the layer."""
         block = self._block
         hidden = self._fc(torch.cat([F.embedding(tokens.flatten(), self._embedding), features], 1))
         hidden = block.dense.add_to(hidden, attend(block.qkv(hidden), block, 0, window, self.cache, self.config))
         return block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the logits of the target's LM head."""
         return self._lm_head(features)
 
 

@@ -51,7 +51,7 @@ class TrainableEagle(TrainableDraft):
         self.width, self.passes = self.config.hidden_size, min(source.draft_len, MOST_PASSES)
         rules = [rule for rule in head_rules(self.config, NET) if rule.sources[0].name in origin.tensors]
         self.tensors = source.tensors(origin, rules, frozen=[EMBEDDING])
-        self._borrowed = SharedWeights.of(target)
+        self._borrowed = SharedWeights(target)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the output of each pass for the pairs (hidden state of t, token at t + 1)."""
@@ -66,7 +66,6 @@ class TrainableEagle(TrainableDraft):
         return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the target's LM head."""
         return self._borrowed.logits(hidden)
 
 

@@ -4,28 +4,148 @@
 Li et al. 2025, arXiv:2503.01840. Heads of SafeAILab/EAGLE, SpecForge, ModelOpt and speculators can be read. Tensor
 names have the same meaning in all formats; the formats differ in prefixes, in the tensors that may be missing because
 the target has them, and in the numbering of the target's layers.
+
+TensorRT engines do not support such heads, so their format inside a target's checkpoint is specific to trtspec, with
+TensorRT-LLM's module names. In config.json "eagle3_net_config" describes the layer like EAGLE's "eagle_net_config", and
+"eagle3" has the other keys of the head. Tensor names begin with `eagle3.`:
+
+    input_norm.weight, fc_norm.{n}.weight     norms before fc: of all hidden states together, or of each
+    fc.weight, fc.bias                        combines the concatenated hidden states
+    vocab_embedding.weight                    unless it is the target's
+    layers.0.*                                a decoder layer, but attention.qkv reads twice the width: the embedding
+                                              after input_layernorm, then the hidden state after hidden_norm
+    norm.weight
+    lm_head.weight                            unless it is the target's
+    d2t, int64                                the target's id of a token minus the draft's id
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoints.rules import Skip
+from trtspec.checkpoints.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
-from trtspec.checkpoints.trtllm import MOST_LAYERS
+from trtspec.checkpoints.trtllm import MOST_LAYERS, TrtllmCheckpoint, read_config
 from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
-from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.draft_head import NOT_THIS_KIND, check_ids, check_layer, check_layers, check_sizes, count_layers
-from trtspec.methods.eagle3.head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Eagle3Names, head_rules
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, VocabularyNames, suggest_for
+from trtspec.methods.draft_head import (
+    NOT_THIS_KIND,
+    check_ids,
+    check_layer,
+    check_layers,
+    check_shift,
+    check_sizes,
+    count_layers,
+    layer_rules,
+    stored_section,
+)
 from trtspec.recipe.schema import refuse
+
+NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
+LAYER = f"{NAME}.layers.0"
+EMBEDDING = "embed_tokens.weight"  # in sources
+
+_SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
+             "fc_bias", "own_embedding", "own_head", "maps_ids")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Eagle3HeadConfig:
+    """An EAGLE-3 head of one layer, for a target of `target_hidden_size` and `target_vocab_size`.
+
+    `layer` describes the layer and the draft vocabulary. `aux_layers` are the target's auxiliary hidden-state layers
+    that fc reads: i is the input of layer i, the number of layers is the output of the last layer. They are normalized
+    together with `norm_before_fc`, separately with `fc_norm`. The residual is the layer's hidden state, after
+    hidden_norm with `norm_before_residual`. The next step reads the layer's output, after the final norm with
+    `norm_output`. The other fields state which optional tensors exist.
+    """
+
+    layer: ModelConfig
+    aux_layers: tuple[int, ...]
+    target_hidden_size: int
+    target_vocab_size: int
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    fc_bias: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+    maps_ids: bool = False
+
+    @property
+    def fuse_norms(self) -> tuple[str, ...]:
+        """Return the names of the norms before fc."""
+        if self.norm_before_fc:
+            return ("input_norm",)
+        return tuple(f"fc_norm.{number}" for number in range(len(self.aux_layers) * self.fc_norm))
+
+    def render(self) -> dict[str, Any]:
+        """Return the head's section of config.json, without the section of the layer."""
+        return {"aux_layers": list(self.aux_layers), **{key: getattr(self, key) for key in _SWITCHES}}
+
+
+def stored_head(checkpoint: TrtllmCheckpoint, what: str, method: str) -> Eagle3HeadConfig:
+    """Return the head in a target's checkpoint; the error for a checkpoint without it names `what` and `method`."""
+    target = checkpoint.config
+    section, layer = (stored_section(checkpoint, key, what, method) for key in (NAME, LAYER_CONFIG))
+    aux_layers = tuple(section.get("aux_layers", list))
+    if not aux_layers or not all(type(each) is int and 0 <= each <= target.num_layers for each in aux_layers):
+        raise section.refuse_value(f"aux_layers are {list(aux_layers)}, expected numbers from 0 to {target.num_layers}")
+    config = read_config(layer, checkpoint.ranks[-1].keys(), f"{LAYER}.")
+    switches = {key: section.get(key, bool) for key in _SWITCHES}
+    return Eagle3HeadConfig(config, aux_layers, target.hidden_size, target.vocab_size, **switches)
+
+
+@dataclass(frozen=True)
+class Eagle3Names(VocabularyNames):
+    """A source's tensor names; `layer` is the layer's prefix after the common one."""
+
+    layer: str = "layers.0"
+
+
+def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> list[Rule]:
+    """Return the rules of a head's tensors; `names` matter only when reading a source."""
+    hidden, vocab = head.layer.hidden_size, head.layer.vocab_size
+
+    def rule(name: str, *shape: int, source: str = "", split: Split = Split.WHOLE) -> Rule:
+        return Rule(f"{NAME}.{name}", (SourceTensor(f"{names.prefix}{source or name}", shape),), Stage.LAST, split)
+
+    fused = len(head.aux_layers) * head.target_hidden_size
+    found = [rule(f"{module}.weight", fused // len(head.fuse_norms)) for module in head.fuse_norms]
+    found.append(rule("fc.weight", hidden, fused))
+    if head.fc_bias:
+        found.append(rule("fc.bias", hidden))
+    if head.own_embedding:
+        embedding = (head.target_vocab_size, hidden)
+        found.append(rule("vocab_embedding.weight", *embedding, source=EMBEDDING, split=Split.EMBEDDING))
+    found += _layer_rules(head.layer, f"{names.prefix}{names.layer}")
+    found.append(rule("norm.weight", hidden))
+    if head.own_head:
+        lm_head = rule("lm_head.weight", vocab, hidden, source=names.lm_head, split=Split.VOCABULARY)
+        found.append(replace(lm_head, copy=names.lm_head == EMBEDDING))
+    if head.maps_ids:
+        found.append(replace(rule("d2t", vocab), dtype="I64"))
+    return found
+
+
+def _layer_rules(config: ModelConfig, source: str) -> Iterator[Rule]:
+    """Yield the rules of a decoder layer whose attention input has twice the width."""
+    hidden_norm = SourceTensor(f"{source}.hidden_norm.weight", (config.hidden_size,))
+    yield Rule(f"{LAYER}.hidden_norm.weight", (hidden_norm,), Stage.LAST)
+    for rule in layer_rules(config, 0, LAYER, source):
+        is_wide = rule.name == f"{LAYER}.attention.qkv.weight"
+        wide = (replace(tensor, shape=(tensor.shape[0], 2 * config.hidden_size)) for tensor in rule.sources)
+        yield replace(rule, sources=tuple(wide)) if is_wide else rule
+
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 MOST_IDS = 1 << 20  # the largest draft vocabulary; published heads have 32,000 tokens
@@ -205,14 +325,10 @@ def check_aux_layers(head: Eagle3HeadConfig, target: ModelConfig) -> Iterator[Di
 
 
 def check_count(source: Source, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Warn if the layers are EAGLE-3's defaults shifted by one, which suggests the other numbering convention."""
-    if (named := named_aux_layers(source)) == default_aux_layers(target.num_layers):
-        return
-    wrong = {shift: tuple(number + shift for number in default_aux_layers(target.num_layers)) for shift in (-1, 1)}
-    if shift := next((shift for shift, numbers in wrong.items() if numbers == named), 0):
-        message = f"the auxiliary layers are EAGLE-3's defaults shifted by {shift:+}"
-        hint = f"{AUX_LAYERS} numbers outputs in eagle_config, but inputs (one more) at the top level"
-        yield Diagnostic("model", "aux-layers", message, hint, "warning")
+    """Warn if the layers are EAGLE-3's defaults shifted by one."""
+    hint = f"{AUX_LAYERS} numbers outputs in eagle_config, but inputs (one more) at the top level"
+    usual = default_aux_layers(target.num_layers)
+    yield from check_shift(named_aux_layers(source), usual, "the auxiliary layers are EAGLE-3's defaults", hint)
 
 
 def _check_width(head: Eagle3HeadConfig, options: Eagle3Options) -> Iterator[Diagnostic]:
@@ -238,9 +354,8 @@ def _variants(options: Eagle3Options) -> Iterator[dict[str, Any]]:
     yield from ({"top_k": width, "nodes": nodes} for width, nodes in ((2, 6), (4, 12), (4, 24), (8, 32), (10, 59)))
 
 
-def _suggest(source: Source) -> Suggestion | None:
-    is_head = any(name.endswith(".hidden_norm.weight") for name in source.tensors) and not drafts_in_parallel(source)
-    return Suggestion(0, "DRAFT is an EAGLE-3 head: its layer has a hidden_norm") if is_head else None
+def _is_head(source: Source) -> bool:
+    return any(name.endswith(".hidden_norm.weight") for name in source.tensors) and not drafts_in_parallel(source)
 
 
 METHOD = Method(
@@ -252,7 +367,7 @@ METHOD = Method(
     options=Eagle3Options,
     draft_shape=_draft_shape,
     read_head=read_head,
-    suggest=_suggest,
+    suggest=suggest_for(_is_head, "DRAFT is an EAGLE-3 head: its layer has a hidden_norm"),
     variants=_variants,
     vocabulary_names=find_names,
 )

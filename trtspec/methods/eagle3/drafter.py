@@ -10,29 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import BatchShape, DrafterConfig
-from trtspec.engine.drafting.chain import ConfidenceFloor
-from trtspec.engine.drafting.feature_drafters import Chain, FeatureDrafter, FeatureHead, TreeBuilder
-from trtspec.engine.drafting.trees import DynamicTree
-from trtspec.engine.drafting.vocabulary import SmallerVocabulary
-from trtspec.engine.model.attention import attend
-from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.drafting.base import BatchShape, ConfidenceFloor, DrafterConfig, SmallerVocabulary
+from trtspec.engine.drafting.feature_drafters import Chain, DynamicTree, FeatureDrafter, FeatureHead, TreeBuilder
+from trtspec.engine.model.decoder import Decoder, attend
 from trtspec.engine.model.layers import Block, Norm
 from trtspec.engine.model.positions import Window
 from trtspec.engine.model.weights import WeightLoader
-from trtspec.methods.eagle3.head import LAYER, NAME, head_rules, stored_head
+from trtspec.methods.eagle3 import LAYER, NAME, head_rules, stored_head
 
 
 class Eagle3Head(FeatureHead):
     """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is replaced by the target's."""
 
+    what, method = "an EAGLE-3 head", NAME
+
     def __init__(self, target: Decoder, room: BatchShape) -> None:
         checkpoint = target.checkpoint
-        head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
-        if head is None:
-            hint = "convert it with method: eagle3 and the head as speculation.draft"
-            raise CheckpointError("does not contain an EAGLE-3 head", where=str(checkpoint.root), hint=hint)
+        self.head = head = stored_head(checkpoint, self.what, self.method)
         super().__init__(head.layer, room)
         self.aux_layers = head.aux_layers
         self._norm_output, self._norm_before_residual = head.norm_output, head.norm_before_residual
@@ -53,7 +47,6 @@ class Eagle3Head(FeatureHead):
             self.vocabulary = SmallerVocabulary(weights.target_ids(f"{NAME}.d2t"), head.target_vocab_size)
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Combine the hidden states of several target layers into features."""
         if self._fuse_norms:
             chunks = hidden_states.chunk(len(self._fuse_norms), -1)
             hidden_states = torch.cat([norm(chunk) for norm, chunk in zip(self._fuse_norms, chunks, strict=True)], -1)
@@ -74,7 +67,6 @@ class Eagle3Head(FeatureHead):
         return self._norm(hidden, self._last_norm) if self._norm_output else hidden
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the logits of the draft vocabulary."""
         return self._lm_head(features if self._norm_output else self._norm(features, self._last_norm))
 
 

@@ -19,10 +19,20 @@ from torch import Tensor
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule
 from trtspec.checkpoints.source import Source
-from trtspec.methods.eagle3 import AUX_LAYERS, default_aux_layers, find_names, read_head_config
-from trtspec.methods.eagle3.head import LAYER, NAME, Eagle3HeadConfig, Eagle3Names, head_rules
+from trtspec.methods.eagle3 import (
+    AUX_LAYERS,
+    LAYER,
+    NAME,
+    Eagle3HeadConfig,
+    Eagle3Names,
+    default_aux_layers,
+    find_names,
+    head_rules,
+    read_head_config,
+)
 from trtspec.training.batches import TrainingBatch
 from trtspec.training.layers import MOST_PASSES, RolloutAttention, SharedWeights, TrainableLayer, View, linear, rms_norm
+from trtspec.training.tensors import chosen_ids, moved_rows
 from trtspec.training.texts import TrainingText
 from trtspec.training.trainable import (
     DEEP,
@@ -34,7 +44,6 @@ from trtspec.training.trainable import (
     TrainableDraft,
     plain_layer,
 )
-from trtspec.training.vocabulary import chosen_ids, moved_rows
 
 EMBEDDING = f"{NAME}.vocab_embedding.weight"
 
@@ -60,7 +69,6 @@ def _aux_layers(origin: DraftInitializer) -> tuple[int, ...]:
 
 
 def initial_config(origin: DraftInitializer, architecture: str, layers: int) -> dict[str, Any]:
-    """Return config.json of the head."""
     return origin.layer_config(plain_layer(origin.config), architecture, layers) | {
         "draft_vocab_size": len(origin.drafted),
         "eagle_config": {AUX_LAYERS: [number - 1 for number in _aux_layers(origin)], "use_aux_hidden_state": True},
@@ -79,7 +87,6 @@ def initial_tensors(origin: DraftInitializer) -> dict[str, Tensor]:
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return a head of one layer."""
     rules = head_rules(initial_head(origin, 1), Eagle3Names(layer="midlayer"))
     config = initial_config(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}
     return InitialDraft(config, origin.fill(rules, initial_tensors(origin)))
@@ -95,7 +102,7 @@ class TrainableEagle3(TrainableDraft):
         self.width, self.aux_layers = head.layer.hidden_size, head.aux_layers
         self.passes = min(source.draft_len, MOST_PASSES)
         self.tensors = source.tensors(origin, self._rules(origin, names, target.config), frozen=[EMBEDDING])
-        self._borrowed = SharedWeights.of(target)
+        self._borrowed = SharedWeights(target)
         if head.maps_ids:
             self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
             self.vocab = ids = self._drafted + self.tensors.tensor(f"{names.prefix}d2t")
@@ -105,13 +112,15 @@ class TrainableEagle3(TrainableDraft):
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return the output of each pass for the pairs (feature of t, token at t + 1)."""
         chains, hidden, outputs = RolloutAttention(batch), self._fuse(view, features), []
+        layer = TrainableLayer(view, LAYER, self.head.layer)
         for _ in range(self.passes):
-            hidden = self._pass(view, self._embed(view, chains.tokens), hidden, chains)
+            read, residual = self._read(layer, self._embed(view, chains.tokens), hidden)
+            hidden = layer.finish(chains.at_starts(residual), chains.attend(layer, read))
+            hidden = self._norm(view, hidden, "norm") if self.head.norm_output else hidden
             outputs.append(hidden[batch.is_valid])
         return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the draft vocabulary."""
         normed = hidden if self.head.norm_output else self._norm(view, hidden, "norm")
         if self.head.own_head:
             return F.linear(normed, view[f"{NAME}.lm_head.weight"])
@@ -142,12 +151,6 @@ class TrainableEagle3(TrainableDraft):
             chunks = features.chunk(len(norms), -1)
             features = torch.cat([self._norm(view, *each) for each in zip(chunks, norms, strict=True)], -1)
         return linear(view, f"{NAME}.fc", features)
-
-    def _pass(self, view: View, embedded: Tensor, hidden: Tensor, chains: RolloutAttention) -> Tensor:
-        layer = TrainableLayer(view, LAYER, self.head.layer)
-        read, residual = self._read(layer, embedded, hidden)
-        output = layer.finish(chains.at_starts(residual), chains.attend(layer, read))
-        return self._norm(view, output, "norm") if self.head.norm_output else output
 
     def _read(self, layer: TrainableLayer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input of the first layer's attention, and the residual."""

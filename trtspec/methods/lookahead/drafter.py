@@ -95,7 +95,6 @@ class Lookahead:
         return branches, ends
 
     def learn(self, following: Sequence[int]) -> None:
-        """Append the target's token to each column."""
         for column, token in zip(self._columns, following, strict=True):
             column.append(token)
             if len(column) >= self._ngram:
@@ -122,7 +121,6 @@ class LookaheadDrafter(Drafter):
         self._ends: list[list[int]] = []  # the last nodes of each row's columns in the current step
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Start a window and a pool for each prompt."""
         for row, prompt in enumerate(prompts, first_row):
             self._rows[row] = Lookahead(self._options, prompt)
 
@@ -150,7 +148,6 @@ class LookaheadDrafter(Drafter):
         self._ends = []
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's window and pool."""
         self._rows[target] = self._rows.pop(source)
 
 

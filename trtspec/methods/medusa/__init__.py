@@ -106,17 +106,15 @@ class Heads:
         return Rule(f"medusa_heads.{head}.medusa_layers.{layer}.linear.{kind}", (source,), Stage.LAST, Split.ROWS)
 
 
-def has_heads(source: Source) -> bool:
-    """Return whether a source has a tensor with the name of a Medusa head's tensor."""
-    return any(names.blocks(source) or names.matrices(source) for names in KNOWN)
-
-
 def find_heads(source: Source) -> Heads:
     """Count the heads and their blocks by tensor names, because published configs have wrong numbers.
 
     Raise CheckpointError if heads are missing, or if their number of layers contradicts config.json.
     """
-    names = _find_names(source)
+    if len(found := _schemes(source)) != 1:
+        message = "does not contain Medusa heads: tensors like 0.0.linear.weight are missing"
+        raise source.reader.refuse(message if not found else "has Medusa heads under two prefixes", NOT_THIS_KIND)
+    (names,) = found
     blocks, matrices = names.blocks(source), names.matrices(source)
     num_layers = 1 + max((int(each["layer"]) for each in blocks), default=-1)
     configured = _configured_layers(source.reader, names, num_layers)
@@ -130,12 +128,9 @@ def find_heads(source: Source) -> Heads:
     return _sized(source, heads)
 
 
-def _find_names(source: Source) -> MedusaNames:
-    found = [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
-    if len(found) != 1:
-        message = "does not contain Medusa heads: tensors like 0.0.linear.weight are missing"
-        raise source.reader.refuse(message if not found else "has Medusa heads under two prefixes", NOT_THIS_KIND)
-    return found[0]
+def _schemes(source: Source) -> list[MedusaNames]:
+    """Return the naming schemes of which a source has tensors."""
+    return [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
 
 
 def _configured_layers(reader: ConfigReader, names: MedusaNames, found: int) -> int:
@@ -209,12 +204,10 @@ class MedusaOptions(LossyOptions):
 
     @property
     def paths(self) -> tuple[Choice, ...]:
-        """Return the paths of the tree."""
         return find_choices(self.choices, MEDUSA_CHOICES)
 
 
 def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> DraftHead:
-    """Describe the Medusa heads in `source` for a target."""
     heads, config = find_heads(source), base.config
     return DraftHead(
         config={
@@ -249,7 +242,7 @@ def _draft_shape(options: MedusaOptions, draft_len: int) -> DraftShape:
 
 
 def _suggest(source: Source) -> Suggestion | None:
-    if not has_heads(source):
+    if not _schemes(source):
         return None
     heads = find_heads(source)
     paths, why = MedusaOptions().paths, f"DRAFT has {heads.num_heads} Medusa heads"

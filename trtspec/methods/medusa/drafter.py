@@ -20,7 +20,7 @@ from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.weights import join_shards
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.medusa import Heads
-from trtspec.methods.tree_choices import Choice, most_ranks
+from trtspec.methods.tree_choices import most_ranks
 
 
 class HeadStack:
@@ -53,36 +53,25 @@ class HeadStack:
         return torch.bmm(states, self._lm_heads[:count])
 
 
-class MedusaTreeShape:
-    """A tree of choices with the indices [nodes - 1] of its nodes among the `ranks` ranked tokens of each head."""
-
-    def __init__(self, choices: Sequence[Choice], ranks: int, device: torch.device) -> None:
-        self.tree = Tree.from_choices(choices)
-        indices = [(len(choice) - 1) * ranks + choice[-1] for choice in in_node_order(choices)]
-        self._indices = torch.tensor(indices, device=device)
-
-    def fill(self, ranked: Tensor) -> DraftTokens:
-        """Return the tree with the ranked tokens [heads, rows, ranks]; they are deterministic."""
-        return DraftTokens(ranked.transpose(0, 1).flatten(1)[:, self._indices], tree=self.tree)
-
-
 class MedusaDrafter(HiddenStateDrafter):
-    """Drafts the tree of choices."""
+    """Drafts the tree of choices; its tokens are deterministic."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup)
         target, choices, depth = setup.target, setup.options.paths, setup.draft_shape.max_depth
         self._heads = HeadStack(target, depth)
         self._ranks = most_ranks(choices)
-        self._shapes = [
-            MedusaTreeShape([choice for choice in choices if len(choice) <= levels], self._ranks, target.device)
-            for levels in range(1, depth + 1)
-        ]
+        # by depth: a tree, and the indices of its nodes among the ranked tokens of all heads
+        self._shapes: list[tuple[Tree, Tensor]] = []
+        for levels in range(1, depth + 1):
+            nodes = in_node_order([choice for choice in choices if len(choice) <= levels])
+            indices = [(len(choice) - 1) * self._ranks + choice[-1] for choice in nodes]
+            self._shapes.append((Tree.from_choices(nodes), torch.tensor(indices, device=target.device)))
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft the first `depth` levels of the tree."""
         logits = self._heads.logits(self._hidden[: len(texts)], depth)
-        return self._shapes[depth - 1].fill(logits.topk(self._ranks).indices)
+        tree, indices = self._shapes[depth - 1]
+        return DraftTokens(logits.topk(self._ranks).indices.transpose(0, 1).flatten(1)[:, indices], tree=tree)
 
 
 def _stack(target: Decoder, rules: list[Rule]) -> Tensor:

@@ -61,7 +61,6 @@ class TrainableMedusa(TrainableDraft):
         return [self._blocks(view, selected, head) for head in range(self.passes)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of head `step`."""
         return F.linear(hidden, view[self.heads.lm_head(step).name])
 
     def _blocks(self, view: View, hidden: Tensor, head: int) -> Tensor:

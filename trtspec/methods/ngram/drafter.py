@@ -39,7 +39,6 @@ class NgramDrafter(Drafter):
         return index.continuation(depth) if index.matched >= self._min_match else []
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's index."""
         self._indexes[target] = self._indexes.pop(source)
 
 

@@ -17,7 +17,6 @@ class NoDrafter(Drafter):
         self._device = setup.room.device
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Return an empty chain for each row."""
         return DraftTokens(torch.empty((len(texts), 0), dtype=torch.int64, device=self._device))
 
 

@@ -17,7 +17,7 @@ from math import prod
 from trtspec.checkpoints.rules import Rule, Skip, SourceTensor, Stage
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, suggest_for
 from trtspec.methods.draft_head import (
     check_ids,
     check_layer,
@@ -30,15 +30,18 @@ from trtspec.methods.draft_head import (
     resolve_num_layers,
 )
 from trtspec.methods.eagle3 import (
+    LAYER_CONFIG,
+    Eagle3HeadConfig,
+    Eagle3Names,
     check_aux_layers,
     check_count,
     decoder_reader,
     drafts_in_parallel,
     find_names,
+    head_rules,
     read_head_config,
 )
-from trtspec.methods.eagle3.head import LAYER_CONFIG, Eagle3HeadConfig, Eagle3Names, head_rules
-from trtspec.methods.eagle3.head import NAME as EAGLE3
+from trtspec.methods.eagle3 import NAME as EAGLE3
 
 NAME, MOST_LAYERS = "p_eagle", 64
 
@@ -100,11 +103,6 @@ def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Eagle3N
         yield from layer_rules(head.layer, number, f"{NAME}.{layer}", f"{names.prefix}{layer}")
 
 
-def _suggest(source: Source) -> Suggestion | None:
-    is_net = drafts_in_parallel(source)
-    return Suggestion(0, "DRAFT is a P-EAGLE net: it has a hidden state for mask tokens") if is_net else None
-
-
 METHOD = Method(
     summary="a net trained for the target drafts a chain from its hidden states in one pass",
     drafts_with="head",
@@ -113,6 +111,6 @@ METHOD = Method(
     draft_lens=range(1, 17),
     default_draft_len=7,
     read_head=read_head,
-    suggest=_suggest,
+    suggest=suggest_for(drafts_in_parallel, "DRAFT is a P-EAGLE net: it has a hidden state for mask tokens"),
     vocabulary_names=find_names,
 )

@@ -11,28 +11,33 @@ from dataclasses import replace
 
 import torch
 
-from trtspec.core.errors import CheckpointError
-from trtspec.engine.drafting.base import BatchShape, DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
+from trtspec.engine.drafting.base import (
+    BatchShape,
+    ConfidenceFloor,
+    DrafterConfig,
+    DraftSampling,
+    DraftTokens,
+    draft_parallel,
+)
 from trtspec.engine.drafting.feature_drafters import FeaturePairDrafter
 from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.weights import WeightLoader
+from trtspec.methods.draft_head import stored_section
+from trtspec.methods.eagle3 import Eagle3Names
 from trtspec.methods.eagle3.drafter import Eagle3Head
-from trtspec.methods.eagle3.head import Eagle3Names, stored_head
 from trtspec.methods.p_eagle import NAME, further_rules
 
 
 class ParallelHead(Eagle3Head):
     """The P-EAGLE net in a target's checkpoint; a mask is `mask_token` with `mask_feature` [1, hidden]."""
 
+    what, method = "a P-EAGLE net", NAME
+
     def __init__(self, target: Decoder, room: BatchShape) -> None:
         checkpoint = target.checkpoint
-        section = checkpoint.document.section(NAME)
-        head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
-        if section is None or head is None:
-            hint = "convert it with method: p_eagle and the net as speculation.draft"
-            raise CheckpointError("does not contain a P-EAGLE net", where=str(checkpoint.root), hint=hint)
+        section = stored_section(checkpoint, NAME, self.what, self.method)
         super().__init__(target, room)
+        head = self.head
         rules = further_rules(head, tuple(section.get("mask_hidden", list)), Eagle3Names())
         weights = WeightLoader(checkpoint, rules, room.device, room.dtype)
         names = [f"{NAME}.layers.{number}" for number in range(1, head.layer.num_layers)]

@@ -21,8 +21,7 @@ from trtspec.core.errors import CheckpointError
 from trtspec.engine.model.layer_pass import attend_heads
 from trtspec.methods.base import HeadTarget, Options
 from trtspec.methods.draft_head import mask_token
-from trtspec.methods.eagle3 import decoder_reader
-from trtspec.methods.eagle3.head import LAYER, Eagle3Names, head_rules
+from trtspec.methods.eagle3 import LAYER, Eagle3Names, decoder_reader, head_rules
 from trtspec.methods.eagle3.training import TrainableEagle3, initial_config, initial_head, initial_tensors
 from trtspec.methods.p_eagle import NAME, further_rules, read_head
 from trtspec.training.batches import TrainingBatch
@@ -31,7 +30,6 @@ from trtspec.training.trainable import DraftInitializer, DraftSource, DraftTrain
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return a net of `origin.num_layers` layers."""
     head = initial_head(origin, origin.num_layers)
     state = (1, 1, len(head.aux_layers) * head.target_hidden_size)
     rules = [*head_rules(head), *further_rules(head, state, Eagle3Names())]
@@ -58,7 +56,7 @@ class TrainablePEagle(TrainableEagle3):
         known, blocks = self._fuse(view, features), BlockAttention(batch, max(1, self.passes - 1), is_causal=True)
         masks = self._fuse(view, view[f"{NAME}.mask_hidden"].view(1, 1, -1)).expand(*blocks.at.shape, -1)
         for number in range(self._num_layers):
-            layer = self._layer(view, number)
+            layer = TrainableLayer(view, f"{NAME}.layers.{number}" if number else LAYER, self.head.layer)
             if number:
                 reads = [(layer.norm(each, "input_layernorm"), each) for each in (known, masks)]
             else:
@@ -74,9 +72,6 @@ class TrainablePEagle(TrainableEagle3):
 
     def _rules(self, origin: Source, names: Eagle3Names, target: ModelConfig) -> Sequence[Rule]:
         return read_head(origin, HeadTarget(target, [], 1), Options()).rules
-
-    def _layer(self, view: View, number: int) -> TrainableLayer:
-        return TrainableLayer(view, f"{NAME}.layers.{number}" if number else LAYER, self.head.layer)
 
 
 TRAINABLE = DraftTrainer(TrainablePEagle, make, ("layers", "draft_vocab"))

@@ -6,16 +6,8 @@ An et al. 2025, arXiv:2504.18583. Its config.json has the id of the mask token.
 
 from __future__ import annotations
 
-from trtspec.checkpoints.source import Source
-from trtspec.methods.base import Method, Suggestion
+from trtspec.methods.base import Method, suggest_for
 from trtspec.methods.draft_head import check_mask, mask_token
-
-
-def _suggest(source: Source) -> Suggestion | None:
-    if mask_token(source) is None or "fc.weight" in source.tensors:
-        return None
-    return Suggestion(0, "DRAFT was trained to draft in parallel: its config.json has a mask token")
-
 
 METHOD = Method(
     summary="a smaller model drafts all tokens in one pass, the target verifies",
@@ -25,5 +17,8 @@ METHOD = Method(
     draft_lens=range(1, 33),
     default_draft_len=8,
     check_model=lambda source: check_mask(mask_token(source), source.reader.positive("vocab_size")),
-    suggest=_suggest,
+    suggest=suggest_for(
+        lambda source: mask_token(source) is not None and "fc.weight" not in source.tensors,
+        "DRAFT was trained to draft in parallel: its config.json has a mask token",
+    ),
 )

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.drafting.chain import ConfidenceFloor, draft_parallel
+from trtspec.engine.drafting.base import ConfidenceFloor, DrafterConfig, DraftSampling, DraftTokens, draft_parallel
 from trtspec.methods.draft_target.drafter import ModelDrafter
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from trtspec.checkpoints.model_config import ConfigReader
 from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoints.source import Source
-from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, suggest_for
 from trtspec.methods.draft_head import NOT_THIS_KIND, check_sizes
 
 # Tokens ranked after each beam, as in the reference implementation; also the maximum number of beams.
@@ -53,11 +53,9 @@ class RedrafterHeadConfig:
 
     @property
     def projects(self) -> bool:
-        """Return whether there is an input projection."""
         return 2 * self.hidden_size != self.exit_dim
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules of all tensors of the head."""
         exit_dim, hidden = self.exit_dim, self.hidden_size
         if self.projects:
             yield from _linear_rules("input_proj", self.projection, exit_dim, 2 * hidden)
@@ -91,7 +89,6 @@ def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
 
 
 def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> DraftHead:
-    """Describe the recurrent drafter in `source` for a target."""
     head, config = find_head(source), base.config
     return DraftHead(
         config={
@@ -140,23 +137,17 @@ def _num_layers(reader: ConfigReader, key: str) -> int:
     return layers
 
 
-def _draft_shape(options: RedrafterOptions, draft_len: int) -> DraftShape:
-    return DraftShape(draft_len, draft_len * options.beams)
-
-
-def _suggest(source: Source) -> Suggestion | None:
-    is_head = {"exit_dim", "num_draft_layers"} <= source.config.keys()
-    return Suggestion(0, "DRAFT is a recurrent drafter: its config.json has an exit_dim") if is_head else None
-
-
 METHOD = Method(
     summary="a recurrent draft head on the target's last hidden state drafts by beam search",
     drafts_with="head",
     draft_lens=range(1, 33),
     default_draft_len=5,
     options=RedrafterOptions,
-    draft_shape=_draft_shape,
+    draft_shape=lambda options, draft_len: DraftShape(draft_len, draft_len * options.beams),
     read_head=read_head,
-    suggest=_suggest,
+    suggest=suggest_for(
+        lambda source: {"exit_dim", "num_draft_layers"} <= source.config.keys(),
+        "DRAFT is a recurrent drafter: its config.json has an exit_dim",
+    ),
     variants=lambda options: ({"beams": beams} for beams in (1, 2, 3, 5, 8)),
 )

@@ -58,7 +58,7 @@ class TrainableRecurrentDrafter(TrainableDraft):
         self.head = find_head(source.origin)
         self.width, self.passes = self.head.hidden_size, source.draft_len
         self.tensors = source.tensors(source.origin, self.head.rules())
-        self._borrowed = SharedWeights.of(source.target)
+        self._borrowed = SharedWeights(source.target)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
         """Return for each step the target's hidden state concatenated with the state after the drafted tokens."""
@@ -70,7 +70,6 @@ class TrainableRecurrentDrafter(TrainableDraft):
         return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the output layers."""
         if self.head.projects:
             hidden = linear(view, f"{NAME}.input_proj", hidden)
         for layer in range(self.head.num_layers):

@@ -34,7 +34,6 @@ class SuffixDrafter(Drafter):
         self._rows: dict[int, _Row] = {}
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Create a tree for each prompt."""
         for row, prompt in enumerate(prompts, first_row):
             request = _Row(SuffixTree(self._options.max_tree_depth), SuffixHistory(), SuffixHistory())
             for token in prompt:
@@ -75,7 +74,6 @@ class SuffixDrafter(Drafter):
         return max(guesses, key=lambda guess: guess.score).tokens
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's trees."""
         self._rows[target] = self._rows.pop(source)
 
 

@@ -12,8 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
-from trtspec.engine.drafting.chain import ConfidenceFloor, draft_chain
+from trtspec.engine.drafting.base import (
+    ConfidenceFloor,
+    Drafter,
+    DrafterConfig,
+    DraftSampling,
+    DraftTokens,
+    draft_chain,
+)
 from trtspec.engine.model.decoder import Sublayers
 from trtspec.engine.model.positions import Window
 

@@ -21,25 +21,34 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from trtspec.backends.context import PlanContext
 from trtspec.bench.sources import RECORD
-from trtspec.checkpoints.source import Source, load_source
+from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.writer import check_new, new_directory
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded
-from trtspec.methods.draft_formats.convert import RenderedDraft, render_draft
+from trtspec.methods.draft_formats.convert import RenderedDraft, convert_draft, render_draft
 from trtspec.methods.draft_formats.draft import read_draft
 from trtspec.planning.pipeline import Build
 from trtspec.recipe.schema import StrictModel
 from trtspec.store.files import Files
 from trtspec.store.step import Inputs, Step, StepProgress
-from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.draft_steps import check_held_out
+from trtspec.training.draft_steps import AnswerPrompts, check_held_out
 from trtspec.training.evaluation import TrainResult
-from trtspec.training.external.base import CONFIG, DRAFT, LEARNING_RATE, ExternalTrainer, TrainingJob, find_trainer
-from trtspec.training.external.rows import ROWS, held_out_digest, make_row, training_texts, write_lines
+from trtspec.training.external.base import (
+    CONFIG,
+    DRAFT,
+    LEARNING_RATE,
+    ROWS,
+    ExternalTrainer,
+    TrainingJob,
+    find_trainer,
+    held_out_digest,
+    make_row,
+    training_texts,
+    write_lines,
+)
 from trtspec.training.plan import (
     ProgressFactory,
     TrainRequest,
@@ -49,8 +58,8 @@ from trtspec.training.plan import (
     require_target,
     run_steps,
     source_files,
+    train_and_evaluate,
 )
-from trtspec.training.run import train_and_evaluate
 from trtspec.training.texts import TEXTS, TrainingText, read_texts
 
 JOB = "trtspec_job.json"
@@ -125,7 +134,9 @@ def write_job(request: TrainRequest, name: str, watching: ProgressFactory) -> tu
     out = request.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
     check_new(out)
     build = plan_recipe(loaded, watching)
-    draft = _render_draft(trainer, build)
+    recipe, sources = build.recipe, build.context.sources
+    dialect, target = trainer.kinds[recipe.speculation.method].dialect, str(sources["target"].root)
+    draft = render_draft(sources["draft"].root, dialect, target, named=recipe.target.model)
     job = _job(request, build, trainer, draft)
     render_config(trainer, job)  # report unsupported drafts before generating responses
     (answered,) = run_steps([answer_step(request, build)], build, watching)
@@ -136,14 +147,6 @@ def write_job(request: TrainRequest, name: str, watching: ProgressFactory) -> tu
         return out, _write(root, name, trainer, job, build, texts)
 
 
-def _render_draft(trainer: ExternalTrainer, build: Build) -> RenderedDraft:
-    """Return the recipe's draft in the trainer's dialect."""
-    recipe, sources = build.recipe, build.context.sources
-    dialect = trainer.kinds[recipe.speculation.method].dialect
-    target = str(sources["target"].root)
-    return render_draft(sources["draft"].root, dialect, target, named=recipe.target.model)
-
-
 def _write(
     root: Path, name: str, trainer: ExternalTrainer, job: TrainingJob, build: Build, texts: list[TrainingText]
 ) -> JobRecord:
@@ -151,6 +154,8 @@ def _write(
     job = job.model_copy(update={"longest": max(len(text.tokens) for text in rows)})
     (root / CONFIG).write_text(render_config(trainer, job))
     write_lines(root / ROWS, map(make_row, rows))
+    family = require_target(build.context).family
+    message = f"{trainer.title} has published no draft for {family} targets"
     record = JobRecord(
         name=recipe.name,
         method=recipe.speculation.method,
@@ -160,9 +165,11 @@ def _write(
         tokens=sum(len(text.answer) for text in rows),
         left_out=trainer.further(job, root, rows, Tokenizer(build.context.sources["target"].root)),
         held_out=held_out_digest(texts),
-        warnings=_warnings(trainer, build.context),
+        warnings=[] if family in trainer.families else [f"{message}: {', '.join(sorted(trainer.families))}"],
     )
-    _write_guide(root, trainer, job, record)
+    target = shlex.quote(job.target)
+    (root / "run.sh").write_text(RUN.format(target=target, commands=trainer.commands(job)))
+    (root / "README.md").write_text(README.format(target=target, record=record, trainer=trainer))
     (root / JOB).write_text(record.model_dump_json(indent=2) + "\n")
     return record
 
@@ -201,19 +208,6 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _warnings(trainer: ExternalTrainer, context: PlanContext) -> list[str]:
-    family = require_target(context).family
-    if family in trainer.families:
-        return []
-    return [f"{trainer.title} has published no draft for {family} targets: {', '.join(sorted(trainer.families))}"]
-
-
-def _write_guide(root: Path, trainer: ExternalTrainer, job: TrainingJob, record: JobRecord) -> None:
-    target = shlex.quote(job.target)
-    (root / "run.sh").write_text(RUN.format(target=target, commands=trainer.commands(job)))
-    (root / "README.md").write_text(README.format(target=target, record=record, trainer=trainer))
-
-
 @dataclass(frozen=True)
 class TakeDraft(Step):
     """Write the draft in `source` in the dialect of the previous draft; `target` is the target's directory.
@@ -232,8 +226,6 @@ class TakeDraft(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Convert; TrtspecError for different held-out prompts, and for an inconsistent draft."""
-        from trtspec.methods.draft_formats.convert import convert_draft
-
         if held_out_digest(read_texts(inputs[self.texts] / TEXTS)) != self.held_out:
             message = "the held-out prompts changed since its rows were written, so it may have been trained on them"
             hint = "use the same --prompts, --regression-prompts, --held-out, --seed and --max-tokens as before"
@@ -257,20 +249,14 @@ def import_result(request: TrainRequest, result: Path, watching: ProgressFactory
 
     def taking(_: TrainRequest, build: Build, answers: AnswerPrompts) -> TakeDraft:
         trained = load_source(_find_result(result, root, trainer))
-        return _take(trained, record, build, answers)
+        target, sources = require_target(build.context), build.context.sources
+        if (found := read_draft(trained, target)).kind != record.method:
+            raise found.refuse(f"is a {found.kind} draft; the recipe's method is {record.method}")
+        files, dialect = source_files(sources["target"]), read_draft(sources["draft"], target).dialect
+        name = f"{record.trainer} {record.version}"
+        return TakeDraft(source_files(trained), files, answers, dialect, record.held_out, name)
 
     return train_and_evaluate(request, load_with_draft(request, [record.method]), watching, taking)
-
-
-def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPrompts) -> TakeDraft:
-    target, sources = require_target(build.context), build.context.sources
-    if (found := read_draft(trained, target)).kind != record.method:
-        raise found.refuse(f"is a {found.kind} draft; the recipe's method is {record.method}")
-    own = read_draft(sources["draft"], target)
-    name = f"{record.trainer} {record.version}"
-    return TakeDraft(
-        source_files(trained), source_files(sources["target"]), answers, own.dialect, record.held_out, name
-    )
 
 
 def _find_result(result: Path, root: Path, trainer: ExternalTrainer) -> Path:

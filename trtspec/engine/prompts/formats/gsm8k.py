@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from trtspec.engine.prompts.format import PromptFormat, first_has, first_turn_prompt
-from trtspec.engine.prompts.prompt import MATH, Prompt, PromptRecord
+from trtspec.engine.prompts.formats.base import PromptFormat, first_has, first_turn_prompt
+from trtspec.engine.prompts.prompt import MATH
 
-
-def _read(record: PromptRecord) -> Prompt:
-    return first_turn_prompt(record, [record.text("question")], MATH, str(record.number))
-
-
-FORMAT = PromptFormat("GSM8K", first_has("question", "answer"), _read)
+FORMAT = PromptFormat(
+    "GSM8K",
+    first_has("question", "answer"),
+    lambda record: first_turn_prompt(record, [record.text("question")], MATH, str(record.number)),
+)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from trtspec.engine.prompts.format import PromptFormat, first_has
-from trtspec.engine.prompts.prompt import CODE, Prompt, PromptRecord
+from trtspec.engine.prompts.formats.base import PromptFormat, first_has
+from trtspec.engine.prompts.prompt import CODE, Prompt
 
-
-def _read(record: PromptRecord) -> Prompt:
-    return Prompt(record.text("prompt"), record.name("task_id"), CODE)
-
-
-FORMAT = PromptFormat("HumanEval", first_has("task_id", "prompt", "entry_point"), _read)
+FORMAT = PromptFormat(
+    "HumanEval",
+    first_has("task_id", "prompt", "entry_point"),
+    lambda record: Prompt(record.text("prompt"), record.name("task_id"), CODE),
+)

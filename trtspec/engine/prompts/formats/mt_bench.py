@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from trtspec.engine.prompts.format import PromptFormat, question_set, read_turns
+from trtspec.engine.prompts.formats.base import PromptFormat, question_set, read_turns
 
 FORMAT = PromptFormat("MT-bench", lambda records: question_set(records) == "mt_bench", read_turns)

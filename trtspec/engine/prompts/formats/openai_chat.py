@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtspec.engine.prompts.format import PromptFormat, chat
+from trtspec.engine.prompts.formats.base import PromptFormat, chat
 from trtspec.engine.prompts.prompt import Prompt, PromptRecord, kind_for_category
 
 

@@ -3,14 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from trtspec.engine.prompts.format import PromptFormat
+from trtspec.engine.prompts.formats.base import PromptFormat
 from trtspec.engine.prompts.prompt import Prompt, PromptRecord
-
-
-def _recognizes(records: Sequence[PromptRecord]) -> bool:
-    return isinstance(records[0].value, str)
 
 
 def _read(record: PromptRecord) -> Prompt:
@@ -19,4 +13,4 @@ def _read(record: PromptRecord) -> Prompt:
     return Prompt(record.value, str(record.number), "")
 
 
-FORMAT = PromptFormat("plain text, a prompt a line", _recognizes, _read)
+FORMAT = PromptFormat("plain text, a prompt a line", lambda records: isinstance(records[0].value, str), _read)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtspec.engine.prompts.format import PromptFormat, chat, first_has
+from trtspec.engine.prompts.formats.base import PromptFormat, chat, first_has
 from trtspec.engine.prompts.prompt import CHAT, Prompt, PromptRecord
 
 PEOPLE = ("human", "user")

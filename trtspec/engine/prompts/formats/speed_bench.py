@@ -6,7 +6,7 @@ Some prompts are published without their text, which NVIDIA's script downloads f
 
 from __future__ import annotations
 
-from trtspec.engine.prompts.format import PromptFormat, question_set, read_turns
+from trtspec.engine.prompts.formats.base import PromptFormat, question_set, read_turns
 from trtspec.engine.prompts.prompt import Prompt, PromptRecord
 
 # in NVIDIA/Model-Optimizer:examples/specdec_bench

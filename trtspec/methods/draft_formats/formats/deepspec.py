@@ -8,20 +8,22 @@ without its trainer's keys, which get the values of DeepSpec's config/ for Qwen3
 
 from __future__ import annotations
 
-from trtspec.methods.draft_formats.base import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
-
-_LAYERS = ("target_layer_ids",)
-_QK_NORM = ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight")
+from trtspec.methods.draft_formats.base import (
+    CONFIDENCE_KEYS,
+    EMBEDDING,
+    LM_HEAD,
+    MARKOV_KEYS,
+    DraftFormat,
+    DraftSchema,
+    Key,
+)
 
 DIALECT = DraftFormat(
     "DeepSpec",
     {
         "eagle3": DraftSchema(
             "Qwen3Eagle3Model",
-            (
-                Key("aux_layers", _LAYERS, shift=-1, is_needed=True),
-                Key("num_target_layers", ("num_target_layers",)),
-            ),
+            (Key("aux_layers", "target_layer_ids", shift=-1, is_needed=True), Key("num_target_layers")),
             carried={
                 "ttt_length": 7,
                 "step_loss_decay": 0.8,
@@ -29,21 +31,19 @@ DIALECT = DraftFormat(
                 "draft_num_hidden_layers": None,
             },
             marks=("target_layer_ids", "ttt_length"),
-            needs=(EMBEDDING, LM_HEAD, *_QK_NORM),
+            needs=(EMBEDDING, LM_HEAD, "layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight"),
             lacks={r"input_norm\..*|fc_norm\..*|fc\.bias": "its heads do not support it"},
             has_t2d=False,
         ),
         "dspark": DraftSchema(
             "Qwen3DSparkModel",
             (
-                Key("block_size", ("block_size",)),
-                Key("num_target_layers", ("num_target_layers",)),
-                Key("hidden_layers", _LAYERS, shift=-1),
-                Key("mask_token", ("mask_token_id",), is_needed=True),
-                Key("markov_rank", ("markov_rank",)),
-                Key("markov_head", ("markov_head_type",)),
-                Key("has_confidence", ("enable_confidence_head",)),
-                Key("confidence_with_markov", ("confidence_head_with_markov",)),
+                Key("block_size"),
+                Key("num_target_layers"),
+                Key("hidden_layers", "target_layer_ids", shift=-1),
+                Key("mask_token", "mask_token_id", is_needed=True),
+                *MARKOV_KEYS,
+                *CONFIDENCE_KEYS,
             ),
             implied={"sample_from_anchor": True},
             carried={"num_anchors": 512},

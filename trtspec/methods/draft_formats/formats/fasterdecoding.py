@@ -19,9 +19,9 @@ DIALECT = DraftFormat(
     {
         "medusa": DraftSchema(
             "FasterDecoding's MedusaModel",
-            (Key("num_heads", ("medusa_num_heads",)), Key("num_layers", ("medusa_num_layers",)), *MEDUSA_SIZES),
+            (Key("num_heads", "medusa_num_heads"), Key("num_layers", "medusa_num_layers"), *MEDUSA_SIZES),
             implied={"has_bias": True},
-            fixed={("medusa_fc_bias",): True},
+            fixed={"medusa_fc_bias": True},
             carried={_TARGET: None, "version": None, "model_type": None, **MEDUSA_CARRIED},
             marks=("medusa_num_heads",),
             shared=(LM_HEAD,),

@@ -17,10 +17,11 @@ from trtspec.methods.draft_formats.base import (
     DraftFormat,
     DraftSchema,
     Key,
+    within,
 )
 from trtspec.methods.medusa import IN_A_MODEL
 
-_INNER = "dflash_config"
+_BLOCK = (*BLOCK_KEYS, Key("causal", "dflash_config.causal"))
 _ONLY = "its exporter does not write this tensor"
 
 DIALECT = DraftFormat(
@@ -29,17 +30,17 @@ DIALECT = DraftFormat(
         "eagle3": DraftSchema(
             "LlamaForCausalLMEagle3",
             (
-                Key("aux_layers", ("eagle_config", "eagle_aux_hidden_state_layer_ids"), shift=-1, is_needed=True),
-                Key("draft_vocab_size", ("draft_vocab_size",)),
+                Key("aux_layers", "eagle_config.eagle_aux_hidden_state_layer_ids", shift=-1, is_needed=True),
+                Key("draft_vocab_size"),
             ),
             fixed={
-                ("eagle_config", "use_aux_hidden_state"): True,
-                ("eagle_config", "use_input_layernorm_in_first_layer"): True,
-                ("eagle_config", "use_last_layernorm"): True,
-                ("eagle_config", "use_mtp_layernorm"): False,
-                ("eagle_config", "next_layer_regular"): True,
-                ("eagle_config", "parallel_draft_step"): 1,
-                ("eagle_config", "parallel_draft_heads_num_layers"): 1,
+                "eagle_config.use_aux_hidden_state": True,
+                "eagle_config.use_input_layernorm_in_first_layer": True,
+                "eagle_config.use_last_layernorm": True,
+                "eagle_config.use_mtp_layernorm": False,
+                "eagle_config.next_layer_regular": True,
+                "eagle_config.parallel_draft_step": 1,
+                "eagle_config.parallel_draft_heads_num_layers": 1,
             },
             marks=("eagle_config", "eagle_config.next_layer_regular", "layers.0."),
             needs=(LM_HEAD,),
@@ -49,16 +50,15 @@ DIALECT = DraftFormat(
         ),
         "dflash": DraftSchema(
             "DFlashDraftModel",
-            (*BLOCK_KEYS, Key("causal", (_INNER, "causal"))),
-            marks=(_INNER, f"{_INNER}.causal"),
+            _BLOCK,
+            marks=("dflash_config", "dflash_config.causal"),
             shared=(EMBEDDING, LM_HEAD),
             has_t2d=False,
         ),
         "medusa": DraftSchema(
             "ModelOpt's MedusaModel",
             (
-                Key("num_heads", ("medusa", "num_medusa_heads")),
-                Key("num_layers", ("medusa", "num_medusa_layers")),
+                *within("medusa", Key("num_heads", "num_medusa_heads"), Key("num_layers", "num_medusa_layers")),
                 *MEDUSA_SIZES,
             ),
             implied={"has_bias": True},
@@ -67,15 +67,10 @@ DIALECT = DraftFormat(
         ),
         "dspark": DraftSchema(
             "DFlashDraftModel",
-            (
-                *BLOCK_KEYS,
-                Key("causal", (_INNER, "causal")),
-                *MARKOV_KEYS,
-                Key("has_confidence", (_INNER, "use_confidence_head")),
-            ),
+            (*_BLOCK, *within("dflash_config", *MARKOV_KEYS, Key("has_confidence", "use_confidence_head"))),
             implied={"sample_from_anchor": True, "confidence_with_markov": True},
-            fixed={(_INNER, "projector_type"): "dspark", (_INNER, "shift_label"): True},
-            marks=(_INNER, f"{_INNER}.causal", f"{_INNER}.use_confidence_head", "markov_w1"),
+            fixed={"dflash_config.projector_type": "dspark", "dflash_config.shift_label": True},
+            marks=("dflash_config", "dflash_config.causal", "dflash_config.use_confidence_head", "markov_w1"),
             renames={"markov_head.": "", "confidence_head.proj.": "confidence_proj."},
             shared=(EMBEDDING, LM_HEAD),
             has_t2d=False,

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from trtspec.methods.draft_formats.base import (
     BLOCK_KEYS,
+    CONFIDENCE_KEYS,
     EMBEDDING,
     LM_HEAD,
     MARKOV_KEYS,
     DraftFormat,
     DraftSchema,
     Key,
+    within,
 )
 
-AUX = ("eagle_config", "eagle_aux_hidden_state_layer_ids")
 QK_NORM = {r".*\.self_attn\.[qk]_norm\.weight": "its attention does not support q and k norms"}
 HEAD = (
-    Key("aux_layers", AUX, shift=-1),
-    Key("draft_vocab_size", ("draft_vocab_size",)),
-    Key("target_hidden_size", ("target_hidden_size",), always=False),
+    Key("aux_layers", "eagle_config.eagle_aux_hidden_state_layer_ids", shift=-1),
+    Key("draft_vocab_size"),
+    Key("target_hidden_size", always=False),
 )
 
 DIALECT = DraftFormat(
@@ -33,11 +34,11 @@ DIALECT = DraftFormat(
             "LlamaForCausalLMEagle3",
             (
                 *HEAD,
-                Key("norm_output", ("norm_output",)),
-                Key("fc_norm", ("fc_norm",), always=False),
-                Key("norm_before_fc", ("norm_before_fc",), always=False),
+                Key("norm_output"),
+                Key("fc_norm", always=False),
+                Key("norm_before_fc", always=False),
             ),
-            fixed={("eagle_config", "use_aux_hidden_state"): True},
+            fixed={"eagle_config.use_aux_hidden_state": True},
             marks=("midlayer.", "eagle_config", "t2d"),
             renames={"layers.0.": "midlayer."},
             needs=(LM_HEAD, "d2t", "t2d"),
@@ -48,10 +49,10 @@ DIALECT = DraftFormat(
             "PEagleDraftModel",
             (
                 *HEAD,
-                Key("norm_before_residual", ("norm_before_residual",)),
-                Key("mask_token", ("mask_token_id",), is_needed=True),
+                Key("norm_before_residual"),
+                Key("mask_token", "mask_token_id", is_needed=True),
             ),
-            fixed={("eagle_config", "use_aux_hidden_state"): True},
+            fixed={"eagle_config.use_aux_hidden_state": True},
             carried={"parallel_drafting": None},
             marks=("eagle_config",),
             needs=(LM_HEAD, "d2t", "t2d"),
@@ -60,14 +61,9 @@ DIALECT = DraftFormat(
         ),
         "dspark": DraftSchema(
             "DSparkDraftModel",
-            (
-                *BLOCK_KEYS,
-                *MARKOV_KEYS,
-                Key("has_confidence", ("dflash_config", "enable_confidence_head")),
-                Key("confidence_with_markov", ("dflash_config", "confidence_head_with_markov")),
-            ),
+            (*BLOCK_KEYS, *within("dflash_config", *MARKOV_KEYS, *CONFIDENCE_KEYS)),
             implied={"sample_from_anchor": True},
-            fixed={("dflash_config", "projector_type"): "dspark", ("dflash_config", "attention_mode"): "gqa"},
+            fixed={"dflash_config.projector_type": "dspark", "dflash_config.attention_mode": "gqa"},
             carried={"auto_map": None, "dflash_config.confidence_head_alpha": None},
             marks=("dflash_config", "markov_head."),
             shared=(EMBEDDING, LM_HEAD),

@@ -10,26 +10,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.methods.draft_formats.base import EMBEDDING, LM_HEAD, DraftFormat, DraftSchema, Key
+from trtspec.methods.draft_formats.base import (
+    CONFIDENCE_KEYS,
+    EMBEDDING,
+    LM_HEAD,
+    MARKOV_KEYS,
+    DraftFormat,
+    DraftSchema,
+    Key,
+)
 
-_TYPE = ("speculators_model_type",)
+_TYPE = "speculators_model_type"
 _HEAD = (
-    Key("aux_layers", ("eagle_aux_hidden_state_layer_ids",)),
-    Key("draft_vocab_size", ("draft_vocab_size",)),
-    Key("target_hidden_size", ("target_hidden_size",), always=False),
-    Key("norm_before_residual", ("norm_before_residual",)),
-    Key("norm_before_fc", ("norm_before_fc",)),
-    Key("fc_norm", ("fc_norm",)),
-    Key("norm_output", ("norm_output",)),
+    Key("aux_layers", "eagle_aux_hidden_state_layer_ids"),
+    Key("draft_vocab_size"),
+    Key("target_hidden_size", always=False),
+    Key("norm_before_residual"),
+    Key("norm_before_fc"),
+    Key("fc_norm"),
+    Key("norm_output"),
 )
 _BLOCK = (
-    Key("hidden_layers", ("aux_hidden_state_layer_ids",)),
-    Key("draft_vocab_size", ("draft_vocab_size",)),
-    Key("target_hidden_size", ("target_hidden_size",), always=False),
-    Key("block_size", ("block_size",)),
-    Key("mask_token", ("mask_token_id",), is_needed=True),
-    Key("sample_from_anchor", ("sample_from_anchor",)),
-    Key("sliding_causal", ("sliding_window_non_causal",), inverted=True),
+    Key("hidden_layers", "aux_hidden_state_layer_ids"),
+    Key("draft_vocab_size"),
+    Key("target_hidden_size", always=False),
+    Key("block_size"),
+    Key("mask_token", "mask_token_id", is_needed=True),
+    Key("sample_from_anchor"),
+    Key("sliding_causal", "sliding_window_non_causal", inverted=True),
 )
 _CARRIED = dict.fromkeys(
     ("speculators_config", "speculators_version", "embed_requires_grad", "has_no_defaults_at_init", "auto_map")
@@ -37,7 +45,7 @@ _CARRIED = dict.fromkeys(
 _COMMON: dict[str, Any] = {
     "section": "transformer_layer_config",
     "carried": _CARRIED,
-    "marks": _TYPE,
+    "marks": (_TYPE,),
     "has_speculators_config": True,
 }
 _NO_FC_BIAS = {r"fc\.bias": "its fc does not support a bias"}
@@ -50,7 +58,7 @@ DIALECT = DraftFormat(
         ),
         "p_eagle": DraftSchema(
             "PEagleDraftModel",
-            (*_HEAD, Key("mask_token", ("mask_token_id",), is_needed=True)),
+            (*_HEAD, Key("mask_token", "mask_token_id", is_needed=True)),
             fixed={_TYPE: "peagle"},
             needs=(LM_HEAD,),
             lacks=_NO_FC_BIAS,
@@ -61,13 +69,7 @@ DIALECT = DraftFormat(
         ),
         "dspark": DraftSchema(
             "DSparkDraftModel",
-            (
-                *_BLOCK,
-                Key("markov_rank", ("markov_rank",)),
-                Key("markov_head", ("markov_head_type",)),
-                Key("has_confidence", ("enable_confidence_head",)),
-                Key("confidence_with_markov", ("confidence_head_with_markov",)),
-            ),
+            (*_BLOCK, *MARKOV_KEYS, *CONFIDENCE_KEYS),
             fixed={_TYPE: "dspark"},
             shared=(EMBEDDING, LM_HEAD),
             **_COMMON,

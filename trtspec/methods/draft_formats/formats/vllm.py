@@ -19,13 +19,13 @@ DIALECT = DraftFormat(
         "medusa": DraftSchema(
             "vLLM's MedusaModel",
             (
-                Key("num_heads", ("num_heads",)),
-                Key("num_layers", ("num_hidden_layers",)),
+                Key("num_heads"),
+                Key("num_layers", "num_hidden_layers"),
                 *MEDUSA_SIZES,
-                Key("has_bias", ("medusa_fc_bias",)),
-                Key("shares_lm_head", ("original_lm_head",), always=False),
+                Key("has_bias", "medusa_fc_bias"),
+                Key("shares_lm_head", "original_lm_head", always=False),
             ),
-            fixed={("architectures",): ["MedusaModel"], ("model_type",): "medusa"},
+            fixed={"architectures": ["MedusaModel"], "model_type": "medusa"},
             carried={**dict.fromkeys(_UNUSED), **MEDUSA_CARRIED},
             marks=("blocks.", "lm_head"),
             names=LISTED,

@@ -15,8 +15,16 @@ from typing import Any
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.draft_formats.base import WEIGHTS
-from trtspec.training.external.base import DRAFT, EPOCHS, EXPORTED, ExternalTrainer, Kind, TrainingJob
-from trtspec.training.external.rows import AS_THEY_ARE, write_messages
+from trtspec.training.external.base import (
+    AS_THEY_ARE,
+    DRAFT,
+    EPOCHS,
+    EXPORTED,
+    ExternalTrainer,
+    Kind,
+    TrainingJob,
+    write_messages,
+)
 from trtspec.training.texts import TrainingText
 
 MESSAGES, TEMPLATE, MAPPING, OUTPUT = "messages.jsonl", "chat_template.jinja", "d2t.pt", "output"
@@ -124,7 +132,7 @@ def further(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokeniz
     if job.maps:
         import torch
 
-        from trtspec.training.vocabulary import stored_maps
+        from trtspec.training.tensors import stored_maps
 
         torch.save(stored_maps(root / DRAFT / WEIGHTS)["d2t"], root / MAPPING)
     return len(texts) - written

@@ -66,7 +66,6 @@ def config(job: TrainingJob) -> dict[str, Any]:
 
 
 def commands(job: TrainingJob) -> str:
-    """Return the commands."""
     mapping = f" --vocab-mapping {MAPPING}" if job.kind.name in HEADS else ""
     return f"""\
 specforge train --config run.yaml model.target_model_path="$TARGET"
@@ -80,7 +79,7 @@ def further(job: TrainingJob, root: Path, texts: Sequence[TrainingText], tokeniz
     if job.kind.name in HEADS:
         import torch
 
-        from trtspec.training.vocabulary import stored_maps
+        from trtspec.training.tensors import stored_maps
 
         torch.save(stored_maps(root / DRAFT / WEIGHTS), root / MAPPING)
     return 0

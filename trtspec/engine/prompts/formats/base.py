@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from trtspec.core.registry import discover, discover_all
 from trtspec.engine.prompts.prompt import (
     CHAT,
+    HINT,
     MULTI_TURN,
     ChatError,
     Prompt,
@@ -20,7 +21,6 @@ from trtspec.engine.prompts.prompt import (
     plain_text,
     read_messages,
 )
-from trtspec.engine.prompts.records import HINT
 
 PACKAGE, ATTRIBUTE = "trtspec.engine.prompts.formats", "FORMAT"
 SPEC_BENCH_CATEGORIES = {"translation", "summarization", "qa", "math_reasoning", "rag"}
