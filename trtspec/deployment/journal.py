@@ -346,7 +346,9 @@ class DeploymentJournal:
         place = self.root / "revisions" / str(record.revision)
         if place.is_dir():
             replace_file(place / COPY, state)
-        replace_file(self.root / STATE_FILE, state)  # last: who reads it may write the next record, and its copy, at once
+        replace_file(
+            self.root / STATE_FILE, state
+        )  # last: who reads it may write the next record, and its copy, at once
 
     def note(self, record: DeploymentRecord, state: str, detail: str = "") -> None:
         """Append an event of a revision to the journal without changing the deployment's state."""
