@@ -23,6 +23,7 @@ from trtspec.bench.run_gates import ensure_gates
 from trtspec.bench.verification_report import make_report, save_verification
 from trtspec.checkpoints.safetensors import read_header
 from trtspec.core.errors import DigestMismatch, GateNotMet, VerificationFailed
+from trtspec.core.hashing import file_segments
 from trtspec.store.artifact import load_manifest
 
 pytestmark = pytest.mark.integration
@@ -48,7 +49,7 @@ def record_again(artifact: Path, changed: str) -> None:
     document = read_manifest(artifact)
     for record in document["files"]:
         if record["path"] == changed:
-            record["sha256"] = hashlib.sha256((artifact / changed).read_bytes()).hexdigest()
+            record["segments"] = file_segments([artifact / changed])[0]
     write_manifest(artifact, document)
 
 

@@ -63,7 +63,7 @@ def test_full_disk_fails_when_space_is_reserved(tmp_path: Path, monkeypatch: pyt
 )
 def test_recorded_path_outside_its_directory_is_rejected(path: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        FileRecord(path=path, size=0, sha256="0" * 64)
+        FileRecord(path=path, size=0, segments=())
     assert f"{path!r} does not stay inside its directory" in str(refused.value)
 
 
