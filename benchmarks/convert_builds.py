@@ -170,8 +170,8 @@ def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
 
 
 COMPILE = """\
-from trtspec.kernels.host_kernels import COMPILE_BYTES, host_library
-assert host_library(COMPILE_BYTES)
+from trtspec.kernels.host_kernels import compile_host_library
+assert compile_host_library()
 """
 OPEN = """\
 import pathlib, sys

@@ -18,7 +18,7 @@ LEAST_TORCH = (2, 11)
 TIMEOUT_S = 20
 QUERY = ("--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader")
 # imports of trtspec and its GPU tests, beyond torch and the standard library
-MODULES = ("numpy", "pydantic", "yaml", "filelock", "safetensors")
+MODULES = ("numpy", "pydantic", "yaml", "filelock", "blake3", "safetensors")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.steps.convert import convert_checkpoint
+<<<<<<< HEAD
 from trtspec.checkpoints.rules import Family
 from trtspec.core.hashing import file_sha256
 from trtspec.core.registry import discover
+=======
+from trtspec.core.hashing import file_segments
+>>>>>>> h/digests
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -82,8 +86,8 @@ def make_llama(root: Path, seed: int = 0, dtype: str = "bfloat16", scale: float 
 def convert(root: Path, out: Path, dtype: str = "auto", **options: Any) -> Path:
     """Convert the checkpoint at `root` to `out`; the digests that were computed while writing must match."""
     out.mkdir(parents=True, exist_ok=True)
-    digests = convert_checkpoint(root, out, dtype, **options)
-    assert digests == {path.name: file_sha256(path) for path in out.glob("rank*.safetensors")}
+    segments = convert_checkpoint(root, out, dtype, **options)
+    assert segments == {path.name: file_segments([path])[0] for path in out.glob("rank*.safetensors")}
     return out
 
 

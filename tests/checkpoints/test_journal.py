@@ -14,6 +14,7 @@ from trtspec.checkpoints import stream
 from trtspec.checkpoints.stream import ConversionJournal
 
 WAIT_S = 30
+HEAD = "trtspec.journal/2 stamp\n"
 
 
 @pytest.fixture
@@ -64,17 +65,17 @@ def test_journal_records_nothing_after_a_disk_error(
         noted._thread.join(WAIT_S)
         assert not noted._thread.is_alive()
         then(noted)
-    assert (notes.read_text(), fails_once) == ("stamp\n", [file])
+    assert (notes.read_text(), fails_once) == (HEAD, [file])
 
 
 def test_journal_reports_a_disk_error_at_the_end(file: int, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "COMMIT_EVERY_S", 3600.0)
     with pytest.raises(OSError, match="Input/output error"), ConversionJournal(notes, [file], "stamp") as noted:
         noted.finish("one")
-    assert notes.read_text() == "stamp\n"
+    assert notes.read_text() == HEAD
 
 
 def test_journal_that_is_not_utf_8_is_restarted(file: int, notes: Path) -> None:
     notes.write_bytes(b"\xff\xfe\x00\ntask\n")
     assert ConversionJournal(notes, [file], "stamp").done == frozenset()
-    assert notes.read_text() == "stamp\n"
+    assert notes.read_text() == HEAD

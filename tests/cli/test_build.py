@@ -309,6 +309,7 @@ def test_flipped_byte_is_detected_and_rebuilt(recipe: Path, trtspec: Run) -> Non
     artifact = recipe.parent / "build" / "tiny"
     damaged = artifact / "checkpoints" / "target" / "rank0.safetensors"
     good = damaged.read_bytes()
+    differs = f"bytes 0 to {len(good) - 1:,} differ"
     assert damaged.stat().st_nlink == 2  # the store and the artifact share the file
     flip(damaged)
 
@@ -316,26 +317,26 @@ def test_flipped_byte_is_detected_and_rebuilt(recipe: Path, trtspec: Run) -> Non
     assert verified.code == 102
     assert verified.document["ok"] is False
     (problem,) = verified.document["problems"]
-    assert problem.endswith(": files/rank0.safetensors: sha256 differs")
+    assert problem.endswith(f": files/rank0.safetensors: {differs}")
     assert verified.err == ""
     assert "the next build recreates them" in trtspec("cache", "--verify").out
 
     broken = trtspec("generate", artifact, "-p", "the")
     assert (broken.code, broken.err) == (
         102,
-        f"error: {artifact}: checkpoints/target/rank0.safetensors: sha256 differs\nhint: build it again\n",
+        f"error: {artifact}: checkpoints/target/rank0.safetensors: {differs}\nhint: build it again\n",
     )
     verified = trtspec("verify", artifact, "--json")
     assert verified.code == 110
     (check,) = verified.document["checks"]
     assert (check["name"], check["ok"]) == ("files", False)
-    assert check["detail"] == "checkpoints/target/rank0.safetensors: sha256 differs"
+    assert check["detail"] == f"checkpoints/target/rank0.safetensors: {differs}"
     refused = trtspec("deploy", artifact)
     assert refused.code == 102
-    assert "checkpoints/target/rank0.safetensors: sha256 differs" in refused.err
+    assert f"checkpoints/target/rank0.safetensors: {differs}" in refused.err
 
     planned = {step["name"]: step["why"] for step in trtspec("plan", recipe, "--json").document["steps"]}
-    assert planned["convert-target"] == "corrupt: files/rank0.safetensors: sha256 differs"
+    assert planned["convert-target"] == f"corrupt: files/rank0.safetensors: {differs}"
     assert statuses(trtspec, recipe)["convert-target"] == "built"
     assert damaged.read_bytes() == good
     shutil.rmtree(artifact / "reports")

@@ -63,27 +63,29 @@ def test_full_disk_fails_when_space_is_reserved(tmp_path: Path, monkeypatch: pyt
 )
 def test_recorded_path_outside_its_directory_is_rejected(path: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        FileRecord(path=path, size=0, sha256="0" * 64)
+        FileRecord(path=path, size=0, segments=())
     assert f"{path!r} does not stay inside its directory" in str(refused.value)
 
 
 @pytest.mark.parametrize("path", ["a", "a/b", "..a/b..", ".hidden", "a\\b", "ä"])
 def test_relative_path_inside_its_directory_is_accepted(path: str) -> None:
-    assert FileRecord(path=path, size=0, sha256="0" * 64).path == path
+    assert FileRecord(path=path, size=0, segments=()).path == path
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"size": -1}, "greater than or equal to 0"),
-        ({"sha256": "0" * 63}, "should match pattern"),
-        ({"sha256": "A" * 64}, "should match pattern"),
+        ({"segments": ["0" * 63]}, "should match pattern"),
+        ({"segments": ["A" * 64]}, "should match pattern"),
+        ({"segments": []}, "0 segments are recorded; a file of 3 bytes has 1"),
+        ({"size": 0}, "1 segments are recorded; a file of 0 bytes has 0"),
         ({"mode": 1}, "Extra inputs are not permitted"),
     ],
 )
 def test_invalid_file_record_is_rejected(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
-        FileRecord.model_validate({"path": "a", "size": 0, "sha256": "0" * 64} | changes)
+        FileRecord.model_validate({"path": "a", "size": 3, "segments": ["0" * 64]} | changes)
 
 
 @pytest.fixture

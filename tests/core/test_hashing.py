@@ -1,277 +1,194 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are hashed by several threads, some together with other digests; each byte once and in order."""
+"""Files are hashed in segments, by any number of threads and in any order."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
+import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from trtspec.core import hashing
 from trtspec.core.errors import TrtspecError
-from trtspec.core.hashing import HashlibBackend, ParallelFileHasher, set_hash_backend, update_digests
+from trtspec.core.file_records import FileRecord
+from trtspec.core.hashing import (
+    GrowingDigest,
+    Segments,
+    copy_hashed,
+    digest_and_sha256,
+    file_digests,
+    file_segments,
+)
 
-LONG = hashing.MIN_SHARED_BYTES
-
-
-class Several(HashlibBackend):
-    """A hashlib wrapper that claims to hash three digests together; counts them, and can wait or fail on request."""
-
-    most = 3
-
-    def __init__(self) -> None:
-        self.given: list[int] = []
-        self.before: Callable[[], None] = lambda: None
-
-    def grow(self, grown: Sequence[tuple[Any, memoryview]]) -> None:
-        self.before()
-        self.given.append(len(grown))
-        super().grow(grown)
+SEGMENT = 10_000
 
 
-@pytest.fixture
-def code() -> Iterator[Several]:
-    set_hash_backend(several := Several())
-    yield several
-    set_hash_backend(HashlibBackend())
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "SEGMENT_BYTES", SEGMENT)
+    monkeypatch.setattr(hashing, "PIECE_BYTES", 999)
 
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    monkeypatch.setattr(hashing, "PIECE_BYTES", LONG)
-    found = [tmp_path / str(number) for number in range(5)]
-    for number, path in enumerate(found):
-        path.write_bytes(os.urandom(number * 3 * LONG + 77 * number))
+def paths(tmp_path: Path) -> list[Path]:
+    found = [tmp_path / str(number) for number in range(4)]
+    for path, size in zip(found, (0, 1, SEGMENT, 5 * SEGMENT + 77), strict=True):
+        path.write_bytes(random.Random(size).randbytes(size))
     return found
 
 
-def sha256_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-class Holding:
-    """Files whose background thread keeps the ones it took first until it is released."""
-
-    def __init__(self, code: Several, paths: list[Path], on_bytes: Callable[[int], None] | None = None) -> None:
-        self.files = ParallelFileHasher(paths, on_bytes)
-        self.digests: list[str] = []
-        self.raised: BaseException | None = None
-        self._begun, self._goes_on = threading.Event(), threading.Event()
-        self.others_fail: type[BaseException] | None = None
-        code.before = self._hold
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._begun.wait(30)
-
-    def release(self) -> None:
-        self._goes_on.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-    def has(self, thread: threading.Thread) -> bool:
-        return thread is self._thread
-
-    def _run(self) -> None:
-        try:
-            self.digests = self.files.digests(1)
-        except BaseException as error:
-            self.raised = error
-
-    def _hold(self) -> None:
-        if self.has(threading.current_thread()):
-            self._begun.set()
-            assert self._goes_on.wait(30)
-        elif self.others_fail:
-            raise self.others_fail
-
-
-def take_along(code: Several, turns: int, most: int = 3) -> None:
-    """Hash other data for some rounds and compare the digest with hashlib's."""
-    digest, data = code.begin(), os.urandom(LONG)
-    for _ in range(turns):
-        update_digests(code, [(digest, memoryview(data))], most)
-    assert digest.hexdigest() == hashlib.sha256(data * turns).hexdigest()
+def expected(data: bytes) -> Segments:
+    """Compute the segments by the definition in the documentation."""
+    return tuple(blake3(data[begin : begin + SEGMENT]).hexdigest() for begin in range(0, len(data), SEGMENT))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_digests_match_hashlib_with_any_thread_count(code: Several, paths: list[Path], threads: int) -> None:
-    counted: list[int] = []
-    assert ParallelFileHasher(paths, counted.append).digests(threads) == [sha256_of(path) for path in paths]
+def test_segments_are_equal_for_any_number_of_threads(paths: list[Path], threads: int) -> None:
+    counted = list[int]()
+    found = file_segments(paths, counted.append, threads)
+    assert found == [expected(path.read_bytes()) for path in paths]
+    assert [len(segments) for segments in found] == [0, 1, 1, 6]
     assert sum(counted) == sum(path.stat().st_size for path in paths)
 
 
-def test_update_digests_hashes_waiting_files_together(code: Several, paths: list[Path]) -> None:
-    counted = list[int]()
-    holding = Holding(code, paths, counted.append)
-    take_along(code, 1, most=1)
-    take_along(code, 1, most=2)
-    assert code.given == [1, 2]
-    take_along(code, 40)
-    assert max(code.given) == 3
-    assert sum(counted) == sum(path.stat().st_size for path in paths[3:])  # all files that are not being hashed
-    holding.release()
-    assert holding.digests == [sha256_of(path) for path in paths]
+def test_file_digest_covers_segments_and_length(paths: list[Path]) -> None:
+    data = paths[3].read_bytes()
+    raw = b"".join(bytes.fromhex(each) for each in expected(data))
+    assert file_digests(paths)[3] == blake3(raw + len(data).to_bytes(8, "little")).hexdigest()
+    assert file_digests(paths)[0] == blake3(bytes(8)).hexdigest()
+    assert file_digests([]) == []
 
 
-def test_other_backend_hashes_no_waiting_files(code: Several, paths: list[Path]) -> None:
-    """Digests belong to the implementation that began them."""
-    holding, other = Holding(code, paths), Several()
-    take_along(other, 3)
-    assert other.given == [1, 1, 1]
-    holding.release()
-    assert holding.digests == [sha256_of(path) for path in paths]
+def test_one_large_file_is_hashed_by_several_threads(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(3, timeout=30)
+    read = hashing.read_chunks
+
+    def meet(*arguments: Any) -> Iterator[memoryview]:
+        together.wait()
+        yield from read(*arguments)
+
+    monkeypatch.setattr(hashing, "read_chunks", meet)
+    assert file_segments([paths[3]], threads=3) == [expected(paths[3].read_bytes())]  # 6 segments in two rounds of 3
 
 
-def test_files_are_not_read_until_there_is_room(code: Several, paths: list[Path]) -> None:
-    room = threading.Event()
-    files, digests = ParallelFileHasher(paths, None, room.is_set), list[list[str]]()
-    thread = threading.Thread(target=lambda: digests.append(files.digests(2)), daemon=True)
-    thread.start()
-    take_along(code, 3)
-    assert code.given == [1, 1, 1]
-    room.set()
-    files.wake()
-    thread.join(30)
-    assert digests == [[sha256_of(path) for path in paths]]
+def test_changed_byte_is_located_by_its_segment(paths: list[Path]) -> None:
+    path = paths[3]
+    record = FileRecord(path="weights", size=path.stat().st_size, segments=file_segments([path])[0])
+    assert record.difference(*file_segments([path])) is None
+    assert [record.digest] == file_digests([path])
+    for places, said in (
+        ([2 * SEGMENT], "bytes 20,000 to 29,999 differ"),
+        ([5 * SEGMENT + 76, 5], "bytes 0 to 9,999, 50,000 to 50,076 differ"),
+        ([number * SEGMENT for number in range(5)], "and 2 more segments differ"),
+    ):
+        data = bytearray(path.read_bytes())
+        for place in places:
+            data[place] ^= 1
+        changed = path.with_name("changed")
+        changed.write_bytes(data)
+        assert str(record.difference(*file_segments([changed]))).endswith(said)
 
 
-def test_uncached_files_are_not_hashed_together(
-    code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
+@pytest.mark.parametrize("most_early", [0, 3000, 1 << 20])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_growing_digest_is_equal_for_any_order_of_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, most_early: int, threads: int
 ) -> None:
+    monkeypatch.setattr(hashing, "MOST_EARLY_BYTES", most_early)
+    data, path = random.Random(1).randbytes(3 * SEGMENT + 5), tmp_path / "file"
+    cuts = sorted({0, len(data), *random.Random(2).sample(range(len(data)), 40)})
+    pieces = list(pairwise(cuts))
+    if order == "backward":
+        pieces.reverse()
+    elif order == "shuffled":
+        random.Random(3).shuffle(pieces)
+    digest = GrowingDigest(len(data))
+    with path.open("w+b") as file:
+
+        def write(number: int) -> None:
+            for begin, end in pieces[number::threads]:
+                os.pwrite(file.fileno(), data[begin:end], begin)
+                digest.add(begin, memoryview(data)[begin:end])
+
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(threads)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(30)
+        assert digest.finish(file.fileno(), path) == expected(data)
+
+
+def test_bytes_in_sequence_are_not_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read, read_chunks = random.Random(1).randbytes(2 * SEGMENT + 500), list[int](), hashing.read_chunks
+
+    def count(*arguments: Any) -> Iterator[memoryview]:
+        for piece in read_chunks(*arguments):
+            read.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(hashing, "read_chunks", count)
+    (path := tmp_path / "file").write_bytes(data)
+    digest = GrowingDigest(len(data))
+    with path.open("rb") as file:
+        digest.add(300, memoryview(data)[300:600])  # early, but short
+        for begin, end in ((0, 300), (600, SEGMENT + 100), (SEGMENT + 700, len(data))):
+            digest.add(begin, memoryview(data)[begin:end])
+        assert digest.finish(file.fileno(), path) == expected(data)
+    # the missing piece was written by an earlier run; what follows it is read back up to the end of the segment
+    assert sum(read) == SEGMENT - 100
+
+
+def test_file_that_ends_early_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "file").write_bytes(b"x" * 1200)
+    with path.open("rb") as file, pytest.raises(TrtspecError, match="1,200 of its 5,000 bytes were read; the file cha"):
+        GrowingDigest(5000).finish(file.fileno(), path)
     preadv = os.preadv
-
-    def not_cached(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        if flags == hashing.RWF_NOWAIT:
-            raise BlockingIOError(errno.EAGAIN, "not yet")
-        return preadv(file, buffers, offset, flags)
-
-    monkeypatch.setattr(os, "preadv", not_cached)
-    holding = Holding(code, paths)
-    take_along(code, 3)
-    assert code.given == [1, 1, 1]
-    holding.release()
-    assert holding.digests == [sha256_of(path) for path in paths]
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: 0 if at >= 999 else preadv(file, buffers, at))
+    with pytest.raises(TrtspecError, match="file: 999 of its 1,200 bytes were read; the file changed while"):
+        file_segments([path])
 
 
-def test_empty_nonblocking_read_is_not_the_end_of_file(
-    code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Linux 5.9 and 5.10 may return 0 bytes for uncached pages (preadv2(2))."""
-    preadv = os.preadv
+def test_file_that_grows_while_it_is_read_is_an_error(paths: list[Path]) -> None:
+    def grow(_: int) -> None:
+        with paths[3].open("ab") as file:
+            file.write(b"x")
 
-    def says_nothing(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        return 0 if flags == hashing.RWF_NOWAIT else preadv(file, buffers, offset, flags)
-
-    monkeypatch.setattr(os, "preadv", says_nothing)
-    holding = Holding(code, paths)
-    take_along(code, 3)
-    assert code.given == [1, 1, 1]
-    holding.release()
-    assert holding.digests == [sha256_of(path) for path in paths]
+    with pytest.raises(TrtspecError, match=r"50,077 of its [0-9,]+ bytes were read; the file changed while it was bei"):
+        file_segments([paths[3]], grow)
 
 
-def test_file_shorter_than_its_size_is_an_error(
-    code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    preadv = os.preadv
-
-    def ends_early(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        return 0 if offset >= 2 * LONG else preadv(file, buffers, offset, flags)
-
-    monkeypatch.setattr(os, "preadv", ends_early)
-    with pytest.raises(TrtspecError) as caught:
-        ParallelFileHasher(paths[:3]).digests(1)
-    first = str(caught.value)
-    assert (
-        f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read; the file changed while it was being read"
-        in first
-    )
-
-
-def test_interrupt_while_files_are_assigned_does_not_deadlock(code: Several, paths: list[Path]) -> None:
-    class Interrupted(ParallelFileHasher):
-        def _take(self, *arguments: Any) -> Any:
-            super()._take(*arguments)
-            raise KeyboardInterrupt
-
-    raised = list[BaseException]()
-
-    def run() -> None:
-        try:
-            Interrupted(paths).digests(1)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert [type(each) for each in raised] == [KeyboardInterrupt]
-
-
-def test_small_pieces_are_hashed_alone(code: Several, paths: list[Path]) -> None:
-    holding = Holding(code, paths)
-    update_digests(code, [(code.begin(), memoryview(b"x" * (LONG - 1)))], 3)
-    assert code.given == [1]
-    holding.release()
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_missing_file_is_an_error(code: Several, paths: list[Path], threads: int) -> None:
-    paths[3].unlink()
+def test_missing_file_is_an_error(paths: list[Path]) -> None:
+    paths[2].unlink()
     with pytest.raises(FileNotFoundError):
-        ParallelFileHasher(paths).digests(threads)
+        file_segments(paths)
 
 
-@pytest.mark.parametrize("work", [lambda code, files: take_along(code, 5), lambda code, files: files.join_in()])
-def test_read_error_in_a_helping_thread_fails_only_the_files(
-    code: Several,
-    paths: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    work: Callable[[Several, ParallelFileHasher], None],
-) -> None:
-    """Borrowed pieces fail, the borrowing thread's digest succeeds, and no digest is empty."""
-    preadv = os.preadv
-
-    def failing(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        if not holding.has(threading.current_thread()):
-            raise OSError(errno.EIO, "a bad disk")
-        return preadv(file, buffers, offset, flags)
-
-    holding = Holding(code, paths)
-    monkeypatch.setattr(os, "preadv", failing)
-    work(code, holding.files)
-    holding.release()
-    assert isinstance(holding.raised, OSError)
-    assert holding.raised.errno == errno.EIO
-
-
-def test_backend_failure_ends_all_threads(code: Several, paths: list[Path]) -> None:
-    holding = Holding(code, paths)
-    holding.others_fail = ZeroDivisionError
-    with pytest.raises(ZeroDivisionError):
-        take_along(code, 1)
-    holding.release()
-    assert isinstance(holding.raised, ZeroDivisionError)
-
-
-def test_exception_in_the_byte_callback_ends_hashing(code: Several, paths: list[Path]) -> None:
-    def stop(count: int) -> None:
+def test_exception_in_the_callback_ends_the_hashing(paths: list[Path]) -> None:
+    def stop(_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ParallelFileHasher(paths, stop).digests(2)
+        file_segments(paths, stop, 2)
 
 
-def test_hasher_can_be_stopped(code: Several, paths: list[Path]) -> None:
-    files = ParallelFileHasher(paths, lambda count: files.stop())
-    assert "" in files.digests(2)
+def test_copy_has_the_bytes_and_segments_of_its_source(paths: list[Path], tmp_path: Path) -> None:
+    for number, path in enumerate(paths):
+        assert copy_hashed(path, copy := tmp_path / f"copy{number}") == expected(path.read_bytes())
+        assert copy.read_bytes() == path.read_bytes()
 
 
-def test_hasher_without_files_returns_no_digests(code: Several) -> None:
-    assert ParallelFileHasher([]).digests(4) == []
+def test_digest_and_sha256_come_from_one_reading(paths: list[Path]) -> None:
+    read = list[int]()
+    assert digest_and_sha256(paths[3], read.append) == (
+        file_digests([paths[3]])[0],
+        hashlib.sha256(paths[3].read_bytes()).hexdigest(),
+    )
+    assert sum(read) == paths[3].stat().st_size

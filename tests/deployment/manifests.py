@@ -9,6 +9,7 @@ from typing import Any
 from tests._support.manifests import resolved
 from trtspec.backends.steps.files import EmitRepository
 from trtspec.core.file_records import FileRecord
+from trtspec.core.hashing import segment_ranges
 from trtspec.deployment.containers import ContainerWorkload, make_workload
 from trtspec.deployment.options import DeployOptions
 from trtspec.planning.pipeline import Build, device_memory
@@ -27,12 +28,16 @@ def manifest_of(build: Build) -> Manifest:
     return Manifest(
         recipe=build.recipe.without_directories(),
         steps=(),
-        files=tuple(FileRecord(path=path, size=size, sha256=DIGEST) for path, size in sizes.items()),
+        files=tuple(_record(path, size) for path, size in sizes.items()),
         tools={},
         gpu=dict(build.artifact.gpu),
         backend=BackendRecord(name=build.recipe.engine.backend, why="a test"),
         memory=tuple(device_memory(device) for device in build.memory()),
     )
+
+
+def _record(path: str, size: int) -> FileRecord:
+    return FileRecord(path=path, size=size, segments=(DIGEST,) * len(segment_ranges(size)))
 
 
 def artifact_of(found: Manifest, root: Path = Path("/made")) -> Artifact:
@@ -59,7 +64,7 @@ def manifest(backend: str = "embedded", weights: int = 1 << 30, **sections: Any)
     return Manifest(
         recipe=resolved(backend=backend, **sections),
         steps=(),
-        files=(FileRecord(path="checkpoints/target/rank0.safetensors", size=weights, sha256=DIGEST),),
+        files=(_record("checkpoints/target/rank0.safetensors", weights),),
         tools={},
         gpu={},
         backend=BackendRecord(name=backend, why="a test"),

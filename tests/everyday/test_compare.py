@@ -13,6 +13,7 @@ import pytest
 
 from tests._support.manifests import read_manifest, resealed, write_manifest
 from tests.conftest import Outcome, Run
+from trtspec.core.file_records import FileRecord
 from trtspec.store.artifact import load_manifest
 
 BENCH: dict[str, Any] = {
@@ -203,7 +204,7 @@ def test_file_in_only_one_artifact_is_reported(trtspec: Run, artifact: Path) -> 
     dropped = manifest["files"].pop()
     write_manifest(other, manifest)
     compared = trtspec("compare", artifact, other, "--json")
-    record = {"size": dropped["size"], "sha256": dropped["sha256"]}
+    record = {"size": dropped["size"], "digest": FileRecord.model_validate(dropped).digest}
     assert differences(compared) == {f"files {dropped['path']}": (record, None, "only in a")}
     assert compared.document["effects"]["files"]["only_a"] == 1
 

@@ -198,15 +198,16 @@ def test_manifest_with_an_invalid_file_name_is_rejected_without_traceback(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", [1, 2])
 def test_artifact_of_an_earlier_version_is_rejected_and_can_be_rebuilt(
-    recipe: Path, artifact: Path, trtspec: Run
+    recipe: Path, artifact: Path, trtspec: Run, version: int
 ) -> None:
-    document = read_manifest(artifact) | {"schema": "trtspec.manifest/1"}
+    document = read_manifest(artifact) | {"schema": f"trtspec.manifest/{version}"}
     (artifact / "manifest.json").unlink()
     (artifact / "manifest.json").write_text(json.dumps(document))
     refused = trtspec("verify", artifact)
     assert refused.code == 1
-    assert "an earlier version built it without a manifest digest; build it again" in refused.err
+    assert "an earlier version of trtspec built it, with other digests of its files; build it again" in refused.err
     assert trtspec("build", recipe).code == 0
     assert load_manifest(artifact)
 

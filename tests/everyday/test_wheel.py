@@ -21,9 +21,9 @@ SHIPPED = ("model_repository", "plugins", "recipes")
 BUILT_FROM = ("trtspec", *SHIPPED, "pyproject.toml", "README.md", "LICENSE", ".gitignore")
 IGNORED = Path("recipes/checkpoints")
 CORE = (
-    "typer", "rich", "pydantic", "pydantic_core", "yaml", "numpy", "numpy.libs", "google", "filelock", "annotated_doc",
-    "annotated_types", "click", "typing_extensions.py", "typing_inspection", "shellingham", "markdown_it", "mdurl",
-    "pygments",
+    "typer", "rich", "pydantic", "pydantic_core", "yaml", "numpy", "numpy.libs", "google", "filelock", "blake3",
+    "annotated_doc", "annotated_types", "click", "typing_extensions.py", "typing_inspection", "shellingham",
+    "markdown_it", "mdurl", "pygments",
 )  # fmt: skip
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 

@@ -294,7 +294,7 @@ def test_gpu_and_cpu_sources_are_compiled_without_contraction() -> None:
 
 
 def test_all_shipped_plugins_are_discovered() -> None:
-    known = ["compact_kv", "quantize", "sha256", "verify_block", "verify_chain", "verify_tree"]
+    known = ["compact_kv", "quantize", "verify_block", "verify_chain", "verify_tree"]
     assert list(discover_plugins()) == known
 
 

@@ -15,7 +15,7 @@ from trtspec.planning.pipeline import Build, open_store, plan_build, run_build
 from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.recipe.load import load_recipe
 from trtspec.store import records
-from trtspec.store.artifact import load_manifest, verify_files
+from trtspec.store.artifact import load_manifest
 from trtspec.store.executor import Unobserved
 
 
@@ -71,24 +71,14 @@ def test_second_build_hashes_no_files_again(recipe: Path, monkeypatch: pytest.Mo
     for status in ("published", "unchanged"):
         assert run_build(build, recipe.parent / "out", open_store(), Unobserved()).status == status
         # The artifact's hard links have changed the times of the store's files, which the store has accepted.
-        monkeypatch.setattr("trtspec.store.entry.file_sha256", lambda path: pytest.fail(f"hashed {path} again"))
+        monkeypatch.setattr("trtspec.store.entry.file_segments", lambda paths: pytest.fail("hashed") if paths else [])
 
 
 @pytest.mark.slow
-def test_build_hashes_large_sources_during_conversion(
-    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # otherwise just written files are not cached
-    before = run_build(plan_build(load_recipe(recipe), read_all=True), tmp_path / "one", open_store(), Unobserved())
-    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "other"))
+def test_build_of_unread_sources_is_refused(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
-    unread = plan(recipe)
-    assert not unread.is_read
-    meanwhile = run_build(unread, tmp_path / "two", open_store(), Unobserved())
-    assert [(step.key, step.status) for step in meanwhile.steps] == [(step.key, "built") for step in before.steps]
-    assert (tmp_path / "two" / "manifest.json").read_bytes() == (tmp_path / "one" / "manifest.json").read_bytes()
-    assert verify_files(tmp_path / "two", load_manifest(tmp_path / "two")) == []
-    assert {each.status for each in plan(recipe).status(open_store())} == {"hit"}
+    with pytest.raises(ValueError, match="the sources were not read: plan the build with read_all"):
+        run_build(plan(recipe), tmp_path / "out", open_store(), Unobserved())
 
 
 @pytest.mark.slow

@@ -3,16 +3,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trtspec.core.errors import TrtspecError
+from trtspec.core.hashing import combine_segments
 from trtspec.store.digest import DigestCache, canonical, compute_digest
+from trtspec.store.files import FileReader
 
 LEAVES = (
     st.none()
@@ -135,32 +139,41 @@ def settled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)
 
 
+def read(cache: DigestCache, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the digest of a file, from the cache or by reading it."""
+    return FileReader(cache, None, on_bytes).read(path.parent, [path]).digests[0][1]
+
+
+def digest_of(content: bytes) -> str:
+    return combine_segments((blake3(content).hexdigest(),), len(content))
+
+
 def test_cached_digest_is_reused_by_a_new_cache(tmp_path: Path, source: Path) -> None:
-    read: list[int] = []
+    counted: list[int] = []
     assert DigestCache(tmp_path / "digests.json").lookup(source) is None
-    expected = DigestCache(tmp_path / "digests.json").digest(source, read.append)
+    expected = read(DigestCache(tmp_path / "digests.json"), source, counted.append)
     again = DigestCache(tmp_path / "digests.json")
-    assert again.lookup(source) == again.digest(source, read.append) == expected
-    assert expected == hashlib.sha256(b"content").hexdigest()
-    assert read == [7]
+    assert again.lookup(source) == read(again, source, counted.append) == expected
+    assert expected == digest_of(b"content")
+    assert counted == [7]
 
 
 def test_changed_file_is_read_again(tmp_path: Path, source: Path) -> None:
     cache = DigestCache(tmp_path / "digests.json")
-    cache.digest(source)
+    read(cache, source)
     source.write_bytes(b"CONTENT")
     os.utime(source, ns=(0, 0))  # same size, inode and modification time: only the ctime differs
     assert cache.lookup(source) is None
-    assert cache.digest(source) == hashlib.sha256(b"CONTENT").hexdigest()
+    assert read(cache, source) == digest_of(b"CONTENT")
 
 
 def test_digest_of_a_recently_written_file_is_not_cached(tmp_path: Path, source: Path) -> None:
     clock = [source.stat().st_ctime_ns + 1_900_000_000]
     cache = DigestCache(tmp_path / "digests.json", clock_ns=lambda: clock[0])
-    cache.digest(source)
+    read(cache, source)
     assert cache.lookup(source) is None
     clock[0] += 200_000_000
-    cache.digest(source)
+    read(cache, source)
     assert cache.lookup(source)
 
 
@@ -168,8 +181,8 @@ def test_two_caches_of_one_file_merge_their_digests(tmp_path: Path, source: Path
     (second := tmp_path / "second").write_bytes(b"2")
     os.utime(second, ns=(0, 0))
     one, other = DigestCache(tmp_path / "digests.json"), DigestCache(tmp_path / "digests.json")
-    one.digest(source)
-    other.digest(second)
+    read(one, source)
+    read(other, second)
     both = DigestCache(tmp_path / "digests.json")
     assert both.lookup(source)
     assert both.lookup(second)
@@ -181,22 +194,22 @@ def test_full_cache_evicts_the_oldest_digest(tmp_path: Path, source: Path, monke
     test_two.write_bytes(b"2")
     os.utime(test_two, ns=(0, 0))
     cache = DigestCache(tmp_path / "digests.json")
-    cache.digest(source)
-    cache.digest(test_two)
+    read(cache, source)
+    read(cache, test_two)
     assert DigestCache(tmp_path / "digests.json").lookup(source) is None
     assert DigestCache(tmp_path / "digests.json").lookup(test_two)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"[" * 100_000, b'{"schema": "trtspec.digests/1"}', None])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"[" * 100_000, b'{"schema": "trtspec.digests/2"}', None])
 def test_damaged_cache_is_treated_as_empty(tmp_path: Path, source: Path, damage: bytes | None) -> None:
     path = tmp_path / "digests.json"
-    digest = DigestCache(path).digest(source)
+    digest = read(DigestCache(path), source)
     if damage is None:  # change one hex digit of the cached digest
         damage = path.read_bytes().replace(digest.encode(), digest.replace(digest[0], "0123456789abcdef"[7]).encode())
     assert damage != path.read_bytes()
     path.write_bytes(damage)
     assert DigestCache(path).lookup(source) is None
-    assert DigestCache(path).digest(source) == digest
+    assert read(DigestCache(path), source) == digest
     assert DigestCache(path).lookup(source) == digest
 
 
@@ -205,14 +218,14 @@ def test_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, source: 
         with source.open("ab") as file:
             file.write(b"x" * (16 if source.stat().st_size < 32 else 0))
 
-    with pytest.raises(TrtspecError, match=r"source: the file changed while it was being read\nhint: wait until"):
-        DigestCache(tmp_path / "digests.json").digest(source, append)
+    with pytest.raises(TrtspecError, match=r"the file changed while it was being read\nhint: wait until"):
+        read(DigestCache(tmp_path / "digests.json"), source, append)
 
 
 def test_unwritable_cache_still_returns_digests(tmp_path: Path, source: Path) -> None:
     (tmp_path / "file").touch()
     cache = DigestCache(tmp_path / "file" / "digests.json")
-    assert cache.digest(source) == hashlib.sha256(b"content").hexdigest()
+    assert read(cache, source) == digest_of(b"content")
 
 
 @pytest.mark.parametrize(("mode", "owner", "remembered"), [(0o644, 0, True), (0o666, 0, False), (0o644, 12345, False)])
@@ -224,7 +237,7 @@ def test_digests_are_cached_only_for_files_that_others_cannot_write(
         monkeypatch.setattr(os, "geteuid", lambda: owner)
         monkeypatch.setattr("trtspec.core.files._ROOT", 12346)
     cache = DigestCache(tmp_path / "cache.json", lambda: source.stat().st_ctime_ns + 3_000_000_000)
-    digest = cache.digest(source)
+    digest = read(cache, source)
     assert cache.lookup(source) == digest, "this process read it"
     assert (DigestCache(tmp_path / "cache.json").lookup(source) is not None) == remembered
 
@@ -232,5 +245,5 @@ def test_digests_are_cached_only_for_files_that_others_cannot_write(
 def test_file_with_old_mtime_but_recent_ctime_is_not_cached(tmp_path: Path, source: Path) -> None:
     os.utime(source, (1, 1))
     cache = DigestCache(tmp_path / "cache.json", lambda: source.stat().st_ctime_ns + 1_000_000_000)
-    cache.digest(source)
+    read(cache, source)
     assert cache.lookup(source) is None

@@ -161,7 +161,7 @@ def test_damaged_entry_is_reported_and_only_it_is_rebuilt(store: Store) -> None:
     damaged = execute(plan, store, Unobserved())[1].entry.files_dir / "text"
     damaged.chmod(0o644)
     damaged.write_text("HE")
-    assert statuses(plan, store)[1] == ("cut-2", "miss", "corrupt: files/text: sha256 differs")
+    assert statuses(plan, store)[1] == ("cut-2", "miss", "corrupt: files/text: bytes 0 to 1 differ")
     assert statuses(plan, store)[3] == ("join", "hit", "")
     assert results(plan, store) == [("fetch", "hit"), ("cut-2", "built"), ("cut-3", "hit"), ("join", "hit")]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.store.writing import Write, build, count, leftovers, overwrite
-from trtspec.core.hashing import file_sha256
+from trtspec.core.hashing import Segments, file_segments
 from trtspec.store import entry as entry_module
 from trtspec.store.digest import dump_checksummed
 from trtspec.store.store import Store
@@ -22,8 +22,13 @@ def test_lookup_without_stamps_hashes_once(store: Store, step: Write, monkeypatc
     assert store.peek(step.key).status == "hit"
     assert not any((store.root / "stamps").iterdir()), "peek writes nothing"
     store.get(step.key)
-    monkeypatch.setattr(entry_module, "file_sha256", None)
+    monkeypatch.setattr(entry_module, "file_segments", hash_nothing)
     assert store.get(step.key).status == "hit"
+
+
+def hash_nothing(paths: Sequence[Path]) -> list[Segments]:
+    assert not paths
+    return []
 
 
 def chop(path: Path) -> None:
@@ -41,15 +46,15 @@ def move_away(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "flipped byte": ("files/deep/er/one", overwrite, "files/deep/er/one: sha256 differs"),
+    "flipped byte": ("files/deep/er/one", overwrite, "files/deep/er/one: bytes 0 to 2 differ"),
     "truncated": ("files/deep/er/one", chop, "files/deep/er/one has 2 bytes, 3 were recorded"),
     "missing": ("files/deep/er/one", Path.unlink, "files/deep/er/one is missing"),
     "symlink": ("files/deep/er/one", link, "files/deep/er/one is neither a file nor a directory"),
     "extra": ("files/deep/extra", Path.touch, "files/deep/extra is not part of the entry"),
     "no files": ("files", move_away, "files/ is missing"),
     "files elsewhere": ("files", lambda path: (move_away(path), path.symlink_to("files.away")), "files is a symlink"),
-    "no document": ("entry.json", Path.unlink, "entry.json is missing or damaged"),
-    "half a document": ("entry.json", chop, "entry.json is missing or damaged"),
+    "no document": ("entry.json", Path.unlink, "entry.json is missing, damaged or of another version"),
+    "half a document": ("entry.json", chop, "entry.json is missing, damaged or of another version"),
     "flipped size": ("entry.json", lambda path: overwrite(path, path.read_bytes().index(b"3000")), "entry.json is"),
     "flipped time": ("entry.json", lambda path: overwrite(path, path.read_bytes().index(b"1970")), "entry.json is"),
 }
@@ -78,13 +83,13 @@ def rewrite_document(store: Store, built: str, /, **changes: object) -> None:
     path = store.root / "entries" / built[:2] / built / "entry.json"
     body = json.loads(path.read_bytes())
     del body["digest"], body["schema"]
-    path.write_bytes(dump_checksummed("trtspec.entry/1", {**body, **changes}))
+    path.write_bytes(dump_checksummed("trtspec.entry/2", {**body, **changes}))
 
 
 @pytest.mark.parametrize("path", ["../two", "/etc/passwd", "deep/../two", "", "deep//er", "./two", "two/", "a\0b"])
 def test_entry_with_a_path_outside_its_directory_is_rejected(store: Store, step: Write, path: str) -> None:
     build(store, step)
-    rewrite_document(store, step.key, files=[{"path": path, "size": 1, "sha256": "0" * 64}])
+    rewrite_document(store, step.key, files=[{"path": path, "size": 1, "segments": ["0" * 64]}])
     assert f"{path!r} does not stay inside its directory" in store.peek(step.key).why
 
 
@@ -101,11 +106,11 @@ def test_files_are_hashed_only_20_ms_after_they_are_written(
 ) -> None:
     ages = []
 
-    def hash_and_note(path: Path) -> str:
-        ages.append(time.time_ns() - path.stat().st_mtime_ns)
-        return file_sha256(path)
+    def hash_and_note(paths: Sequence[Path]) -> list[Segments]:
+        ages.extend(time.time_ns() - path.stat().st_mtime_ns for path in paths)
+        return file_segments(paths)
 
-    monkeypatch.setattr(entry_module, "file_sha256", hash_and_note)
+    monkeypatch.setattr(entry_module, "file_segments", hash_and_note)
     build(store, step)
     assert len(ages) == 2
     assert min(ages) >= 20_000_000
@@ -118,7 +123,7 @@ def test_restamp_after_a_hard_link_avoids_hashing(
     time.sleep(0.02)
     os.link(entry.files_dir / "two", tmp_path / "linked")
     assert store.restamp(step.key)
-    monkeypatch.setattr(entry_module, "file_sha256", None)
+    monkeypatch.setattr(entry_module, "file_segments", hash_nothing)
     assert store.get(step.key).status == "hit"
 
 

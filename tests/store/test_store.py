@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from filelock import BaseFileLock
 
 from tests.store.writing import Write, build, count, leftovers, overwrite
@@ -23,7 +24,7 @@ def test_entry_contains_the_files_the_step_wrote(store: Store, step: Write) -> N
     assert entry.created == "1970-01-01T00:00:00+00:00"
     assert entry.directory == store.root / "entries" / step.key[:2] / step.key
     assert [(file.path, file.size) for file in entry.files] == [("deep/er/one", 3), ("two", 3000)]
-    assert entry.files[0].sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert entry.files[0].segments == (blake3(b"abc").hexdigest(),)
     assert {(entry.files_dir / file.path).stat().st_mode & 0o777 for file in entry.files} == {0o444}
     assert not leftovers(store)
 
@@ -32,7 +33,7 @@ def test_second_build_runs_no_step_and_hashes_no_file(
     store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(store, step)
-    monkeypatch.setattr(entry_module, "file_sha256", None)
+    monkeypatch.setattr(entry_module, "file_segments", lambda paths: [])
     assert not build(store, step)
     assert store.get(step.key).status == store.peek(step.key).status == "hit"
     assert count(step) == 1

@@ -25,7 +25,7 @@ from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.core.file_records import FileRecord
 from trtspec.core.files import map_in_threads, read_bounded
-from trtspec.core.hashing import file_sha256
+from trtspec.core.hashing import file_digests
 from trtspec.store.artifact import Manifest, load_manifest
 from trtspec.store.artifact_cache import find_source_location
 from trtspec.store.artifact_paths import TOKENIZER, checkpoint
@@ -102,7 +102,7 @@ def _compare(pairs: list[tuple[Path, FileRecord]]) -> VerificationCheck:
 def _difference(pair: tuple[Path, FileRecord]) -> str | None:
     source, record = pair
     try:
-        return None if file_sha256(source) == record.sha256 else f"{record.path}: differs from {source}"
+        return None if file_digests([source]) == [record.digest] else f"{record.path}: differs from {source}"
     except OSError as error:
         return f"{record.path}: {source} cannot be read: {error.strerror}"
 

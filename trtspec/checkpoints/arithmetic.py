@@ -4,8 +4,8 @@
 numpy has neither bfloat16 nor float8. A 16-bit value has 65,536 patterns, so any function of it is one lookup table and
 `np.take`. Rounding is to nearest, ties to even, as in torch; the tests compare every pattern with torch.
 
-The numpy implementation is the reference. The compiled library is used if it is available, worthwhile and passes its
-self-test. Both return bit-identical results, so output files and cache keys do not depend on which one ran.
+The numpy implementation is the reference. The compiled library is used if it is available and passes its self-test.
+Both return bit-identical results, so output files and cache keys do not depend on which one ran.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
+from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,13 @@ import numpy.typing as npt
 
 from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.host_kernels import CompiledArithmetic, Instructions, fastest_instructions, host_library
+from trtspec.kernels.host_kernels import (
+    CompiledArithmetic,
+    Instructions,
+    compile_host_library,
+    fastest_instructions,
+    find_host_library,
+)
 from trtspec.kernels.selftest import SelfTestCheck
 
 Bits = npt.NDArray[Any]
@@ -235,24 +242,53 @@ def _equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 log = logging.getLogger(__name__)
 
 
+WORTH_BYTES = 256 << 20  # numpy converts fewer before a compiler could help
+
+
 def choose_arithmetic(nbytes: int) -> Arithmetic:
-    """Return the implementation for a conversion of `nbytes`; may compile a library, once per user."""
-    library = host_library(nbytes)
+    """Return the compiled implementation if its library is in the cache; else numpy's, which a library replaces as soon
+    as it is compiled in the background, if a conversion of `nbytes` takes that long.
+    """
+    if found := _tested(find_host_library()):
+        log.info("converting weights with %s (%s)", found.library.path, found.instructions.name)
+        return found
+    return CompilingArithmetic() if nbytes >= WORTH_BYTES else NumpyArithmetic()
+
+
+class CompilingArithmetic:
+    """numpy's arithmetic, until a library is compiled in the background; `compiling` is that thread."""
+
+    def __init__(self) -> None:
+        self._now: Arithmetic = NumpyArithmetic()
+        self.compiling = Thread(target=self._compile, name="compile")
+        self.compiling.start()
+
+    def _compile(self) -> None:
+        self._now = _tested(compile_host_library()) or self._now
+
+    def count(self, bits: Bits, dtype: str) -> Counts:
+        return self._now.count(bits, dtype)
+
+    def cast(self, bits: Bits, source: str, target: str) -> Bits:
+        return self._now.cast(bits, source, target)
+
+    def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
+        return self._now.quantizer(dtype, scale)
+
+    def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, Floats, Counts]:
+        return self._now.quantize_rows(bits, dtype)
+
+
+def _tested(library: KernelLibrary | None) -> CompiledArithmetic | None:
+    """Return a library's arithmetic if it passes the self-test on this machine, which takes 10 ms."""
+    if library is None:
+        return None
     try:
-        found = _tested(library) if library else None
+        if all(check.ok for check in run_self_test(library)):
+            return CompiledArithmetic(library, fastest_instructions(library))
     except TrtspecError as error:
         log.info("converting weights with numpy: %s", error)
-        found = None
-    if found is None:
-        return NumpyArithmetic()
-    log.info("converting weights with %s (%s)", found.library.path, found.instructions.name)
-    return found
-
-
-def _tested(library: KernelLibrary) -> CompiledArithmetic | None:
-    """Return a library's arithmetic if it passes the self-test on this machine, which takes 10 ms."""
-    if all(check.ok for check in run_self_test(library)):
-        return CompiledArithmetic(library, fastest_instructions(library))
+        return None
     message = "%s failed its self-test on this machine; converting weights with numpy, which is slower"
     log.warning(message, library.path)
     return None

@@ -53,13 +53,18 @@ def plan_tasks(
     activations: Activations,
     existing: Prequantized | None,
 ) -> list[Task]:
-    """Return the tasks; tensors that are already quantized in the source (`existing`) are copied.
+    """Return the tasks in the order of their output; tensors that are already quantized in the source (`existing`) are
+    copied.
 
-    Also chooses the arithmetic, which may compile a library. Raises CheckpointError if an activation was not measured.
+    Scales that lie between the weights come first: files are hashed while they are written in sequence.
+
+    Also chooses the arithmetic. Raises CheckpointError if an activation was not measured.
     """
     arithmetic = choose_arithmetic(sum(tensor.nbytes for sources in matched.sources.values() for tensor in sources))
     planner = _Planner(plan, layouts, matched, activations, existing, arithmetic)
-    return [*planner.cast_tasks(), *planner.fp8_tasks(), planner.scale_task()]
+    order = {name: number for number, name in enumerate(plan.targets)}
+    tasks = sorted([*planner.cast_tasks(), *planner.fp8_tasks()], key=lambda task: order[task.name])
+    return [planner.scale_task(), *tasks]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of a conversion: through the page cache, or past it with O_DIRECT in aligned blocks.
 
-Small outputs go through the page cache, where the next reader finds them. Large outputs are gathered in blocks, hashed
-in memory and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
+Small outputs go through the page cache, where the next reader finds them. Large outputs are gathered in blocks and
+written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
 (benchmarks/experiments/log.md, 2026-11-25).
 
-A file is hashed from its beginning and the number of blocks is small. Therefore one task writes at a time, in file
-order, while other tasks read ahead until their first write. Bytes that cannot be hashed in order are read back once
-they are final.
+Each thread has its own writer with one block for each file, so no thread waits for another. Bytes are hashed by the
+thread that writes them.
 """
 
 from __future__ import annotations
@@ -15,74 +14,72 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Condition, Lock
 
 import numpy as np
 
-from trtspec.checkpoints.streaming_digest import StreamingDigests
-from trtspec.core.files import write_all
+from trtspec.checkpoints.safetensors import FileLayout
+from trtspec.core.files import reserve_space, write_all
+from trtspec.core.hashing import GrowingDigest, Segments
 
 CORES = os.cpu_count() or 1
+MOST_THREADS = 12  # each has some MB of buffers
 PAGE_BYTES = mmap.PAGESIZE
 BLOCKS_BYTES = 24 << 20  # of all blocks together
 MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES = 1 << 20, max(PAGE_BYTES, 16 << 10)
-BLOCKS_A_FILE = 4  # at least
 SMALL_BYTES = 32 << 10  # a smaller write that does not continue a block is written directly
 LEAST_BYTES = 256 << 20  # total output size from which O_DIRECT is used
-WRITERS = 4  # threads that write blocks to the disk
-LOOK_S = 0.1  # polling interval while no block is free
 
 
-@dataclass
-class WriteTask:
-    """A task that writes output; `left` is the number of pending steps until its bytes are in the file."""
+class RankFiles:
+    """The open files of a conversion's ranks and their digests; `threads` is the number of writers that pays off.
 
-    number: int
-    name: str
-    is_sound: bool = True
-    left: int = 1
+    A file that has its header and size keeps the bytes of an interrupted run.
+    """
 
+    def __init__(self, stack: ExitStack, paths: Sequence[Path], layouts: Sequence[FileLayout]) -> None:
+        self.paths = paths
+        self.files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
+        is_large = sum(layout.nbytes for layout in layouts) >= LEAST_BYTES
+        self.direct = _open_direct(stack, paths) if is_large else None
+        self.digests = [GrowingDigest(layout.nbytes) for layout in layouts]
+        for digest, layout in zip(self.digests, layouts, strict=True):
+            digest.add(0, memoryview(layout.header))
+        # more threads than cores, because some of them wait for the disk
+        self.threads = min(CORES + 1 if self.direct else 2 * CORES + 1, MOST_THREADS)
 
-Done = Callable[[WriteTask], None]
+    def writer(self, threads: int) -> RankWriter:
+        """Return the writer of one of `threads` threads."""
+        if self.direct is None:
+            return RankWriter(self)
+        return DirectWriter(self, self.direct, block_bytes(threads * len(self.files)))
 
-
-class TaskOutput(ABC):
-    """Destination of the tasks' bytes. Tasks are numbered in the order of their output. Thread-safe."""
-
-    tasks_at_once: int
-
-    @abstractmethod
-    def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
-        """Write bytes at `offset` of a file; the caller may reuse `data` afterwards."""
-
-    @abstractmethod
-    def end(self, task: WriteTask) -> None:
-        """Mark the task's output as complete."""
-
-    def fail(self, error: BaseException) -> None:  # noqa: B027
-        """Make all waiting calls raise `error`, unless an earlier error is set."""
-
-    def flush(self) -> None:  # noqa: B027
-        """Return once all bytes are in the files; raise the first error."""
+    def segments(self) -> dict[str, Segments]:
+        """Return the segments of the complete files by name."""
+        finished = zip(self.paths, self.files, self.digests, strict=True)
+        return {path.name: digest.finish(file, path) for path, file, digest in finished}
 
 
-@contextmanager
-def open_output(
-    paths: Sequence[Path], files: Sequence[int], nbytes: int, growing: StreamingDigests, done: Done
-) -> Iterator[TaskOutput]:
-    """Yield an output for `nbytes` to files; it calls `done` for each task whose bytes are in the files."""
-    with ExitStack() as stack:
-        direct = _open_direct(stack, paths) if nbytes >= LEAST_BYTES else None
-        if direct is None:
-            yield CachedWriter(files, growing, done)
-        else:
-            yield stack.enter_context(DirectWriter(files, direct, growing, done))
+def is_laid_out(path: Path, layout: FileLayout) -> bool:
+    """Return whether a file has its header and its size."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size == layout.nbytes and file.read(len(layout.header)) == layout.header
+    except FileNotFoundError:
+        return False
+
+
+def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
+    laid_out = is_laid_out(path, layout)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    stack.callback(os.close, descriptor)
+    if not laid_out:
+        os.ftruncate(descriptor, 0)
+        reserve_space(descriptor, layout.nbytes)
+        write_all(descriptor, layout.header, 0)
+    return descriptor
 
 
 def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
@@ -97,37 +94,37 @@ def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
     return direct
 
 
-class CachedWriter(TaskOutput):
-    """Writes immediately through the page cache, from any number of threads."""
+class RankWriter:
+    """The writer of one thread, which hashes bytes and writes them through the page cache."""
 
-    tasks_at_once = 2 * CORES + 1  # more than cores, because most of them wait for the disk
+    def __init__(self, output: RankFiles) -> None:
+        self._files, self._digests = output.files, output.digests
 
-    def __init__(self, files: Sequence[int], growing: StreamingDigests, done: Done) -> None:
-        self._files, self._growing, self._done = files, growing, done
+    def put(self, file: int, offset: int, data: memoryview) -> None:
+        """Write bytes at `offset` of a file; the caller may reuse `data` afterwards."""
+        self._digests[file].add(offset, data)
+        self._write(file, offset, data)
 
-    def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
-        self._growing.written(file, offset)
+    def flush(self) -> None:
+        """Return once all bytes are in the files."""
+
+    def _write(self, file: int, offset: int, data: memoryview) -> None:
         write_all(self._files[file], data, offset)
 
-    def end(self, task: WriteTask) -> None:
-        self._done(task)
 
-
-@dataclass(eq=False)
 class _Block:
-    """Bytes `begin` to `end` of a file, in memory whose first byte is at `base`. `uses` counts disk and hash."""
+    """Bytes `begin` to `end` of a file in aligned memory, whose first byte is at the offset `base`."""
 
-    file: int
-    base: int
-    begin: int
-    end: int
-    memory: memoryview
-    tasks: list[WriteTask] = field(default_factory=list)
-    uses: int = 2
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self.base = self.begin = self.end = 0
 
     @property
     def is_full(self) -> bool:
         return self.end == self.base + len(self.memory)
+
+    def start(self, offset: int) -> None:
+        self.base, self.begin, self.end = offset - offset % len(self.memory), offset, offset
 
     def part(self, begin: int, end: int) -> memoryview:
         return self.memory[begin - self.base : end - self.base]
@@ -141,149 +138,38 @@ class _Block:
         return count
 
 
-class DirectWriter(TaskOutput):
-    """Gathers the output of one task after the other in blocks. `_open` maps (file, end) to blocks, oldest first."""
+class DirectWriter(RankWriter):
+    """Gathers bytes in one block for each file and writes it with O_DIRECT."""
 
-    tasks_at_once = CORES  # one writes while the others search their maxima
-
-    def __init__(self, files: Sequence[int], direct: Sequence[int], growing: StreamingDigests, done: Done) -> None:
-        self._files, self._direct, self._growing, self._done = files, direct, growing, done
-        self._block_bytes = block_bytes(len(files))
-        self._memory = memoryview(mmap.mmap(-1, BLOCKS_BYTES))
-        begins = range(0, BLOCKS_BYTES - self._block_bytes + 1, self._block_bytes)
-        self._free = [self._memory[begin : begin + self._block_bytes] for begin in begins]
-        self._open: dict[tuple[int, int], _Block] = {}
-        self._changed, self._counting = Condition(), Lock()
-        self._in_flight = 0
-        self._turn, self._ended = 0, set[int]()
-        self._failure: BaseException | None = None
-        self._writers = ThreadPoolExecutor(WRITERS, "write")
-
-    def __enter__(self) -> DirectWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writers.shutdown()
-
-    def put(self, task: WriteTask, file: int, offset: int, data: memoryview) -> None:
-        """Append to the block that ends at `offset`, or open one there, once it is the task's turn."""
-        self._await_turn(task)
-        self._growing.written(file, offset)
-        while data.nbytes:
-            block = self._open.pop((file, offset), None)
-            if block is None:
-                if data.nbytes < SMALL_BYTES:
-                    self._put_small(file, offset, data)
-                    return
-                base = offset - offset % self._block_bytes
-                block = _Block(file, base, offset, offset, self._free_memory())
-            taken = block.take(data)
-            data, offset = data[taken:], offset + taken
-            if not block.tasks or block.tasks[-1] is not task:
-                block.tasks.append(task)
-                self._count(task, 1)
-            if block.is_full:
-                self._hand_on(block)
-            else:
-                self._open[file, offset] = block
-
-    def end(self, task: WriteTask) -> None:
-        """Let the next task write; blocks stay open because it may continue them."""
-        with self._changed:
-            self._ended.add(task.number)
-            while self._turn in self._ended:
-                self._ended.remove(self._turn)
-                self._turn += 1
-            self._changed.notify_all()
-        self._count(task, -1)
-
-    def fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+    def __init__(self, output: RankFiles, direct: Sequence[int], nbytes: int) -> None:
+        super().__init__(output)
+        self._direct = direct
+        memory = memoryview(mmap.mmap(-1, nbytes * len(direct)))
+        self._blocks = [_Block(memory[begin : begin + nbytes]) for begin in range(0, len(memory), nbytes)]
 
     def flush(self) -> None:
-        """Write the open blocks and wait for the disk."""
-        for place in list(self._open):
-            self._hand_on(self._open.pop(place))
-        with self._changed:  # unbounded: waits for the disk
-            self._changed.wait_for(lambda: not self._in_flight)
-            self._raise_failure()
+        for file in range(len(self._blocks)):
+            self._write_block(file)
 
-    def _await_turn(self, task: WriteTask) -> None:
-        with self._changed:  # unbounded: earlier tasks end, or one fails
-            self._changed.wait_for(lambda: self._turn == task.number or self._failure)
-            self._raise_failure()
+    def _write(self, file: int, offset: int, data: memoryview) -> None:
+        block = self._blocks[file]
+        if offset != block.end:
+            if data.nbytes < SMALL_BYTES:
+                super()._write(file, offset, data)
+                return
+            self._write_block(file)
+            block.start(offset)
+        while data.nbytes:
+            data = data[block.take(data) :]
+            if block.is_full:
+                self._write_block(file)
 
-    def _raise_failure(self) -> None:
-        if self._failure:
-            raise self._failure
-
-    def _put_small(self, file: int, offset: int, data: memoryview) -> None:
-        write_all(self._files[file], data, offset)
-        self._growing.offer(file, offset, memoryview(bytearray(data)), None)
-
-    def _free_memory(self) -> memoryview:
-        """Return the memory of a free block; wait until there is one."""
-        while True:
-            with self._changed:
-                self._raise_failure()
-                if self._free:
-                    return self._free.pop()
-                was_idle = not self._in_flight
-            if not (was_idle and self._resolve_stall()):
-                self._growing.raise_error()
-                self._wait_for_memory(was_idle)
-
-    def _wait_for_memory(self, was_idle: bool) -> None:
-        """Return when a block may be free or the disk is idle."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._free or self._failure or not (was_idle or self._in_flight), timeout=LOOK_S
-            )
-
-    def _resolve_stall(self) -> bool:
-        """Resolve a stall in which all writes are done and no block is free: the hashes wait for missing bytes or for
-        an open block.
-
-        Return whether there was a stall; if not, the hashes are only behind and will free their blocks.
-        """
-        for file, hashed in self._growing.stalled_files():
-            for place, block in self._open.items():
-                if (block.file, block.begin) == (file, hashed):
-                    self._hand_on(self._open.pop(place))
-                    return True
-            self._growing.drop_block(file)
-            return True
-        if len(self._open) * self._block_bytes < BLOCKS_BYTES:
-            return False
-        self._hand_on(self._open.pop(next(iter(self._open))))
-        return True
-
-    def _hand_on(self, block: _Block) -> None:
-        with self._changed:
-            self._in_flight += 1
-        self._growing.offer(block.file, block.begin, block.part(block.begin, block.end), lambda: self._release(block))
-        self._writers.submit(self._write, block)
-
-    def _write(self, block: _Block) -> None:
-        try:
-            self._write_block(block)
-            for task in block.tasks:
-                self._count(task, -1)
-        except BaseException as error:
-            self.fail(error)
-        finally:
-            with self._changed:
-                self._in_flight -= 1
-                self._changed.notify_all()
-            self._release(block)
-
-    def _write_block(self, block: _Block) -> None:
+    def _write_block(self, file: int) -> None:
         """Write whole pages with O_DIRECT, and partial pages at both ends through the page cache."""
+        block = self._blocks[file]
         first, last = -(-block.begin // PAGE_BYTES) * PAGE_BYTES, block.end // PAGE_BYTES * PAGE_BYTES
         first, last = (first, last) if first < last else (block.end, block.end)
-        cached, direct = self._files[block.file], self._direct[block.file]
+        cached, direct = self._files[file], self._direct[file]
         write_all(cached, block.part(block.begin, first), block.begin)
         write_all(cached, block.part(last, block.end), last)
         try:
@@ -292,23 +178,10 @@ class DirectWriter(TaskOutput):
             if error.errno != errno.EINVAL:  # a device with larger pages
                 raise
             write_all(cached, block.part(first, last), first)
-
-    def _release(self, block: _Block) -> None:
-        with self._changed:
-            block.uses -= 1
-            if not block.uses:
-                self._free.append(block.memory)
-                self._changed.notify_all()
-
-    def _count(self, task: WriteTask, more: int) -> None:
-        with self._counting:
-            task.left += more
-            is_done = not task.left
-        if is_done:
-            self._done(task)
+        block.start(block.end)
 
 
-def block_bytes(files: int) -> int:
-    """Return the block size, so that each of `files` files has a few blocks."""
-    fair = BLOCKS_BYTES // (BLOCKS_A_FILE * files)
-    return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, 1 << fair.bit_length() - 1))
+def block_bytes(blocks: int) -> int:
+    """Return the size of each of this many blocks."""
+    fair = BLOCKS_BYTES // blocks
+    return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, 1 << max(0, fair.bit_length() - 1)))

@@ -48,7 +48,7 @@ class Cast:
         """Encode the tensors; report values that are not finite or that overflow `dtype` as flaws."""
         for transfer in self.transfers:
             source, census = transfer.source, ValueStats(transfer.source, self.arithmetic)
-            for first, bits in worker.chunks(source, parts=transfer.parts):
+            for first, bits in worker.chunks(source):
                 census.add(bits)
                 encoded = self._encode(bits, source.dtype)
                 if source.dtype != self.dtype == "F16" or source.dtype == "F32":
@@ -70,7 +70,7 @@ class Copy:
 
     def run(self, worker: TransferWorker) -> None:
         for transfer in self.transfers:
-            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+            for first, bits in worker.chunks(transfer.source):
                 worker.write(transfer.destinations, first, bits)
 
 
@@ -113,7 +113,7 @@ class ScaleSlot:
 
 
 def put_scale(worker: TransferWorker, slots: tuple[ScaleSlot, ...], value: np.float32) -> None:
-    """Write a scale. Scales precede their weights: they are stored between them, and files are hashed as they grow."""
+    """Write a scale, before its weights: it lies between them, and files are hashed as far as they come in sequence."""
     for slot in slots:
         worker.put(slot.rank, slot.offset, np.array([value], np.float32))
 
@@ -139,7 +139,7 @@ class QuantizeTensors:
             put_scale(worker, group.scales, scale)
             for transfer in group.transfers:
                 quantize = self.arithmetic.quantizer(transfer.source.dtype, scale)
-                for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+                for first, bits in worker.chunks(transfer.source):
                     worker.write(transfer.destinations, first, quantize(bits))
 
     def _amax(self, worker: TransferWorker, source: TensorInfo) -> np.float32:
@@ -164,7 +164,7 @@ class QuantizeRows:
         for transfer, scales in zip(self.transfers, self.scales, strict=True):
             census = ValueStats(transfer.source, self.arithmetic)
             all_scales = np.empty((transfer.num_rows, 1), np.float32)
-            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+            for first, bits in worker.chunks(transfer.source):
                 encoded, by_row, counts = self.arithmetic.quantize_rows(bits, transfer.source.dtype)
                 census.take(counts)
                 worker.write(transfer.destinations, first, encoded)
@@ -212,7 +212,7 @@ class CopyRows:
         for transfer in self.transfers:
             _move(worker, transfer)
         for transfer in self.scales:
-            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
+            for first, bits in worker.chunks(transfer.source):
                 scales = to_floats(bits, transfer.source.dtype)
                 _check(worker, transfer.source, scales)
                 worker.write(transfer.destinations, first, scales)
@@ -262,7 +262,7 @@ def _check(worker: TransferWorker, source: TensorInfo, scales: Floats) -> bool:
 def _move(worker: TransferWorker, transfer: Transfer, table: Bits | None = None) -> None:
     """Write a tensor's patterns, mapped by `table` if given."""
     source, nans = transfer.source, 0
-    for first, bits in worker.chunks(source, parts=transfer.parts):
+    for first, bits in worker.chunks(source):
         nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))
         worker.write(transfer.destinations, first, bits if table is None else np.take(table, bits))
     if nans and not worker.flaws.allow_nonfinite:

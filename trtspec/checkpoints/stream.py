@@ -6,8 +6,8 @@ writes each chunk to all ranks that need it. Memory is a few chunks per thread, 
 defines the tasks and their `Encoding`, which maps chunks of rows to encoded rows.
 
 A journal records the tasks whose bytes are on the disk; a second run with the same tasks and directory continues with
-the others. The output does not depend on threads or interruptions: each byte has one position and one writer. Tasks run
-in the order of their output, so that files are hashed while they grow (streaming_digest.py).
+the others. The output does not depend on threads or interruptions: each byte has one position and one writer. Threads
+write and hash independently (direct_io.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -28,23 +27,24 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.checkpoints.direct_io import TaskOutput, WriteTask, open_output
+from trtspec.checkpoints.direct_io import RankFiles, RankWriter, is_laid_out
 from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
-from trtspec.checkpoints.streaming_digest import StreamingDigests, write_positions
 from trtspec.core.errors import CheckpointError
-from trtspec.core.files import failpoint, reserve_space, write_all
+from trtspec.core.files import failpoint
+from trtspec.core.hashing import Segments
 
+JOURNAL = "trtspec.journal/2"
 COMMIT_EVERY_S = 0.5
 
 
 class ConversionJournal:
     """The names of finished tasks, one per line; without a path nothing is stored.
 
-    The first line is `stamp`, which identifies the sources; a journal with another stamp is discarded. A name is
-    written only after the task's bytes are on the disk. A thread syncs twice a second for all tasks that finished since
-    the last sync, and continuously if a sync takes longer. A power failure costs about a second of work and never
-    corrupts the output. After a disk error nothing more is recorded, and `finish` and the exit raise it, because
-    operating systems report a write error only once.
+    The first line has the format and `stamp`, which identifies the sources; a journal with another one is discarded. A
+    name is written only after the task's bytes are on the disk. A thread syncs twice a second for all tasks that
+    finished since the last sync, and continuously if a sync takes longer. A power failure costs about a second of work
+    and never corrupts the output. After a disk error nothing more is recorded, and `finish` and the exit raise it,
+    because operating systems report a write error only once.
     """
 
     def __init__(self, path: Path | None, files: Sequence[int], stamp: str = "") -> None:
@@ -100,19 +100,18 @@ class ConversionJournal:
 
 def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
     """Return the finished tasks of a journal, and remove an incomplete last line."""
+    head = f"{JOURNAL} {stamp}"
     whole, newline, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
     first, *names = whole.decode(errors="replace").split("\n")
-    if not newline or first != stamp:
-        path.write_text(f"{stamp}\n")
+    if not newline or first != head:
+        path.write_text(f"{head}\n")
         return frozenset()
     os.truncate(path, len(whole) + 1)
     return frozenset(names)
 
 
 CHUNK_BYTES = 2 << 20
-MOST_THREADS = 12  # each has some MB of buffers
 MOST_ROW_BYTES = 16 << 20
-MOST_PARTS = 16  # of a tensor, read in turns
 SHOWN_FLAWS = 12
 # Tensors are moved as unsigned integers, because numpy has neither bfloat16 nor float8.
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -147,12 +146,6 @@ class Transfer:
     @property
     def num_rows(self) -> int:
         return _matrix(self.source.shape)[0]
-
-    @property
-    def parts(self) -> list[range]:
-        """Return all rows, divided at the first row of each rank."""
-        ends = {end for place in self.destinations for end in (place.rows.start, place.rows.stop)}
-        return [range(*pair) for pair in pairwise(sorted({0, self.num_rows, *ends}))]
 
 
 class Encoding(Protocol):
@@ -197,28 +190,23 @@ class ConversionIssues:
 class TransferWorker:
     """State of one thread: a read buffer, the output, the flaws and the progress."""
 
-    def __init__(
-        self, output: TaskOutput, flaws: ConversionIssues, on_bytes: Callable[[int], None], *, keep: bool
-    ) -> None:
+    def __init__(self, output: RankWriter, flaws: ConversionIssues, on_bytes: Callable[[int], None]) -> None:
         self.flaws = flaws
-        self._output, self._on_bytes, self._keep = output, on_bytes, keep
+        self._output, self._on_bytes = output, on_bytes
         self._buffer = bytearray(CHUNK_BYTES)
 
-    def run(self, task: Task, number: int) -> None:
-        """Run a task; it is not sound if it adds a flaw."""
-        self._writing, before = WriteTask(number, task.name), self.flaws.count
+    def run(self, task: Task) -> bool:
+        """Run a task until its bytes are in the files; return False if it added a flaw."""
+        before = self.flaws.count
         task.encoding.run(self)
-        self._writing.is_sound = self.flaws.count == before
-        self._output.end(self._writing)
+        self._output.flush()
+        return self.flaws.count == before
 
-    def chunks(
-        self, source: TensorInfo, *, last: bool = True, parts: Sequence[range] = ()
-    ) -> Iterator[tuple[int, Rows]]:
+    def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
         """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a reused buffer.
 
         A one-dimensional tensor has columns of one item. Only the `last` pass over a tensor counts as progress; its
-        pages are dropped afterwards. Large `parts` are read in turns, so that the files of several ranks grow, and are
-        hashed, in parallel.
+        pages are dropped afterwards.
         """
         item = ITEM_BYTES[source.dtype]
         rows, columns = _matrix(source.shape)
@@ -231,17 +219,16 @@ class TransferWorker:
         if row_bytes > len(self._buffer):
             self._buffer = bytearray(row_bytes)
         step = max(1, len(self._buffer) // row_bytes) if row_bytes else max(1, rows)
-        with ExitStack() as stack:
-            parts = parts if _are_large(parts, step) else [range(rows)]
-            files = [stack.enter_context(source.file.open("rb", buffering=0)) for _ in parts]
-            for number, begin, end in _turns(parts, step):
+        with source.file.open("rb", buffering=0) as file:
+            for begin in range(0, rows, step):
+                end = min(begin + step, rows)
                 view = memoryview(self._buffer)[: (end - begin) * row_bytes]
-                _read_exactly(files[number].fileno(), view, source, begin * row_bytes)
+                _read_exactly(file.fileno(), view, source, begin * row_bytes)
                 yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
                 if last:
                     self._on_bytes(len(view))
-            if last and not self._keep:  # reuses the pages: allocating new ones took half of the time
-                os.posix_fadvise(files[0].fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
+            if last:  # reuses the pages: allocating new ones took half of the time
+                os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
         """Write encoded rows [count, columns] to every destination; `first` is the source row of the first one."""
@@ -254,20 +241,7 @@ class TransferWorker:
 
     def put(self, rank: int, offset: int, values: Rows) -> None:
         """Write an array's bytes at `offset` of a rank's file."""
-        self._output.put(self._writing, rank, offset, memoryview(values.data).cast("B"))
-
-
-def _are_large(parts: Sequence[range], step: int) -> bool:
-    return 1 < len(parts) <= MOST_PARTS and all(len(part) >= step for part in parts)
-
-
-def _turns(parts: Sequence[range], step: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (part number, first row, end row), at most `step` rows of each part in turns."""
-    for done in range(0, max(map(len, parts)), step):
-        for number, part in enumerate(parts):
-            if done < len(part):
-                begin = part.start + done
-                yield number, begin, min(begin + step, part.stop)
+        self._output.put(rank, offset, memoryview(values.data).cast("B"))
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -284,6 +258,36 @@ def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, positio
         filled += got
 
 
+class TaskQueue:
+    """Tasks for several threads: each begins with its own part of the sequence, of about equally many bytes.
+
+    A thread that has finished its part takes half of the largest rest. Tasks in the order of their output are therefore
+    written, and hashed, mostly in sequence.
+    """
+
+    def __init__(self, tasks: Sequence[Task], threads: int) -> None:
+        self._lock, self._parts = threading.Lock(), [list[Task]() for _ in range(threads)]
+        done, total = 0, max(1, sum(task.nbytes for task in tasks))
+        for task in tasks:
+            self._parts[min(threads - 1, done * threads // total)].append(task)
+            done += task.nbytes
+
+    def take(self, thread: int) -> Task | None:
+        """Return the next task of a thread, None once all are taken."""
+        with self._lock:
+            if not self._parts[thread]:
+                longest = max(self._parts, key=lambda part: sum(task.nbytes for task in part))
+                half = len(longest) // 2
+                self._parts[thread], longest[half:] = longest[half:], []
+            return self._parts[thread].pop(0) if self._parts[thread] else None
+
+    def clear(self) -> None:
+        """Take all tasks away."""
+        with self._lock:
+            for part in self._parts:
+                part.clear()
+
+
 def run_tasks(
     out: Path,
     layouts: Sequence[FileLayout],
@@ -291,20 +295,18 @@ def run_tasks(
     *,
     flaws: ConversionIssues,
     on_bytes: Callable[[int], None],
-    on_resumed: Callable[[int], None],
     journal: Path | None = None,
     stamp: str = "",
     threads: int | None = None,
-    keep_cached: bool = False,
-) -> dict[str, str]:
+) -> dict[str, Segments]:
     """Fill `out`/rank{r}.safetensors, continuing an earlier run with the same tasks and `journal`.
 
-    Returns the SHA-256 of each file, by file name, except files whose hashing was impossible.
+    Returns the segments of each file, by file name. Files are hashed mostly while they are written if the tasks are in
+    the order of their output; any other order gives the same result.
 
     Without a journal, or with a different `stamp` of the sources, nothing is resumed. `on_bytes` receives the source
-    bytes since the last call, from one thread at a time, and `on_resumed` the source bytes of tasks finished in an
-    earlier run. With `keep_cached`, sources stay in the page cache for other readers. Raises CheckpointError if source
-    values cannot be converted; the files are complete only if it returns.
+    bytes since the last call, from one thread at a time, and at first those of tasks finished in an earlier run. Raises
+    CheckpointError if source values cannot be converted; the files are complete only if it returns.
     """
     lock = threading.Lock()
 
@@ -314,81 +316,30 @@ def run_tasks(
 
     with ExitStack() as stack:
         paths = [out / f"rank{rank}.safetensors" for rank in range(len(layouts))]
-        if journal and not all(map(_is_laid_out, paths, layouts)):
+        if journal and not all(map(is_laid_out, paths, layouts)):
             journal.unlink(missing_ok=True)
-        files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
-        notes = stack.enter_context(ConversionJournal(journal, files, stamp))
-        writes = {
-            task.name: sorted(set(write_positions(task.encoding))) for task in tasks if task.name not in notes.done
-        }
-        todo = sorted((task for task in tasks if task.name in writes), key=lambda task: writes[task.name][:1])
-        on_resumed(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
-        growing = stack.enter_context(StreamingDigests(files, layouts, writes))
+        output = RankFiles(stack, paths, layouts)
+        notes = stack.enter_context(ConversionJournal(journal, output.files, stamp))
+        todo = [task for task in tasks if task.name not in notes.done]
+        advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
+        threads = threads or output.threads
+        queue = TaskQueue(todo, threads)
 
-        def done(task: WriteTask) -> None:
-            growing.finish(task.name)
-            if task.is_sound:  # else it must run again, to report its flaws again
-                notes.finish(task.name)
+        def work(thread: int) -> None:
+            worker = TransferWorker(output.writer(threads), flaws, advance)
+            try:
+                while task := queue.take(thread):
+                    if worker.run(task):  # else it must run again, to report its flaws again
+                        notes.finish(task.name)
+            except BaseException:
+                queue.clear()
+                raise
 
-        nbytes = sum(layout.nbytes for layout in layouts)
-        output = stack.enter_context(open_output(paths, files, nbytes, growing, done))
-        threads = threads or min(output.tasks_at_once, MOST_THREADS)
-        _run_all(todo, threads, lambda: TransferWorker(output, flaws, advance, keep=keep_cached), output, growing)
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for each in [pool.submit(work, thread) for thread in range(threads)]:
+                    each.result()
+            finally:
+                queue.clear()  # also after an interrupt
         flaws.raise_if_any()
-        found = zip(paths, growing.digests(), strict=True)
-        return {path.name: digest for path, digest in found if digest}
-
-
-def _is_laid_out(path: Path, layout: FileLayout) -> bool:
-    try:
-        with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_size == layout.nbytes and file.read(len(layout.header)) == layout.header
-    except FileNotFoundError:
-        return False
-
-
-def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
-    """Return a descriptor of a file with its header and size; the bytes of an interrupted run are kept."""
-    laid_out = _is_laid_out(path, layout)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    stack.callback(os.close, descriptor)
-    if not laid_out:
-        os.ftruncate(descriptor, 0)  # padding is never written: truncation makes it zero
-        reserve_space(descriptor, layout.nbytes)
-        write_all(descriptor, layout.header, 0)
-    return descriptor
-
-
-def _run_all(
-    tasks: Sequence[Task],
-    threads: int,
-    make_worker: Callable[[], TransferWorker],
-    output: TaskOutput,
-    growing: StreamingDigests,
-) -> None:
-    local, stop = threading.local(), threading.Event()
-
-    def work(number: int, task: Task) -> None:
-        growing.wait_for_hashing()
-        if stop.is_set():
-            return
-        if not hasattr(local, "worker"):
-            local.worker = make_worker()
-        try:
-            local.worker.run(task, number)
-        except BaseException as error:
-            stop.set()
-            output.fail(error)
-            raise
-
-    with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(work, number, task) for number, task in enumerate(tasks)]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException as error:
-            output.fail(error)
-            raise
-        finally:
-            stop.set()
-    output.flush()
+        return output.segments()

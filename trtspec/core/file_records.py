@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from trtspec.core.hashing import Segments, combine_segments, segment_ranges
 
 MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # limits of Linux file systems, less a margin for the parent directory
 
@@ -27,13 +29,35 @@ def _quote_path(path: str) -> str:
 
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Blake3 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+SHOWN_SEGMENTS = 3
 
 
 class FileRecord(BaseModel):
-    """Size and digest of a file when it was written; `path` is relative to the recorded directory."""
+    """Size and segments (core/hashing.py) of a file when it was written; `path` is relative to its directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, AfterValidator(_relative)]
     size: Annotated[int, Field(ge=0)]
-    sha256: Sha256
+    segments: tuple[Blake3, ...]
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> FileRecord:
+        if len(self.segments) != (count := len(segment_ranges(self.size))):
+            raise ValueError(f"{len(self.segments)} segments are recorded; a file of {self.size:,} bytes has {count}")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the whole file."""
+        return combine_segments(self.segments, self.size)
+
+    def difference(self, segments: Segments) -> str | None:
+        """Return the byte ranges of the segments that differ in a file of this size, or None."""
+        ranges = zip(segment_ranges(self.size), self.segments, segments, strict=True)
+        differing = [f"{begin:,} to {end - 1:,}" for (begin, end), recorded, found in ranges if found != recorded]
+        if not differing:
+            return None
+        more = f" and {len(differing) - SHOWN_SEGMENTS:,} more segments" if len(differing) > SHOWN_SEGMENTS else ""
+        return f"bytes {', '.join(differing[:SHOWN_SEGMENTS])}{more} differ"

@@ -47,8 +47,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-UNREAD = "unread"  # in place of the SHA-256 of a file that has not been read
-AbsentFile = tuple[str, int, int]  # SHA-256 or UNREAD, bytes and mtime in ns of an absent file
+UNREAD = "unread"  # in place of the digest of a file that has not been read
+AbsentFile = tuple[str, int, int]  # digest or UNREAD, bytes and mtime in ns of an absent file
 
 
 class UnreadableFile(OSError):

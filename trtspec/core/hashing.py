@@ -1,332 +1,183 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SHA-256 of whole files, read in pieces, for builds, verification, publishing and the store.
+"""Digests of files: BLAKE3 over segments for trtspec's own documents, SHA-256 where others define the digest.
 
-SHA-256 is sequential: one file is hashed on one core. Reading and hashing release the GIL, so several files are hashed
-in parallel, next to other I/O. With a multi-buffer implementation (`set_hash_backend`), one thread hashes several files
-in little more than the time of one.
+A file is divided into segments of SEGMENT_BYTES; the last one is shorter, and an empty file has none. Documents record
+the BLAKE3 digest of each segment. The digest of a file is the BLAKE3 of its segments' raw digests, in order, followed
+by its length in bytes as 8 bytes, little-endian.
+
+Segments are independent. Any thread hashes any segment, one large file uses all cores, and a changed byte is located by
+its segment. Reading and hashing release the GIL.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from operator import attrgetter
+from itertools import islice
 from pathlib import Path
-from threading import Condition
-from typing import Any, Protocol
+from threading import Lock
+
+from blake3 import blake3
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import map_in_threads, open_regular, write_all
 
 PIECE_BYTES = 1 << 20
-MIN_SHARED_BYTES = 64 << 10  # smaller pieces are not combined with others
-RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-NOT_READY = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; RWF_NOWAIT unsupported
+SEGMENT_BYTES = 64 << 20
+MOST_EARLY_BYTES = 512 << 10  # kept in memory for each segment
 
 OnBytes = Callable[[int], None]
-OnFound = Callable[[int, str], None]  # index of the file, its digest
+Segments = tuple[str, ...]  # the BLAKE3 digest of each segment, in hex
 
 
-class Digest(Protocol):
-    """An incremental digest, as of hashlib."""
-
-    def hexdigest(self) -> str:
-        """Return the digest of the bytes hashed so far."""
+def combine_segments(segments: Segments, nbytes: int) -> str:
+    """Return the digest of a file of `nbytes` bytes from those of its segments."""
+    return blake3(b"".join(map(bytes.fromhex, segments)) + nbytes.to_bytes(8, "little")).hexdigest()
 
 
-class HashBackend(Protocol):
-    """A hash implementation that updates up to `most` digests together; thread-safe."""
-
-    most: int
-
-    def begin(self) -> Any:
-        """Return a new digest, to be updated by this implementation only."""
-
-    def grow(self, grown: Sequence[tuple[Any, memoryview]]) -> None:
-        """Update all the digests with one more piece each; the pieces must be in writable memory."""
+def segment_ranges(nbytes: int) -> list[tuple[int, int]]:
+    """Return the first byte and the end of each segment of a file."""
+    return [(begin, min(begin + SEGMENT_BYTES, nbytes)) for begin in range(0, nbytes, SEGMENT_BYTES)]
 
 
-class HashlibBackend:
-    """The implementation of the standard library."""
-
-    most = 1
-
-    def begin(self) -> Any:
-        """Return a digest of hashlib."""
-        return hashlib.sha256()
-
-    def grow(self, grown: Sequence[tuple[Any, memoryview]]) -> None:
-        """Update the digests one after another."""
-        for digest, data in grown:
-            digest.update(data)
+def file_digests(paths: Sequence[Path], on_bytes: OnBytes | None = None) -> list[str]:
+    """Return the digest of each file; see `file_segments`."""
+    return [
+        combine_segments(segments, path.stat().st_size)
+        for path, segments in zip(paths, file_segments(paths, on_bytes), strict=True)
+    ]
 
 
-_used: list[HashBackend] = [HashlibBackend()]
+def file_segments(paths: Sequence[Path], on_bytes: OnBytes | None = None, threads: int | None = None) -> list[Segments]:
+    """Return the segments of each file, hashed by `threads` (default: all cores).
+
+    `on_bytes` receives the size of each piece read, from all threads. Raises TrtspecError if a file's size changes.
+    """
+    ranges = [segment_ranges(_size(path)) for path in paths]
+    parts = [(path, *each) for path, segments in zip(paths, ranges, strict=True) for each in segments]
+    digests = iter(map_in_threads(lambda part: _hash_part(*part, on_bytes), parts, threads))
+    found = [tuple(islice(digests, len(segments))) for segments in ranges]
+    for path, segments in zip(paths, ranges, strict=True):
+        nbytes = segments[-1][1] if segments else 0
+        if (size := _size(path)) != nbytes:
+            raise _changed(path, nbytes, size)
+    return found
 
 
-def set_hash_backend(code: HashBackend) -> None:
-    """Use another implementation in this process; it must compute the same digests."""
-    _used[0] = code
+def _size(path: Path) -> int:
+    with open_regular(path) as file:
+        return os.fstat(file.fileno()).st_size
 
 
-def hash_backend() -> HashBackend:
-    """Return the hash implementation of this process."""
-    return _used[0]
+def _hash_part(path: Path, begin: int, end: int, on_bytes: OnBytes | None) -> str:
+    digest, position = blake3(), begin
+    with open_regular(path) as file:
+        for piece in read_chunks(file.fileno(), begin, end):
+            digest.update(piece)
+            position += len(piece)
+            if on_bytes:
+                on_bytes(len(piece))
+    if position < end:
+        raise _changed(path, position, end)
+    return digest.hexdigest()
 
 
-def background_thread_count(files: int) -> int:
-    """Return the number of threads that hash `files` files in the background: at most one file per core."""
-    return max(1, min(files, -(-(os.cpu_count() or 1) // hash_backend().most)))
+def _changed(path: Path, read: int, size: int) -> TrtspecError:
+    message = f"{read:,} of its {size:,} bytes were read; the file changed while it was being read"
+    return TrtspecError(message, where=str(path), hint="wait until the program that writes it has ended")
+
+
+class GrowingDigest:
+    """The segments of a file that is being written by any number of threads, in any order, each byte once.
+
+    A segment is hashed in the writing threads as far as its bytes come in sequence. Short pieces that come early wait
+    in memory; `finish` reads all other bytes back from the file.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._segments = [_Segment(*each) for each in segment_ranges(nbytes)]
+
+    def add(self, offset: int, data: memoryview) -> None:
+        """Hash bytes that are written at `offset`."""
+        while data.nbytes:
+            segment = self._segments[offset // SEGMENT_BYTES]
+            part = data[: segment.end - offset]
+            segment.add(offset, part)
+            offset, data = offset + part.nbytes, data[part.nbytes :]
+
+    def finish(self, descriptor: int, path: Path) -> Segments:
+        """Return the segments of the complete file, open at `path`; raise TrtspecError if it is shorter."""
+        return tuple(map_in_threads(lambda segment: segment.finish(descriptor, path), self._segments))
+
+
+class _Segment:
+    """Bytes `position` to `end` of a segment are not hashed yet; `_early` are pieces behind a gap, by offset."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.position, self.end = begin, end
+        self._digest, self._early, self._lock = blake3(), dict[int, bytes](), Lock()
+
+    def add(self, offset: int, data: memoryview) -> None:
+        with self._lock:
+            if offset != self.position:
+                if sum(map(len, self._early.values())) + data.nbytes <= MOST_EARLY_BYTES:
+                    self._early[offset] = bytes(data)
+                return
+            self._update(data)
+            while early := self._early.pop(self.position, None):
+                self._update(memoryview(early))
+
+    def finish(self, descriptor: int, path: Path) -> str:
+        for piece in read_chunks(descriptor, self.position, self.end):
+            self._update(piece)
+        if self.position < self.end:
+            raise _changed(path, self.position, self.end)
+        return self._digest.hexdigest()
+
+    def _update(self, data: memoryview) -> None:
+        self._digest.update(data)
+        self.position += data.nbytes
 
 
 def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
     """Return the SHA-256 of a file; `on_bytes` receives the size of each piece read."""
-    return files_sha256([path], on_bytes)[0]
-
-
-def files_sha256(paths: Sequence[Path], on_bytes: OnBytes | None = None, threads: int | None = None) -> list[str]:
-    """Return the SHA-256 of each file, using `threads` (default: all cores); `on_bytes` receives the sizes read."""
-    return ParallelFileHasher(paths, on_bytes).digests(threads or os.cpu_count() or 1)
-
-
-def update_digests(code: HashBackend, grown: Sequence[tuple[Any, memoryview]], most: int) -> None:
-    """Update digests, together with pieces that a running `ParallelFileHasher` has ready, at most `most` in all.
-
-    Sharing a call takes little more time in total, but delays each digest.
-    """
-    free, nbytes = min(code.most, most) - len(grown), max(data.nbytes for _, data in grown)
-    beside = next((each for each in [*_beside] if each.code is code), None)
-    if beside is None or free <= 0 or nbytes < MIN_SHARED_BYTES:
-        code.grow(grown)
-        return
-    with beside.lease(free, nbytes) as borrowed:
-        code.grow([*grown, *((each.digest, each.piece) for each in borrowed)])
-
-
-class _HashedFile:
-    """A file being hashed: its index `number`, the number of bytes `hashed`, and the next piece."""
-
-    def __init__(self, number: int, path: Path, digest: Any) -> None:
-        self.number, self.digest, self.hashed = number, digest, 0
-        self.path, self.file = path, open_regular(path)
-        self.nbytes = os.fstat(self.file.fileno()).st_size
-        self.piece = self._buffer = memoryview(bytearray(PIECE_BYTES))
-
-    def read(self, nbytes: int, flags: int = 0) -> None:
-        """Read the next piece of at most `nbytes`, empty at the end; raise TrtspecError if the file has grown."""
-        if self.hashed > self.nbytes:  # a file that grows as fast as it is read would never be complete
-            hint = "wait until the program that writes it has ended"
-            raise TrtspecError("the file changed while it was being read", where=str(self.path), hint=hint)
-        wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
-        self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
-
-    def ensure_complete(self) -> None:
-        """Raise TrtspecError if the number of hashed bytes differs from the file's size."""
-        if self.hashed != (size := os.fstat(self.file.fileno()).st_size):
-            message = f"{self.hashed:,} of its {size:,} bytes were read; the file changed while it was being read"
-            hint = "wait until the program that writes it has ended"
-            raise TrtspecError(message, where=str(self.path), hint=hint)
-
-
-class ParallelFileHasher:
-    """Hashes files in several threads; other hashing threads can process some of its pieces too.
-
-    All threads use one implementation. They stop reading while `has_room` returns False; call `wake` when its result
-    may have changed. `on_bytes` receives the number of bytes hashed and `on_found` each digest; an exception from
-    either ends the run. The callbacks are called from all threads and must not block.
-    """
-
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        on_bytes: OnBytes | None = None,
-        has_room: Callable[[], bool] = lambda: True,
-        on_found: OnFound = lambda number, digest: None,
-    ) -> None:
-        self.code, self._on_bytes, self._has_room, self._on_found = hash_backend(), on_bytes, has_room, on_found
-        self._unopened, self._idle = deque(enumerate(paths)), list[_HashedFile]()
-        self._lent = list[_HashedFile]()
-        self._found = [""] * len(paths)
-        self._threads = 0
-        self._changed, self._is_stopped = Condition(), False
-        self._failure: BaseException | None = None
-
-    def digests(self, threads: int) -> list[str]:
-        """Return the SHA-256 of each file, "" for those skipped by `stop`; raise the first error of any thread."""
-        threads = max(1, min(len(self._found), threads))
-        _beside.append(self)
-        try:
-            map_in_threads(lambda _: self._hash(), range(threads), threads)
-        finally:
-            _beside.remove(self)
-            self._close()
-        return self._found
-
-    def join_in(self) -> None:
-        """Hash in this thread too until no file is left to begin; `digests` raises the errors."""
-        with suppress(OSError, TrtspecError):
-            self._hash()
-
-    def wake(self) -> None:
-        """Make waiting threads call `has_room` again."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Make `digests` return soon."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
-
-    @contextmanager
-    def lease(self, most: int, nbytes: int) -> Iterator[list[_HashedFile]]:
-        """Lend up to `most` idle files, each with its next piece, to be hashed in the block.
-
-        Does not wait for the disk: only pieces in the page cache are available, so the list may be empty.
-        """
-        with self._returned() as taken:
-            self._take(most, taken)
-            self._leave_ready(taken, nbytes)
-            yield taken
-
-    def _leave_ready(self, taken: list[_HashedFile], nbytes: int) -> None:
-        """Read the next piece of each file, and put back the files whose piece is not in the page cache."""
-        for each in [*taken]:
-            try:
-                each.read(nbytes, RWF_NOWAIT)
-                is_ready = bool(each.piece)  # some kernels return no bytes for uncached pages, not only at the end
-            except OSError as error:
-                if error.errno not in NOT_READY:
-                    self._fail(error)
-                is_ready = False
-            if not is_ready:
-                self._put_back([each])
-                taken.remove(each)
-
-    def _hash(self) -> None:
-        with self._changed:
-            self._threads += 1
-        try:
-            has_more = True
-            while has_more:
-                with self._returned() as taken:
-                    self._await(taken)
-                    for each in taken:
-                        each.read(PIECE_BYTES)
-                    self.code.grow([(each.digest, each.piece) for each in taken])
-                    has_more = bool(taken)
-        finally:
-            with self._changed:
-                self._threads -= 1
-
-    @contextmanager
-    def _returned(self) -> Iterator[list[_HashedFile]]:
-        """Put back the files taken in the block, even after an exception; a file with an empty piece is complete."""
-        taken = list[_HashedFile]()
-        try:
-            yield taken
-            for each in taken:
-                each.hashed += each.piece.nbytes
-                if not each.piece:
-                    each.ensure_complete()
-                    self._found[each.number] = each.digest.hexdigest()
-                    self._on_found(each.number, self._found[each.number])
-        except BaseException as error:  # the digests may be inconsistent
-            self._fail(error)
-            raise
-        finally:
-            self._put_back(taken)
-        nbytes = sum(each.piece.nbytes for each in taken)
-        if self._on_bytes and nbytes:
-            self._count(self._on_bytes, nbytes)
-
-    def _count(self, on_bytes: OnBytes, nbytes: int) -> None:
-        try:
-            on_bytes(nbytes)
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
-
-    def _await(self, taken: list[_HashedFile]) -> None:
-        """Wait for files and take this thread's share, which is empty once all files are hashed."""
-        while not taken:
-            self._take(self._share, taken)
-            with self._changed:
-                if self._failure:
-                    raise self._failure
-                if taken or self._is_stopped or not self._unfinished:
-                    return
-                if not self._can_lend():
-                    self._changed.wait()  # unbounded: another thread returns files or calls `wake`
-
-    @property
-    def _unfinished(self) -> int:
-        return len(self._unopened) + len(self._idle) + len(self._lent)
-
-    @property
-    def _share(self) -> int:
-        return min(self.code.most, -(-self._unfinished // max(1, self._threads)))
-
-    def _can_lend(self) -> bool:
-        return bool(self._idle or self._unopened) and not self._is_stopped and self._has_room()
-
-    def _take(self, most: int, taken: list[_HashedFile]) -> None:
-        """Take idle files; they are added to `taken` before `_lent`, so that an interrupt loses none."""
-        with self._changed:
-            if self._failure or not self._can_lend():
-                return
-            try:
-                while len(self._idle) < most and self._unopened:
-                    self._idle.append(_HashedFile(*self._unopened[0], self.code.begin()))
-                    self._unopened.popleft()
-            except OSError as error:
-                self._fail(error)
-                return
-            taken += self._idle[:most]
-            self._lent += taken
-            del self._idle[:most]
-
-    def _put_back(self, taken: Sequence[_HashedFile]) -> None:
-        with self._changed:
-            self._lent = [each for each in self._lent if each not in taken]
-            for each in taken:
-                if self._found[each.number]:
-                    each.file.close()
-                elif each not in self._idle:
-                    self._idle.append(each)
-            self._idle.sort(key=attrgetter("number"))
-            self._changed.notify_all()
-
-    def _close(self) -> None:
-        with self._changed:  # unbounded: another thread is hashing these files
-            self._changed.wait_for(lambda: not self._lent)
-            for each in self._idle:
-                each.file.close()
-
-
-_beside: list[ParallelFileHasher] = []
-
-
-def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> str:
-    """Copy a file to a new file; return the SHA-256 of the copied bytes."""
-    digest, offset = hashlib.sha256(), 0
-    with source.open("rb", buffering=0) as file, target.open("xb", buffering=0) as copy:
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
         for piece in read_chunks(file.fileno()):
             digest.update(piece)
-            write_all(copy.fileno(), piece, offset)
-            offset += len(piece)
             if on_bytes:
                 on_bytes(len(piece))
     return digest.hexdigest()
+
+
+def digest_and_sha256(path: Path, on_bytes: OnBytes | None = None) -> tuple[str, str]:
+    """Return the digest and the SHA-256 of a file, which is read once, in one thread."""
+    sha256 = hashlib.sha256()
+    nbytes, segments = _read_through(path, lambda offset, piece: sha256.update(piece), on_bytes)
+    return combine_segments(segments, nbytes), sha256.hexdigest()
+
+
+def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> Segments:
+    """Copy a file to a new file; return the segments of the copied bytes."""
+    with target.open("xb", buffering=0) as copy:
+        return _read_through(source, lambda offset, piece: write_all(copy.fileno(), piece, offset), on_bytes)[1]
+
+
+def _read_through(
+    path: Path, on_piece: Callable[[int, memoryview], object], on_bytes: OnBytes | None
+) -> tuple[int, Segments]:
+    """Read a file once, in order, and pass on each piece with its offset; return the file's size and segments."""
+    with open_regular(path) as file:
+        nbytes, offset = os.fstat(file.fileno()).st_size, 0
+        digest = GrowingDigest(nbytes)
+        for piece in read_chunks(file.fileno(), 0, nbytes):
+            digest.add(offset, piece)
+            on_piece(offset, piece)
+            offset += len(piece)
+            if on_bytes:
+                on_bytes(len(piece))
+        return nbytes, digest.finish(file.fileno(), path)
 
 
 def read_chunks(descriptor: int, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:

@@ -46,7 +46,7 @@ def _python() -> DoctorCheck:
 
 
 def _conversions() -> DoctorCheck:
-    """Report which implementation computes large conversions; without a compiler only speed is lost."""
+    """Report which implementation computes conversions; without a compiler only speed is lost."""
     from trtspec.kernels.build import (  # compiler flags, which only this command needs
         HOST_PLUGINS,
         find_libraries,

@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -27,8 +27,6 @@ from trtspec.backends.steps.files import CopyFiles
 from trtspec.checkpoints.resolve import OnProgress, prepare_source
 from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.core.errors import CheckpointError, StepError, TrtspecError
-from trtspec.core.file_records import FileRecord
-from trtspec.core.hashing import set_hash_backend
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
 from trtspec.planning.check.recipe import CheckResult, check_recipe
@@ -55,7 +53,7 @@ from trtspec.store.store import Store
 
 log = logging.getLogger(__name__)
 
-# Unknown sources up to this size are read for a plan; a build hashes larger ones while its steps read them.
+# Unknown sources up to this size are read for a plan; a build reads larger ones before its first step.
 READ_WHILE_PLANNING = 1 << 27
 DISK_HINT = "free disk space, or set TRTSPEC_CACHE and --out to other disks"
 SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -100,12 +98,6 @@ class Build:
         """Return the files outside the store that steps read."""
         steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
         return [files for step in steps for files in step.sources]
-
-    def finished(self, results: Sequence[StepResult]) -> Build:
-        """Return the build with the steps of its results, whose sources are all read."""
-        final = {step.key: result.step for step, result in zip(self.plan.steps, results, strict=True)}
-        steps = {directory: final[step.key] for directory, step in self.artifact.steps.items()}
-        return replace(self, artifact=replace(self.artifact, steps=steps))
 
     @property
     def weights_absent(self) -> bool:
@@ -204,7 +196,8 @@ def plan_build(
 ) -> Build:
     """Check a recipe and return its build; RecipeError with all problems.
 
-    `checked` is the result of a check that was just made. With `read_all` every source is hashed regardless of size.
+    `checked` is the result of a check that was just made. With `read_all` every source is hashed regardless of size, as
+    a build requires.
     `on_read` gets the bytes done and their total.
     """
     checked = checked or check_recipe(loaded)
@@ -226,23 +219,20 @@ def plan_build(
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> BuildResult:
-    """Bring every step into the store and publish the artifact at `out`."""
+    """Bring every step into the store and publish the artifact at `out`; all sources of the build must be read."""
+    if not build.is_read:
+        raise ValueError("the sources were not read: plan the build with read_all")
     started = time.perf_counter()
     if refused := build.disk_problems(store, out):
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
-    from trtspec.kernels.host_kernels import choose_hashing  # imports numpy, which plans do not need
-
-    set_hash_backend(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices)
-        build = build.finished(results)
-        with store.holding([result.key for result in results], build.recipe.name):
-            status = _publish(build, out, results)
-            if status == "published":
-                for result in results:
-                    store.restamp(result.key)
+        status = _publish(build, out, results)
+        if status == "published":
+            for result in results:
+                store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
     return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
@@ -256,7 +246,7 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
         entry = entries[step.key]
         for file in entry.files:
             path = f"{directory}/{file.path}" if directory else file.path
-            records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
+            records.append(file.model_copy(update={"path": path}))
             files[path] = entry.files_dir / file.path
     manifest = Manifest(
         recipe=build.recipe.without_directories(),
@@ -290,7 +280,7 @@ def _remember_sources(build: Build, store: Store) -> None:
     }
     for role, _, asked in recipe_models(build.context):
         source = build.context.sources.get(role)
-        if source and asked.revision and not source.absent and build.is_read:
+        if source and asked.revision and not source.absent:
             with suppress(TrtspecError):  # on a full disk a later plan may have to download again
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
@@ -342,15 +332,15 @@ def plan_runnable(
 ) -> Build:
     """Return a build that can run, of a recipe that was just `checked`.
 
-    Missing sources are downloaded unless their metadata are cached and every step is in the store; large ones are
-    hashed during conversion. RecipeError as for `prepare_sources` and `plan_build`.
+    Missing sources are downloaded unless their metadata are cached and every step is in the store. RecipeError as for
+    `prepare_sources` and `plan_build`.
     """
     if checked.context:
-        build = plan_build(loaded, checked=checked, on_read=on_read)
+        build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
         if not build.weights_absent or all(each.status == "hit" for each in build.status(store)):
             return build
     prepare_sources(loaded, on_progress)
-    return plan_build(loaded, on_read=on_read)
+    return plan_build(loaded, read_all=True, on_read=on_read)
 
 
 def _output_problems(out: Path) -> Iterable[Diagnostic]:

@@ -158,9 +158,9 @@ def recipe(facts: ReportInputs) -> Iterator[Section]:
 def files(facts: ReportInputs) -> Iterator[Section]:
     """Yield the SHOWN_FILES largest files with their digests."""
     found = sorted(facts.manifest.files, key=lambda record: -record.size)
-    rows = [(record.path, f"{record.size:,}", record.sha256) for record in found[:SHOWN_FILES]]
+    rows = [(record.path, f"{record.size:,}", record.digest) for record in found[:SHOWN_FILES]]
     words = f"{len(found)} files, {sum(record.size for record in found):,} bytes"
     if len(found) > SHOWN_FILES:
         words += f"; the {SHOWN_FILES} largest are shown"
-    table = Table("Files", ("path", "bytes", "SHA-256"), rows, right=(1,), digests=(2,))
+    table = Table("Files", ("path", "bytes", "digest"), rows, right=(1,), digests=(2,))
     yield Section("Files", words, tables=[table])

@@ -33,7 +33,6 @@ from trtspec.core.files import (
     failpoint,
     fsync_path,
     is_free,
-    map_in_threads,
     open_regular,
     read_bounded,
     remove_leftovers,
@@ -41,12 +40,12 @@ from trtspec.core.files import (
     sync_directories,
     temporary_sibling,
 )
-from trtspec.core.hashing import copy_hashed, file_sha256
+from trtspec.core.hashing import Segments, copy_hashed, file_segments
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact_paths import MANIFEST, REPORTS, unlisted
 from trtspec.store.digest import dump_checksummed_text, has_valid_checksum
 
-SCHEMA = "trtspec.manifest/2"
+SCHEMA = "trtspec.manifest/3"
 MAX_BYTES = 16 << 20
 BUILD_AGAIN = "build the artifact again"
 
@@ -181,8 +180,8 @@ def parse_expected(text: str, option: str = "--manifest") -> str:
 
 
 def _schema_hint(schema: object) -> str | None:
-    if schema == "trtspec.manifest/1":
-        return "an earlier version built it without a manifest digest; build it again: the store has its parts"
+    if schema in ("trtspec.manifest/1", "trtspec.manifest/2"):
+        return "an earlier version of trtspec built it, with other digests of its files; build it again"
     ours = isinstance(schema, str) and schema.startswith("trtspec.manifest/")
     return "read it with the trtspec that wrote it, or build it again" if ours else None
 
@@ -196,20 +195,33 @@ def has_manifest(artifact_dir: Path) -> bool:
         return False
 
 
-def verify_files(artifact_dir: Path, manifest: Manifest, sha256: Callable[[Path], str] = file_sha256) -> list[str]:
+def verify_files(
+    artifact_dir: Path, manifest: Manifest, known: Callable[[Path], str | None] = lambda path: None
+) -> list[str]:
     """Hash every file in the manifest and look for unlisted ones; return the problems, one line per file.
 
-    `sha256` returns a file's digest; it may use a cache (verified_cache.py).
+    All cores share the segments of all files. A file for which `known` returns the recorded digest is not hashed
+    (artifact_cache.py).
     """
     root = artifact_dir.resolve()
-    problems = map_in_threads(lambda record: file_mismatch(root, record, sha256), manifest.files)
-    differing = [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
+    problems = {record.path: _outer_mismatch(root, record) for record in manifest.files}
+    unknown = [
+        record for record in manifest.files if not problems[record.path] and known(root / record.path) != record.digest
+    ]
+    hashed = file_segments([root / record.path for record in unknown])
+    problems |= {record.path: record.difference(found) for record, found in zip(unknown, hashed, strict=True)}
     others = unlisted(root, [record.path for record in manifest.files])
+    differing = [f"{path}: {found}" for path, found in problems.items() if found]
     return [*differing, *(f"{path}: not listed in the manifest" for path in others)]
 
 
-def file_mismatch(root: Path, record: FileRecord, sha256: Callable[[Path], str] = file_sha256) -> str | None:
+def file_mismatch(root: Path, record: FileRecord) -> str | None:
     """Return how a file below the resolved directory `root` differs from its record, or None."""
+    return _outer_mismatch(root, record) or record.difference(*file_segments([root / record.path]))
+
+
+def _outer_mismatch(root: Path, record: FileRecord) -> str | None:
+    """Return how a file's kind or size differs from its record, or None."""
     path = root / record.path
     try:
         status = path.lstat()
@@ -219,9 +231,7 @@ def file_mismatch(root: Path, record: FileRecord, sha256: Callable[[Path], str] 
         return f"cannot be read: {error.strerror}"
     if not stat.S_ISREG(status.st_mode) or path.resolve() != path:
         return "not a regular file of the artifact"
-    if status.st_size != record.size:
-        return f"has {status.st_size} bytes, {record.size} were recorded"
-    return None if sha256(path) == record.sha256 else "sha256 differs"
+    return None if status.st_size == record.size else f"has {status.st_size} bytes, {record.size} were recorded"
 
 
 def _read(path: Path) -> bytes:
@@ -296,9 +306,9 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
     temporary = temporary_sibling(out, "tmp")
     try:
         temporary.mkdir()
-        digests = {record.path: record.sha256 for record in manifest.files}
+        records = {record.path: record.segments for record in manifest.files}
         for path, source in files.items():
-            _link_or_copy(source, temporary / path, sha256=digests[path])
+            _link_or_copy(source, temporary / path, segments=records[path])
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
@@ -354,8 +364,8 @@ def _carry_reports(out: Path, temporary: Path) -> None:
             _link_or_copy(report, target)
 
 
-def _link_or_copy(source: Path, target: Path, *, sha256: str = "") -> None:
-    """Hard-link a file, or copy it if linking fails; StepError if a copy does not match `sha256`."""
+def _link_or_copy(source: Path, target: Path, *, segments: Segments | None = None) -> None:
+    """Hard-link a file, or copy it if linking fails; StepError if a copy does not have these segments."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -363,7 +373,7 @@ def _link_or_copy(source: Path, target: Path, *, sha256: str = "") -> None:
         if error.errno not in _CANNOT_LINK:
             raise
         found = copy_hashed(source, target)
-        if sha256 not in ("", found):
+        if segments not in (None, found):
             raise StepError("the file was damaged in the store", where=str(source), hint="build again") from None
         target.chmod(source.stat().st_mode & 0o777)
         fsync_path(target)

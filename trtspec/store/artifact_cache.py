@@ -19,7 +19,6 @@ from pathlib import Path
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import file_identity, replace_file
-from trtspec.core.hashing import file_sha256
 from trtspec.core.paths import cache_dir
 from trtspec.store.artifact import Manifest, verify_files
 from trtspec.store.digest import DigestCache, compute_digest, dump_checksummed, load_checksummed
@@ -28,26 +27,28 @@ from trtspec.store.digest import DigestCache, compute_digest, dump_checksummed, 
 def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
     """Verify files as `verify_files` but skip cached ones; return the problems and the number of cached files."""
     cache = DigestCache(cache_dir() / "artifacts.json")
-    read, known = dict[Path, tuple[str, str]](), set[Path]()
+    before, cached = dict[Path, str](), set[Path]()
 
-    def sha256(path: Path) -> str:
-        if _is_ours(path) and (cached := cache.lookup(path)):
-            known.add(path)
-            return cached
-        identity, digest = file_identity(path), file_sha256(path)
-        if _is_ours(path):
-            read[path] = identity, digest
-        return digest
+    def known(path: Path) -> str | None:
+        if not _is_ours(path):
+            return None
+        if digest := cache.lookup(path):
+            cached.add(path)
+            return digest
+        before[path] = file_identity(path)
+        return None
 
-    problems = verify_files(root, manifest, sha256)
+    problems = verify_files(root, manifest, known)
+    digests = {root.resolve() / record.path: record.digest for record in manifest.files}
     with suppress(TrtspecError, OSError):  # a file that changed is read again next time
-        cache.learn(read)
-    return problems, len(known)
+        if not problems:
+            cache.learn({path: (identity, digests[path]) for path, identity in before.items()})
+    return problems, len(cached)
 
 
 def remember_published(root: Path, manifest: Manifest) -> None:
     """Cache the digests of a just published artifact from its manifest."""
-    digests = {root.resolve() / record.path: record.sha256 for record in manifest.files}
+    digests = {root.resolve() / record.path: record.digest for record in manifest.files}
     with suppress(OSError):  # a file that vanished is reported when the artifact is opened
         DigestCache(cache_dir() / "artifacts.json").add_written(
             {path: digest for path, digest in digests.items() if _is_ours(path)}

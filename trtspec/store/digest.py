@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SHA-256 digests of values, documents and files: the canonical form of step fields, JSON documents that contain their
-own digest, and a cache of file digests.
+"""Digests of values and documents (SHA-256), and a cache of file digests (core/hashing.py): the canonical form of step
+fields, and JSON documents that contain their own digest.
 
 The canonical form of a value is a type tag, the length of the payload and the payload. No form is a prefix of another
 and no two values share a form: 1, True, 1.0 and "1" have four different keys. A document with a flipped byte or an
@@ -29,7 +29,6 @@ from trtspec.core.files import (
     read_bounded,
     replace_file,
 )
-from trtspec.core.hashing import file_sha256
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -81,7 +80,7 @@ def _digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-CACHE_SCHEMA = "trtspec.digests/1"
+CACHE_SCHEMA = "trtspec.digests/2"
 RACY_NS = 2_000_000_000
 
 
@@ -111,7 +110,7 @@ def key_fields(value: Any) -> dict[str, Any]:
 
 
 class DigestCache:
-    """Cache of source file SHA-256 digests, valid while a file's identity, size and times are unchanged.
+    """Cache of the digests of source files, valid while a file's identity, size and times are unchanged.
 
     Files that changed in the last two seconds are not cached: another write could leave the times unchanged. Files
     that other users can write are cached in this process only: a writable mapping changes bytes long before times.
@@ -126,25 +125,12 @@ class DigestCache:
         self._known = self._load()
         self._here: dict[str, str] = {}
 
-    def reload(self) -> None:
-        """Load the entries that other processes have added."""
-        self._known |= self._load()
-
     def lookup(self, path: Path) -> str | None:
         """Return the cached digest, or None, without reading the file."""
         identity = file_identity(path)
         if identity in self._here:
             return self._here[identity]
         return self._known[identity] if identity in self._known and is_guarded(path) else None
-
-    def digest(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-        """Return the digest, reading the file only on a cache miss; TrtspecError if it changes during the read."""
-        before = file_identity(path)
-        if known := self.lookup(path):
-            return known
-        digest = file_sha256(path, on_bytes)
-        self.learn({path: (before, digest)})
-        return digest
 
     def learn(self, read: Mapping[Path, tuple[str, str]]) -> None:
         """Cache digests, given (identity before the read, digest) by path; TrtspecError if a file has changed since."""

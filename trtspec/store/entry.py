@@ -2,7 +2,7 @@
 """One store entry: its document and the verification of its files, which are hashed once and later compared by their
 stamps.
 
-    entry.json     step, time, and every file with size and SHA-256; written last, with a checksum
+    entry.json     step, time, and every file with size and segments; written last, with a checksum
     files/...      the step's output, read-only
 
 This module does not handle locks, other entries or how an entry is moved into place.
@@ -23,12 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.file_records import FileRecord, Sha256
-from trtspec.core.files import fsync_path, map_in_threads, replace_file, sync_directories
-from trtspec.core.hashing import file_sha256
+from trtspec.core.files import fsync_path, replace_file, sync_directories
+from trtspec.core.hashing import Segments, file_segments
 from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.layout import Layout
 
-ENTRY_SCHEMA = "trtspec.entry/1"
+ENTRY_SCHEMA = "trtspec.entry/2"
 # File times advance in ticks of at most 10 ms: a file hashed within the tick of its last write could change unnoticed.
 TICK_NS = 20_000_000
 
@@ -66,7 +66,7 @@ def load_entry(directory: Path, key: str) -> StoreEntry:
     """Return the entry of `key` without checking its files; UnsoundError if its document is invalid."""
     body = load_checksummed(ENTRY_SCHEMA, directory / "entry.json")
     if body is None:
-        raise UnsoundError("entry.json is missing or damaged")
+        raise UnsoundError("entry.json is missing, damaged or of another version")
     try:
         entry = StoreEntry.model_validate({**body, "directory": directory})
     except ValidationError as error:
@@ -97,28 +97,26 @@ def check_files(entry: StoreEntry, known: dict[str, Stamp]) -> dict[str, Stamp]:
             unknown.append(record)
     if extra := set(found) - {record.path for record in entry.files}:
         raise UnsoundError(f"files/{min(extra)} is not part of the entry")
-    digests = map_in_threads(lambda each: _settled_sha256(entry.files_dir / each.path, found[each.path]), unknown)
-    for record, digest in zip(unknown, digests, strict=True):
-        if digest != record.sha256:
-            raise UnsoundError(f"files/{record.path}: sha256 differs")
+    hashed = _settled_segments(entry.files_dir, {record.path: found[record.path] for record in unknown})
+    for record in unknown:
+        if difference := record.difference(hashed[record.path]):
+            raise UnsoundError(f"files/{record.path}: {difference}")
     return found
 
 
-def seal_files(files_dir: Path, known: Mapping[str, str]) -> SealedFiles:
+def seal_files(files_dir: Path, known: Mapping[str, Segments]) -> SealedFiles:
     """Make a step's output read-only and durable; return the records and stamps of its files.
 
-    `known` maps paths to SHA-256 digests that were computed while the files were written.
+    `known` are the segments, by path, of files that were hashed while they were written.
     """
     for path in scan(files_dir):
         (files_dir / path).chmod(0o444)
         fsync_path(files_dir / path)
     sync_directories(files_dir)
     stamps = scan(files_dir)  # scan again: chmod changed the times
-    paths = sorted(stamps)
-    unknown = [path for path in paths if path not in known]
-    digests = map_in_threads(lambda path: _settled_sha256(files_dir / path, stamps[path]), unknown)
-    found = {**known, **dict(zip(unknown, digests, strict=True))}
-    return tuple(FileRecord(path=path, size=stamps[path][1], sha256=found[path]) for path in paths), stamps
+    unknown = {path: stamp for path, stamp in stamps.items() if path not in known}
+    found = {**known, **_settled_segments(files_dir, unknown)}
+    return tuple(FileRecord(path=path, size=stamps[path][1], segments=found[path]) for path in sorted(stamps)), stamps
 
 
 def scan(root: Path) -> dict[str, Stamp]:
@@ -143,11 +141,12 @@ def scan(root: Path) -> dict[str, Stamp]:
     return found
 
 
-def _settled_sha256(path: Path, stamp: Stamp) -> str:
-    age_ns = time.time_ns() - max(stamp[2:])
+def _settled_segments(files_dir: Path, stamps: Mapping[str, Stamp]) -> dict[str, Segments]:
+    """Return the segments of files, hashed once any later write is certain to change their stamps."""
+    age_ns = time.time_ns() - max((max(stamp[2:]) for stamp in stamps.values()), default=0)
     if 0 <= age_ns < TICK_NS:
         time.sleep((TICK_NS - age_ns) / 1e9)
-    return file_sha256(path)
+    return dict(zip(stamps, file_segments([files_dir / path for path in stamps]), strict=True))
 
 
 STAMPS_SCHEMA = "trtspec.stamps/1"

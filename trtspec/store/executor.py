@@ -18,7 +18,6 @@ from typing import Literal, Protocol
 
 from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.store.entry import StoreEntry
-from trtspec.store.files import SourceDigests
 from trtspec.store.plan import StepPlan
 from trtspec.store.step import Inputs, RunStopped, Step, StepProgress
 from trtspec.store.store import Store
@@ -56,7 +55,7 @@ class Unobserved:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step, whose sources are all read: built or found, seconds spent in this run, the verified output."""
+    """Result of a step: built or found, seconds spent in this run, the verified output."""
 
     step: Step
     status: Status
@@ -69,7 +68,7 @@ class StepResult:
 
     @property
     def key(self) -> str:
-        return self.entry.key
+        return self.step.key
 
 
 def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
@@ -95,7 +94,6 @@ class _Run:
     """
 
     def __init__(self, store: Store, observer: Observer) -> None:
-        self._sources = SourceDigests(store.digests)
         self.results: dict[str, StepResult] = {}
         self.failure: BaseException | None = None
         self._store = store
@@ -111,13 +109,13 @@ class _Run:
         started = time.perf_counter()
         before = [self.results[each.key].entry for each in step.dependencies]
         inputs = Inputs({entry.key: entry.files_dir for entry in before}, devices)
-        found = self._store.obtain(step, inputs, lambda: _Meter(step, self), self._sources)
+        found = self._store.obtain(step, inputs, lambda: _Meter(step, self))
         status: Status = "built" if found.built else "hit"
         seconds = time.perf_counter() - started
         log.info("%s: %s in %.2f s, %s", step.name, status, seconds, found.entry.directory)
         with self.observing() as observer:
             observer.step_finished(step, status, seconds)
-        self.results[step.key] = StepResult(found.step, status, seconds, found.entry)
+        self.results[step.key] = StepResult(step, status, seconds, found.entry)
 
     def fail(self, error: BaseException) -> BaseException:
         """Return the first error of the run: an earlier one, else this one."""

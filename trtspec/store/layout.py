@@ -7,7 +7,6 @@
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
     root/uses/, root/holds/           which recipes and builds use which entries (records.py)
     root/stamps/<key>.json            hashed files by inode, size and times; a cache
-    root/alike/<key>                  an empty file per step built, whatever the bytes of its sources; a cache
     root/rates.json                   speeds of earlier steps (records.py); a cache
 
 Deleting a cache loses no output. This module does not depend on the contents of the files.
@@ -67,10 +66,6 @@ class Layout:
 
     def stamps(self, key: str) -> Path:
         return self.root / "stamps" / f"{key}.json"
-
-    def shape_marker(self, key: str) -> Path:
-        """Return the marker of a built step that differs at most in the bytes of its sources."""
-        return self.root / "alike" / key
 
     def temporary(self, key: str) -> Path:
         """Return a unique path whose parent exists."""

@@ -37,7 +37,6 @@ class Leases:
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
         self._root = root
         self._clock = clock
-        self._open: dict[Path, set[str]] = {}  # keys held by builds of this process
 
     def of(self, key: str) -> dict[str, float]:
         """Return when each user last used an entry, in seconds since the epoch."""
@@ -64,22 +63,11 @@ class Leases:
             lock = _file_lock(path.with_suffix(".lock"))
             lock.acquire(timeout=0)
             _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(keys)}))
-            self._open[path] = {*keys}
         try:
             yield
         finally:
-            self._open.pop(path, None)
             if lock:
                 _release(path, lock)
-
-    def hold_too(self, key: str) -> None:
-        """Protect another entry from removal as long as this process holds others."""
-        if all(key in keys for keys in self._open.values()):
-            return
-        with suppress(OSError), self._lock("holds"):
-            for path, keys in self._open.items():
-                keys.add(key)
-                _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(keys)}))
 
     @contextmanager
     def unheld(self, key: str) -> Iterator[bool]:

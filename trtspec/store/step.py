@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from trtspec.core.hashing import Segments
 from trtspec.store.digest import compute_digest, key_fields
 
 
@@ -23,10 +24,6 @@ class StepProgress:
 
     def advance(self, n_bytes: int) -> None:
         """Count `n_bytes` more of the step's `total_bytes` as done; raises RunStopped if the step must end."""
-
-    def resume(self, n_bytes: int) -> None:
-        """Count bytes that an earlier run completed and that are not read again; raises as `advance` does."""
-        self.advance(n_bytes)
 
     def set_message(self, text: str) -> None:
         """Report the current activity."""
@@ -63,8 +60,8 @@ class Step(ABC):
     * `run` writes regular files and directories below `out`, which exists and is empty, and nowhere else. The files
       become read-only, so it must not hard-link files that it does not own; empty directories and executable bits are
       lost. It never changes its inputs.
-    * `run` may return the SHA-256 of files that it hashed while writing, by path below `out`; the store does not read
-      those again. Such files must not be written afterwards.
+    * `run` may return the segments (core/hashing.py) of files that it hashed while writing, by path below `out`; the
+      store does not read those again. Such files must not be written afterwards.
     * `run` raises TrtspecError for problems that a user can fix; the store deletes `out` after any exception.
     * A `RESUMABLE` step finds in `out` the files of an earlier, interrupted run of the same key and continues from
       there; it keeps its own state in `notes_dir(out)`. The store keeps both until the output is complete. The final
@@ -80,8 +77,8 @@ class Step(ABC):
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
 
     @abstractmethod
-    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str] | None:
-        """Write the step's files below `out`; return the digests of those hashed while writing."""
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments] | None:
+        """Write the step's files below `out`; return the segments of those hashed while writing."""
 
     @property
     def total_bytes(self) -> int:

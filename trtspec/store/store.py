@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -36,7 +36,6 @@ from trtspec.store.entry import (
     seal_files,
     write_entry,
 )
-from trtspec.store.files import ConcurrentHasher, SourceDigests, is_read, shape_key, step_files
 from trtspec.store.layout import Layout, collect, listdir, remove_entry
 from trtspec.store.records import Leases, StepRates
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
@@ -48,9 +47,8 @@ NO_INPUTS = Inputs({})
 
 @dataclass(frozen=True)
 class Obtained:
-    """A step's output: the step with the digests of its sources, its verified entry, and whether it ran here."""
+    """A step's output: its verified entry, and whether the step ran here."""
 
-    step: Step
     entry: StoreEntry
     built: bool
 
@@ -87,59 +85,31 @@ class Store:
                 return self._get_locked(key)
 
     def obtain(
-        self,
-        step: Step,
-        inputs: Inputs = NO_INPUTS,
-        start: Callable[[], StepProgress] = StepProgress,
-        sources: SourceDigests | None = None,
+        self, step: Step, inputs: Inputs = NO_INPUTS, start: Callable[[], StepProgress] = StepProgress
     ) -> Obtained:
-        """Return the output of a step, which runs if the store lacks it; `start` is called before it runs.
-
-        A plan may leave large sources unread. They are hashed while the step runs, or before, if that may find the
-        output of a copy of the sources. `sources` has the digests found by the steps of a run, and gets the new ones.
-        """
-        sources = sources or SourceDigests(self.digests)
-        step = sources.complete(step)
-        if not is_read(step) and self._shape_marker(step).exists():
-            step = sources.read(step)
-        self.uses.hold_too(step.key)  # the key depends on sources that were read after the build began
+        """Return the output of a step, which runs if the store lacks it; `start` is called before it runs."""
         lookup = self.get(step.key)
-        entry, built = lookup.entry, False
-        if entry is None:
-            log.info("%s: %s; building it as %s", step.name, lookup.why, step.key)
-            entry, built = self._build(step, inputs, start(), sources)
-        if next(step_files(step), None):
-            self._record_shape(step)
-        return Obtained(sources.complete(step), entry, built)
+        if lookup.entry:
+            return Obtained(lookup.entry, built=False)
+        log.info("%s: %s; building it as %s", step.name, lookup.why, step.key)
+        return self._build(step, inputs, start())
 
-    def _build(
-        self, step: Step, inputs: Inputs, progress: StepProgress, sources: SourceDigests
-    ) -> tuple[StoreEntry, bool]:
-        """Return the step's entry and whether the step ran here; another process may have built it in the meantime.
-
-        The output of a step with unread files stays under a key that names the files by identity and times, until it
-        is published under the key of their bytes.
-        """
+    def _build(self, step: Step, inputs: Inputs, progress: StepProgress) -> Obtained:
+        """Run the step, unless another process has built it in the meantime."""
         self._layout.make()
         with self._layout.explain_os_errors(f"building {step.name}; nothing was published"):
             collect(self._layout, "tmp")
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
-                    return entry, False
-                locked_key, step = step.key, sources.with_cached_digests(step)
-                if step.key != locked_key:  # the previous holder of the lock has read the files
-                    return self._build(step, inputs, progress, sources)
+                    return Obtained(entry, built=False)
                 started, is_resumed = time.perf_counter(), bool(self.resumable_bytes(step.key))
                 with self._workspace(step) as workspace:
-                    with ConcurrentHasher(step, sources.cache, progress) as hasher:
-                        output = _write_output(workspace / "files", step, inputs, hasher)
-                        sources.found |= hasher.digests()
+                    output = _write_output(workspace / "files", step, inputs, progress)
                     seconds = time.perf_counter() - started
-                    entry, built = self._publish(sources.complete(step), step.key, workspace, output, seconds)
-                hasher.remember()
-        if built and not is_resumed:
+                    entry = self._publish(step, workspace, output, seconds)
+        if not is_resumed:
             self.rates.note(step, seconds)
-        return entry, built
+        return Obtained(entry, built=True)
 
     @contextmanager
     def _workspace(self, step: Step) -> Iterator[Path]:
@@ -164,47 +134,30 @@ class Store:
                 shutil.rmtree(notes_dir(files))
             raise
 
-    def _publish(
-        self, step: Step, locked_key: str, workspace: Path, output: SealedFiles, seconds: float
-    ) -> tuple[StoreEntry, bool]:
-        """Make a workspace the entry of a step, unless it exists; the caller holds the lock of `locked_key`."""
-        self.uses.hold_too(step.key)
-        with nullcontext() if step.key == locked_key else self._layout.lock(step.key):
-            if entry := self._get_locked(step.key).entry:
-                shutil.rmtree(workspace)
-                return entry, False
-            failpoint("store.before-entry")
-            directory, (records, stamps) = self._layout.entry(step.key), output
-            created = datetime.fromtimestamp(self._clock(), timezone.utc).isoformat(timespec="seconds")
-            entry = StoreEntry(
-                directory=directory,
-                key=step.key,
-                name=step.name,
-                step_class=type(step).__qualname__,
-                files=records,
-                seconds=seconds,
-                created=created,
-            )
-            write_entry(entry, workspace)
-            shutil.rmtree(notes_dir(workspace / "files"), ignore_errors=True)
-            failpoint("store.before-rename")
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(workspace, directory)
-            failpoint("store.after-rename")
-            for parent in (directory.parent, directory.parent.parent):
-                fsync_path(parent)
-            remember_stamps(self._layout, step.key, stamps)
-            return entry, True
-
-    def _shape_marker(self, step: Step) -> Path:
-        """Return the marker of a step that was built from sources with at most other bytes."""
-        return self._layout.shape_marker(shape_key(step))
-
-    def _record_shape(self, step: Step) -> None:
-        with suppress(OSError):  # on a full disk a later run may repeat a conversion
-            marker = self._shape_marker(step)
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
+    def _publish(self, step: Step, workspace: Path, output: SealedFiles, seconds: float) -> StoreEntry:
+        """Make a workspace the entry of a step, whose lock the caller holds."""
+        failpoint("store.before-entry")
+        directory, (records, stamps) = self._layout.entry(step.key), output
+        created = datetime.fromtimestamp(self._clock(), timezone.utc).isoformat(timespec="seconds")
+        entry = StoreEntry(
+            directory=directory,
+            key=step.key,
+            name=step.name,
+            step_class=type(step).__qualname__,
+            files=records,
+            seconds=seconds,
+            created=created,
+        )
+        write_entry(entry, workspace)
+        shutil.rmtree(notes_dir(workspace / "files"), ignore_errors=True)
+        failpoint("store.before-rename")
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(workspace, directory)
+        failpoint("store.after-rename")
+        for parent in (directory.parent, directory.parent.parent):
+            fsync_path(parent)
+        remember_stamps(self._layout, step.key, stamps)
+        return entry
 
     def restamp(self, key: str) -> bool:
         """Accept the change times of an entry's files after hard-linking them; False if anything else changed.
@@ -267,7 +220,7 @@ class Store:
     def gc(self, keep: set[str]) -> list[str]:
         """Remove entries neither in `keep` nor held, and leftovers of killed builds; return the removed keys."""
         with self._layout.explain_os_errors("cleaning the store"):
-            collect(self._layout, "tmp", "partial", "alike")
+            collect(self._layout, "tmp", "partial")
             return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]
 
     def _get_locked(self, key: str) -> Lookup:

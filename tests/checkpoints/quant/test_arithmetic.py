@@ -15,7 +15,13 @@ import pytest
 from tests._support.compiled import run_build
 from tests._support.tiny import FAMILY_SHAPES, convert, make_model
 from trtspec.checkpoints import conversion_tasks
-from trtspec.checkpoints.arithmetic import NumpyArithmetic, choose_arithmetic
+from trtspec.checkpoints.arithmetic import (
+    WORTH_BYTES,
+    Arithmetic,
+    CompilingArithmetic,
+    NumpyArithmetic,
+    choose_arithmetic,
+)
 from trtspec.checkpoints.conversion import Activations
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
@@ -23,13 +29,7 @@ from trtspec.core.errors import StepTimeout
 from trtspec.kernels import build, host_kernels
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import HOST_PLUGINS
-from trtspec.kernels.host_kernels import (
-    COMPILE_BYTES,
-    WORTH_BYTES,
-    CompiledArithmetic,
-    Instructions,
-    fastest_instructions,
-)
+from trtspec.kernels.host_kernels import CompiledArithmetic, Instructions, fastest_instructions
 
 
 class Ones(dict[str, float]):
@@ -81,18 +81,24 @@ def compilations(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> list[float
     return bounds
 
 
-@pytest.mark.parametrize("nbytes", [WORTH_BYTES - 1, WORTH_BYTES, COMPILE_BYTES - 1])
-def test_small_conversion_uses_numpy_without_compiling(compilations: list[float], nbytes: int) -> None:
-    assert isinstance(choose_arithmetic(nbytes), NumpyArithmetic)
+def ended(arithmetic: Arithmetic) -> Arithmetic:
+    """Return what a conversion uses once the compilation in the background has ended."""
+    assert isinstance(arithmetic, CompilingArithmetic)
+    arithmetic.compiling.join(120)
+    return arithmetic._now
+
+
+def test_small_conversion_uses_numpy_without_compiling(compilations: list[float]) -> None:
+    assert isinstance(choose_arithmetic(WORTH_BYTES - 1), NumpyArithmetic)
     assert compilations == []
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 def test_compiler_timeout_falls_back_to_numpy(compilations: list[float], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, host_kernels.log.name)
-    assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
+    assert isinstance(ended(choose_arithmetic(WORTH_BYTES)), NumpyArithmetic)
     assert set(compilations) == {60}
-    assert caplog.messages == ["using numpy and hashlib, which are slower but equivalent: g++ did not end within 60 s"]
+    assert caplog.messages == ["using numpy, which is slower but equivalent: g++ did not end within 60 s"]
 
 
 def test_missing_compiler_falls_back_to_numpy(
@@ -100,14 +106,14 @@ def test_missing_compiler_falls_back_to_numpy(
 ) -> None:
     caplog.set_level(logging.INFO, host_kernels.log.name)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
+    assert isinstance(ended(choose_arithmetic(WORTH_BYTES)), NumpyArithmetic)
     assert "no C++ compiler on the PATH" in caplog.messages[0]
 
 
 def test_unwritable_cache_falls_back_to_numpy(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "file").touch()
     monkeypatch.setenv("TRTSPEC_CACHE", str(workplace / "file"))
-    assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
+    assert isinstance(ended(choose_arithmetic(WORTH_BYTES)), NumpyArithmetic)
 
 
 @pytest.mark.slow
@@ -117,14 +123,16 @@ def test_cached_library_is_used_without_a_compiler(
     path = build_kernels(*HOST_PLUGINS)
     monkeypatch.setenv("TRTSPEC_CACHE", str(path.parents[2]))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    found = choose_arithmetic(WORTH_BYTES)
+    found = choose_arithmetic(1)  # from the first byte
     assert isinstance(found, CompiledArithmetic)
     assert (found.library.path, found.instructions) == (path, fastest_instructions(found.library))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
-def test_large_conversion_compiles_the_library_once(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversion_compiles_the_library_in_the_background_once(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commands: list[Sequence[str]] = []
 
     def run(command: Sequence[str], timeout_s: float) -> None:
@@ -132,7 +140,7 @@ def test_large_conversion_compiles_the_library_once(workplace: Path, monkeypatch
         run_build(command, timeout_s)
 
     monkeypatch.setattr(build, "_run", run)
-    first, second = choose_arithmetic(COMPILE_BYTES), choose_arithmetic(COMPILE_BYTES)
+    first, second = ended(choose_arithmetic(WORTH_BYTES)), choose_arithmetic(WORTH_BYTES)
     assert isinstance(first, CompiledArithmetic)
     assert isinstance(second, CompiledArithmetic)
     assert first.library.path == second.library.path
@@ -141,7 +149,7 @@ def test_large_conversion_compiles_the_library_once(workplace: Path, monkeypatch
         "/".join(Path(word).parts[-2:]) for command in commands for word in command if word.endswith(".cpp")
     )
     assert [source for source in sources if "avx512" not in source] == [
-        "common/abi.cpp", "common/no_cuda.cpp", "quantize/cpu.cpp", "sha256/cpu.cpp",
+        "common/abi.cpp", "common/no_cuda.cpp", "quantize/cpu.cpp",
     ]  # fmt: skip
 
 
@@ -152,7 +160,7 @@ def test_library_that_fails_its_self_test_is_not_used(
     path = build_kernels(*HOST_PLUGINS)
     monkeypatch.setenv("TRTSPEC_CACHE", str(path.parents[2]))
     monkeypatch.setattr(CompiledArithmetic, wrong, one_value_off(getattr(CompiledArithmetic, wrong)))
-    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert isinstance(choose_arithmetic(1), NumpyArithmetic)
     assert caplog.messages == [
         f"{path} failed its self-test on this machine; converting weights with numpy, which is slower"
     ]
@@ -177,7 +185,7 @@ def one_value_off(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
-def test_unloadable_library_is_ignored_and_rebuilt_for_large_conversions(
+def test_unloadable_library_is_ignored_and_rebuilt(
     workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = build_kernels(*HOST_PLUGINS).parents[1]
@@ -185,6 +193,6 @@ def test_unloadable_library_is_ignored_and_rebuilt_for_large_conversions(
     monkeypatch.setenv("TRTSPEC_CACHE", str(workplace / "cache"))
     for path in (workplace / "cache").rglob("*.so"):
         path.write_bytes(b"\x7fELF")
-    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert isinstance(choose_arithmetic(WORTH_BYTES - 1), NumpyArithmetic)
     monkeypatch.setattr(build, "_run", run_build)
-    assert isinstance(choose_arithmetic(COMPILE_BYTES), CompiledArithmetic)  # rebuilt, because it pays off
+    assert isinstance(ended(choose_arithmetic(WORTH_BYTES)), CompiledArithmetic)

@@ -143,8 +143,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "gates:",
         "plugins: [verify_chian]\ngates:",
         (14, 10, "plugins"),
-        "unknown plugin 'verify_chian'; "
-        "available: compact_kv, quantize, sha256, verify_block, verify_chain, verify_tree",
+        "unknown plugin 'verify_chian'; available: compact_kv, quantize, verify_block, verify_chain, verify_tree",
         "did you mean 'verify_chain'?",
     ),
     (

@@ -114,7 +114,7 @@ def test_same_text_key_depends_only_on_the_target(keys: str, same: bool) -> None
     """The draft head is part of the target's checkpoint and must not affect the key."""
     found = set()
     for number, key in enumerate(keys):
-        files = [FileRecord(path="checkpoints/target/rank0.safetensors", size=1, sha256=str(number) * 64)]
+        files = [FileRecord(path="checkpoints/target/rank0.safetensors", size=1, segments=(str(number) * 64,))]
         backend = BackendRecord(name="embedded", why="a test")
         made = {"recipe": resolved(), "steps": (), "files": files, "tools": {}, "gpu": {}, "backend": backend}
         found.add(same_text(Manifest(**made, target_key=key * 64)))

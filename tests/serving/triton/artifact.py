@@ -11,7 +11,7 @@ from tests._support.tiny import convert, make_llama
 from trtspec.backends.code_policy import ALLOW
 from trtspec.backends.embedded.artifact import repository_step
 from trtspec.core.file_records import FileRecord
-from trtspec.core.hashing import file_sha256
+from trtspec.core.hashing import file_segments, file_sha256
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.repository_writer import ServingSettings
 from trtspec.store.artifact import BackendRecord, Manifest, load_manifest
@@ -60,8 +60,10 @@ def write_manifest(root: Path, name: str, *, openai: bool = False) -> None:
 def records(root: Path) -> tuple[FileRecord, ...]:
     own = {"manifest.json", "reports"}
     files = sorted(path for path in root.rglob("*") if path.is_file() and path.relative_to(root).parts[0] not in own)
-    named = ((path.relative_to(root).as_posix(), path) for path in files)
-    return tuple(FileRecord(path=name, size=path.stat().st_size, sha256=file_sha256(path)) for name, path in named)
+    return tuple(
+        FileRecord(path=path.relative_to(root).as_posix(), size=path.stat().st_size, segments=segments)
+        for path, segments in zip(files, file_segments(files), strict=True)
+    )
 
 
 def allow_code(*files: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from tests._support.durability import die_at, finish, start, synced  # noqa: F401
 from tests._support.manifests import resolved
@@ -31,7 +32,7 @@ def make(tmp_path: Path) -> Make:
                 source.write_text(text)
                 source.chmod(0o444)
             files[path] = source
-            records.append(FileRecord(path=path, size=len(text), sha256=digest))
+            records.append(FileRecord(path=path, size=len(text), segments=(blake3(text.encode()).hexdigest(),)))
         manifest = Manifest(
             recipe=resolved(),
             steps=(StepRecord(name="convert", key=step * 64),),

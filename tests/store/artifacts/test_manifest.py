@@ -35,16 +35,16 @@ def edit(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_rendered_manifest_matches_the_golden_document(make: Make) -> None:
     _, manifest = make({"one": "1"})
     document = json.loads(manifest.render())
-    assert document.pop("digest") == "87ce71b33cc34d27d368dd890cdfe67ee884bae16fe2c00f6d8542cbb9736dcf"
+    assert document.pop("digest") == "8f2baa941e04106dda9c9fe709782d3f52d419a38d4b5627d63ea546da6c9662"
     assert document == {
-        "schema": "trtspec.manifest/2",
+        "schema": "trtspec.manifest/3",
         "recipe": resolved().as_dict(),
         "steps": [{"name": "convert", "key": "a" * 64}],
         "files": [
             {
                 "path": "one",
                 "size": 1,
-                "sha256": "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b",
+                "segments": ["d63bd9a826af91c1fea371965a64e11ee20f13e46b5f52c59901136605b3a487"],
             }
         ],
         "tools": {"trtspec": "0.1.0"},
@@ -76,14 +76,19 @@ def test_missing_artifact_is_an_error(tmp_path: Path) -> None:
         ("{", r"manifest\.json: not valid JSON: Expecting property name .* line 1 column 2"),
         ("[" * 100_000, r"manifest\.json: not valid JSON: "),
         ("\udcff", r"manifest\.json: not valid JSON: 'utf-8' codec can't decode"),
-        ("[]", r"manifest\.json: its schema is null; this trtspec reads 'trtspec\.manifest/2'$"),
-        ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/2'$"),
+        ("[]", r"manifest\.json: its schema is null; this trtspec reads 'trtspec\.manifest/3'$"),
+        ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/3'$"),
         ('{"schema": "trtspec.manifest/9"}', r"its schema is 'trtspec\.manifest/9'.*\nhint: read it with the trtspec"),
         (
             '{"schema": "trtspec.manifest/1"}',
             r"its schema is 'trtspec\.manifest/1'.*\nhint: an earlier version",
         ),
-        ('{"schema": "trtspec.manifest/2"}', r"the manifest was modified: its digest differs"),
+        (
+            '{"schema": "trtspec.manifest/2"}',
+            r"its schema is 'trtspec\.manifest/2'; this trtspec reads 'trtspec\.manifest/3'\nhint: an earlier version "
+            "of trtspec built it, with other digests of its files; build it again",
+        ),
+        ('{"schema": "trtspec.manifest/3"}', r"the manifest was modified: its digest differs"),
     ],
 )
 def test_manifest_with_invalid_json_or_schema_is_rejected(artifact: Path, text: str, said: str) -> None:
@@ -121,7 +126,7 @@ def test_verify_reports_every_difference(artifact: Path, tmp_path: Path) -> None
     assert verify_files(artifact, manifest) == []
     (artifact / "one").write_text("2")
     (artifact / "deep/two").write_text("2")
-    assert verify_files(artifact, manifest) == ["one: sha256 differs", "deep/two: has 1 bytes, 2 were recorded"]
+    assert verify_files(artifact, manifest) == ["one: bytes 0 to 0 differ", "deep/two: has 1 bytes, 2 were recorded"]
     (artifact / "one").unlink()
     (artifact / "deep").rename(tmp_path / "deep")
     assert verify_files(artifact, manifest) == ["one: missing", "deep/two: missing"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from trtspec.core.file_records import FileRecord
-from trtspec.core.hashing import file_sha256
-from trtspec.store import artifact_cache
+from trtspec.core.hashing import Segments, file_segments
+from trtspec.store import artifact as artifact_module
 from trtspec.store.artifact import Manifest
 from trtspec.store.artifact_cache import remember_published, verify_changed
 
@@ -33,7 +33,9 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def manifest(artifact: Path) -> Manifest:
     named = [(name, artifact / name) for name in ("one", "deep/two")]
-    records = [FileRecord(path=name, size=path.stat().st_size, sha256=file_sha256(path)) for name, path in named]
+    records = [
+        FileRecord(path=name, size=path.stat().st_size, segments=file_segments([path])[0]) for name, path in named
+    ]
     return Manifest.model_construct(files=tuple(records))
 
 
@@ -41,11 +43,11 @@ def manifest(artifact: Path) -> Manifest:
 def reads(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> list[str]:
     noted: list[str] = []
 
-    def note(path: Path) -> str:
-        noted.append(str(path.relative_to(artifact)))
-        return file_sha256(path)
+    def note(paths: Sequence[Path]) -> list[Segments]:
+        noted.extend(str(path.relative_to(artifact)) for path in paths)
+        return file_segments(paths)
 
-    monkeypatch.setattr(artifact_cache, "file_sha256", note)
+    monkeypatch.setattr(artifact_module, "file_segments", note)
     return noted
 
 
@@ -83,7 +85,7 @@ def test_changed_file_is_found_regardless_of_its_times(
     verify_changed(artifact, manifest)
     change(artifact / "deep" / "two")
     for _ in range(2):
-        assert verify_changed(artifact, manifest)[0] == ["deep/two: sha256 differs"]
+        assert verify_changed(artifact, manifest)[0] == ["deep/two: bytes 0 to 18 differ"]
     assert reads.count("one") == 1
 
 
@@ -99,9 +101,9 @@ def test_unlisted_files_and_links_are_reported(artifact: Path, manifest: Manifes
 
 def test_cached_digests_are_compared_with_the_given_manifest(artifact: Path, manifest: Manifest) -> None:
     verify_changed(artifact, manifest)
-    forged = manifest.files[0].model_copy(update={"sha256": "ab" * 32})
+    forged = manifest.files[0].model_copy(update={"segments": ("ab" * 32,)})
     other = Manifest.model_construct(files=(forged, manifest.files[1]))
-    assert verify_changed(artifact, other)[0] == ["one: sha256 differs"]
+    assert verify_changed(artifact, other)[0] == ["one: bytes 0 to 13 differ"]
 
 
 def test_copied_artifact_is_hashed_again(artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path) -> None:
@@ -129,6 +131,6 @@ def test_files_on_another_file_system_are_not_cached(
 def test_tampered_cache_is_ignored(artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path) -> None:
     verify_changed(artifact, manifest)
     memory = tmp_path / "cache" / "artifacts.json"
-    memory.write_text(memory.read_text().replace(manifest.files[0].sha256, "ab" * 32))
+    memory.write_text(memory.read_text().replace(manifest.files[0].digest, "ab" * 32))
     assert verify_changed(artifact, manifest) == ([], 0)
     assert len(reads) == 4

@@ -18,6 +18,7 @@ from trtspec.backends.steps.files import CopyFiles
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.core.errors import StepError
+from trtspec.core.hashing import Segments
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.files import Files
@@ -75,7 +76,7 @@ class StageCheckpoint(CopyFiles):
     def name(self) -> str:
         return f"stage-{self.what}"
 
-    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
         """Copy the files, and add the template and the layers."""
         copied = super().run(out, inputs, progress)
         if self.plain_template:
@@ -84,7 +85,7 @@ class StageCheckpoint(CopyFiles):
             config = read_json(out / "config.json", MAX_CONFIG_BYTES)
             config["target_layer_ids"] = list(self.target_layers)
             (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        return {name: digest for name, digest in copied.items() if name != "config.json"}
+        return {name: segments for name, segments in copied.items() if name != "config.json"}
 
 
 def has_chat_template(names: set[str], tokenizer_config: dict[str, object]) -> bool:

@@ -25,6 +25,7 @@ from trtspec.checkpoints.translation import VocabMapping
 from trtspec.checkpoints.trtllm import TrtllmQuantization, render_config
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import files_fingerprint
+from trtspec.core.hashing import Segments
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.methods.base import DraftHead
@@ -184,7 +185,7 @@ class ConvertCheckpoint(Step):
         """Return the bytes of all ranks' files, as planned from the source's headers."""
         return self.stored_bytes
 
-    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
         """Convert. Raise CheckpointError if the source is inconsistent."""
         measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
         with ExitStack() as unchanged:
@@ -201,9 +202,7 @@ class ConvertCheckpoint(Step):
                 allow_nonfinite=self.allow_nonfinite,
                 vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
-                on_resumed=progress.resume,
                 journal=notes_dir(out) / "journal",
-                keep_cached=any(files.unproven for files in self.sources),
             )
 
 
@@ -219,18 +218,15 @@ def convert_checkpoint(
     allow_nonfinite: bool = False,
     vocab_size: int = 0,
     on_bytes: Callable[[int], None] = lambda count: None,
-    on_resumed: Callable[[int], None] | None = None,
     journal: Path | None = None,
-    keep_cached: bool = False,
     threads: int | None = None,
-) -> dict[str, str]:
+) -> dict[str, Segments]:
     """Convert the checkpoint at `root` into `out`; the `journal` of an interrupted conversion resumes it.
 
-    Return the SHA-256 of the ranks' files. `load_head` loads a draft head that is stored with the model. `on_bytes`
-    gets the number of source bytes processed since the last call; `on_resumed` (default: `on_bytes`) gets the bytes
-    processed before the interruption. Set `keep_cached` if another reader uses the source at the same time, so that the
-    page cache is kept. `threads` is chosen by the output unless given, and does not change it. Raise CheckpointError if
-    the source is inconsistent.
+    Return the segments of the ranks' files. `load_head` loads a draft head that is stored with the model. `on_bytes`
+    gets the number of source bytes processed since the last call, and at first those processed before the interruption.
+    `threads` is chosen by the output unless given, and does not change it. Raise CheckpointError if the source is
+    inconsistent.
     """
     from trtspec.checkpoints.conversion_tasks import plan_tasks
     from trtspec.checkpoints.stream import ConversionIssues, run_tasks  # imports numpy, which planning does not need
@@ -250,21 +246,19 @@ def convert_checkpoint(
     tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.prequantized)
     flaws = ConversionIssues(allow_nonfinite)
     stamp = files_fingerprint(files) if journal else ""
-    digests = run_tasks(
+    segments = run_tasks(
         out,
         layouts,
         tasks,
         flaws=flaws,
         on_bytes=on_bytes,
-        on_resumed=on_resumed or on_bytes,
         journal=journal,
         stamp=stamp,
-        keep_cached=keep_cached,
         threads=threads,
     )
     rendered = _render_config(plan, head.head if head else None) | mask_key(model.source)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
-    return digests
+    return segments
 
 
 def plan_model(model: SourceModel, head: SourceHead | None, mapping: ParallelMapping, scheme: Scheme) -> Conversion:
@@ -307,10 +301,10 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
     def sources(self) -> tuple[Files, ...]:
         return (*super().sources, *self.tokenizers)
 
-    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
         """Convert the model and write the mapping. Raise CheckpointError if the sources are inconsistent."""
-        digests = super().run(out, inputs, progress)
+        segments = super().run(out, inputs, progress)
         target, draft = (Tokenizer(files.root) for files in self.tokenizers)
         draft_size = load_model(self.source.root, self.dtype).config.vocab_size
         VocabMapping.between(target, draft, self.target_size, draft_size).write(out)
-        return digests
+        return segments

@@ -13,7 +13,7 @@ from typing import ClassVar
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import map_in_threads
 from trtspec.core.gpus import find_gpu
-from trtspec.core.hashing import copy_hashed, file_sha256
+from trtspec.core.hashing import Segments, copy_hashed, file_sha256
 from trtspec.core.paths import model_repository_dir
 from trtspec.kernels.build import HOST_PLUGINS, LIBRARY, LibrarySpec, build_library, gpu_architecture, plan_library
 from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
@@ -50,10 +50,10 @@ class CopyFiles(Step):
     def total_bytes(self) -> int:
         return self.output_bytes
 
-    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
-        """Copy the files in parallel and return their digests by name."""
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
+        """Copy the files in parallel and return their segments by name."""
 
-        def copy(path: Path) -> str:
+        def copy(path: Path) -> Segments:
             return copy_hashed(path, out / path.name, progress.advance)
 
         with self.source.unchanged():

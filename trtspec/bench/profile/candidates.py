@@ -146,7 +146,7 @@ def build(asked: ProfileRequest, wanted: CandidateSpec, engine: str, out: Path, 
     loaded = load_recipe(asked.recipe, overrides)
     with screen.building() as bars:
         prepare_sources(loaded, bars.preparing)
-        build = plan_build(loaded, on_read=bars.reading)
+        build = plan_build(loaded, read_all=True, on_read=bars.reading)
         run_build(build, out, open_store(), bars)
     return make_candidate(asked, wanted, out)
 

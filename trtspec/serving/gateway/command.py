@@ -74,7 +74,7 @@ def same_text(manifest: Manifest) -> str:
     """
     weights, runs = f"{checkpoint('target')}/", (f"{engine('target')}/", f"{TOKENIZER}/")
     parts = runs if manifest.target_key else (weights, *runs)
-    files = sorted((record.path, record.sha256) for record in manifest.files if record.path.startswith(parts))
+    files = sorted((record.path, record.digest) for record in manifest.files if record.path.startswith(parts))
     if not manifest.target_key and not any(path.startswith((weights, runs[0])) for path, _ in files):
         return ""
     identity = (manifest.backend.name, manifest.recipe.target.dtype, manifest.target_key, files)
