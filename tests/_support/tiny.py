@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.steps.convert import convert_checkpoint
+from trtspec.backends.common.convert import convert_checkpoint
 from trtspec.core.hashing import file_sha256
 
 SHAPE: dict[str, Any] = {

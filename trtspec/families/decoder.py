@@ -131,9 +131,8 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
     hidden, size, prefix = config.hidden_size, config.head_size, f"model.layers.{layer}"
     own = f"{prefix}.self_attn"
     norms = NORMS + INNER_NORMS if config.inner_norms else NORMS
-    found = [
-        Rule(f"{target}.weight", (SourceTensor(f"{prefix}.{name}.weight", (hidden,)),), layer) for target, name in norms
-    ]
+    sources = {target: SourceTensor(f"{prefix}.{name}.weight", (hidden,)) for target, name in norms}
+    found = [Rule(f"{target}.weight", (source,), layer) for target, source in sources.items()]
     heads = (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
 
     def projections(kind: str, *width: int) -> tuple[SourceTensor, ...]:

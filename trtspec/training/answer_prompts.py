@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions
 from trtspec.engine.settings import EngineSettings

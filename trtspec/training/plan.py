@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trtspec.backends.base import in_process_backend
+from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.context import PlanContext
-from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel
 from trtspec.core.errors import TrtspecError

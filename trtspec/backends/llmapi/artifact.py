@@ -12,13 +12,12 @@ from pathlib import Path
 import yaml
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import plan_source_artifact, served_path, serving_settings
+from trtspec.backends.common.steps import plan_source_artifact, served_path, serving_settings, token_models
 from trtspec.backends.common.trtllm_versions import container_images
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.serving import ServingHooks, StandaloneServer, load_absolute, require_package
-from trtspec.backends.steps.files import token_models
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
 from trtspec.store.files import FileReader

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import plan_source_artifact, served_path, serving_settings
+from trtspec.backends.common.steps import plan_source_artifact, served_path, serving_settings, token_models
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import ServingHooks, StandaloneServer, command_options, load_absolute, require_package
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
-from trtspec.backends.steps.files import token_models
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import installed_version
 from trtspec.serving.triton.names import TARGET

@@ -5,26 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.checks import (
-    METHOD,
-    OPTIONS,
-    SCHEDULE,
-    VERIFY,
-    check_acceptance,
-    check_full_drafts,
-    check_online,
-    check_unconverted,
-    unused,
-)
+from trtspec.backends.common import checks
+from trtspec.backends.common.checks import METHOD, OPTIONS, SCHEDULE, VERIFY, source_architecture, unused
 from trtspec.backends.context import PlanContext
-from trtspec.backends.vllm.drafters import (
-    check_drafter,
-    check_medusa,
-    check_vocabulary,
-    has_other_vocabulary,
-    source_architecture,
-    supports_heterogeneous_vocab,
-)
+from trtspec.backends.vllm import drafters
 from trtspec.backends.vllm.versions import PARALLEL, VllmRelease, cite, having, releases
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
@@ -35,7 +19,7 @@ LENGTHS = "num_speculative_tokens_per_batch_size"
 ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
 
 
-def check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+def _check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield the parts of `schedule` and `verify` that a release does not support."""
     speculation = context.recipe.speculation
     if speculation.schedule and LENGTHS not in release.fields:
@@ -59,11 +43,10 @@ def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
     if "block" not in release.rules or "runs_v2" not in release.does:
         return f"vLLM {release.version} does not support block verification for every target"
     if method in ("ngram", "suffix"):
-        return (
-            f"{method} does not provide draft probabilities, so block verification accepts the same tokens as standard"
-        )
+        same = "so block verification accepts the same tokens as standard"
+        return f"{method} does not provide draft probabilities, {same}"
     v1 = release.methods[method] in release.not_in_v2 or method in PARALLEL
-    if v1 or (context.method.drafts_with == "model" and has_other_vocabulary(context)):
+    if v1 or (context.method.drafts_with == "model" and drafters.has_other_vocabulary(context)):
         return f"vLLM runs this drafter on its V1 model runner, which verifies {method} token by token"
     return ""
 
@@ -79,13 +62,13 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from _check_options(context, cite(release))
         yield from _check_mtp(context, release)
         yield from _check_parallel(context, release)
-        yield from check_drafter(context, release)
-        yield from check_medusa(context, release)
-        yield from check_features(context, release)
-        yield from check_vocabulary(context)
-    yield from check_online(context, "vLLM", release.online)
-    maps_vocabularies = supports_heterogeneous_vocab(release.version, method)
-    yield from check_unconverted(context, "vLLM", maps_vocabularies=maps_vocabularies)
+        yield from drafters.check_drafter(context, release)
+        yield from drafters.check_medusa(context, release)
+        yield from _check_features(context, release)
+        yield from drafters.check_vocabulary(context)
+    yield from checks.check_online(context, "vLLM", release.online)
+    maps_vocabularies = drafters.supports_heterogeneous_vocab(release.version, method)
+    yield from checks.check_unconverted(context, "vLLM", maps_vocabularies=maps_vocabularies)
     if not context.recipe.serving.streaming:
         message = "Triton's vLLM backend serves decoupled models only"
         source = "triton-inference-server/vllm_backend:src/model.py@00ea75bc"
@@ -95,8 +78,9 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
 def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
     """Yield the method's options that vLLM does not support."""
     speculation, draft_shape = context.recipe.speculation, context.draft_shape
-    yield from check_acceptance(context, "vLLM accepts drafts exactly; typical acceptance is not supported", source)
-    yield from check_full_drafts(context, "vLLM", source)
+    message = "vLLM accepts drafts exactly; typical acceptance is not supported"
+    yield from checks.check_acceptance(context, message, source)
+    yield from checks.check_full_drafts(context, "vLLM", source)
     if "use_draft_logits" in speculation.options and speculation.verify != "block":
         message = "vLLM drafts and verifies greedily chosen tokens, without draft probabilities"
         yield unused(f"{OPTIONS}.use_draft_logits", message, f"{source}, draft_sample_method")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trtspec.backends.common.checks import DRAFT
+from trtspec.backends.common.checks import DRAFT, source_architecture
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import VllmRelease, cite, having, releases
 from trtspec.checkpoints.source import Source
@@ -40,29 +40,18 @@ def check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagno
     if method not in PREFIXES:
         return
     net = context.sources["draft"]
-    if (kind := net.config.get("speculators_model_type")) is not None:
-        yield from _check_speculators_type(str(kind), release)
-    else:
+    kind = net.config.get("speculators_model_type")
+    if kind is None:
         yield from _check_class(net, method, release)
+    elif str(kind) not in release.speculators:
+        message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
+        hint = having(lambda each: str(kind) in each.speculators)
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, SPECULATORS))
     yield from _check_positions(context, method, release)
     if method == "eagle3":
         yield from _check_layers(net.config)
     if method != "eagle":
         yield from _check_target(context.sources["target"], method, release)
-
-
-def source_architecture(source: Source) -> str:
-    """Return the first architecture in a config.json, or ""."""
-    named = source.config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
-
-
-def _check_speculators_type(kind: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield an error if the release does not support this type of the speculators format."""
-    if kind not in release.speculators:
-        message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
-        hint = having(lambda each: kind in each.speculators)
-        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, SPECULATORS))
 
 
 def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -101,18 +90,14 @@ def _check_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
 
 def _check_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield an error if texts exceed the drafter's position table, beyond the end of which vLLM would read."""
-    length, layer = context.recipe.engine.max_seq_len, _layer_config(context.sources["draft"])
-    positions = layer.get("max_position_embeddings")
+    length, config = context.recipe.engine.max_seq_len, context.sources["draft"].config
+    layer = config.get("transformer_layer_config")  # the key of the speculators format
+    positions = (layer if isinstance(layer, Mapping) else config).get("max_position_embeddings")
     feature = "raises_positions" if method in ("eagle", "eagle3") else "raises_block_positions"
     if isinstance(positions, int) and positions < length and feature not in release.does:
         message = f"the drafter has {positions} positions, and vLLM {release.version} reads past them in longer texts"
         hint = f"set engine.max_seq_len to at most {positions}; {having(lambda each: feature in each.does)}"
         yield Diagnostic(DRAFT, "positions", message, hint, source="vllm-project/vllm#48894, #57941")
-
-
-def _layer_config(net: Source) -> Mapping[str, Any]:
-    layer = net.config.get("transformer_layer_config")  # the key of the speculators format
-    return layer if isinstance(layer, Mapping) else net.config
 
 
 def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -155,12 +140,8 @@ def supports_heterogeneous_vocab(version: str, method: str) -> bool:
 
 def has_other_vocabulary(context: PlanContext) -> bool:
     """Return whether the draft model's vocabulary differs from the target's in size or tokens."""
-    return _has_other_rows(context) or _has_other_tokens(context)
-
-
-def _has_other_rows(context: PlanContext) -> bool:
     ours, theirs = context.target_config, context.draft_config
-    return bool(ours and theirs and ours.vocab_size != theirs.vocab_size)
+    return bool(ours and theirs and ours.vocab_size != theirs.vocab_size) or _has_other_tokens(context)
 
 
 def _has_other_tokens(context: PlanContext) -> bool:
@@ -176,16 +157,13 @@ def _has_other_tokens(context: PlanContext) -> bool:
 
 def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield a warning for a draft model with another vocabulary, which can draft only shared tokens."""
-    if supports_heterogeneous_vocab(context.version, context.method_name) and has_other_vocabulary(context):
-        message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
-        ours, theirs = context.target_config, context.draft_config
-        if ours and theirs and not _has_other_tokens(context):
-            message = (
-                f"draft and target share a tokenizer, but have {theirs.vocab_size} and {ours.vocab_size} rows: vLLM"
-            )
-            message += " maps the shared tokens, on its V1 model runner"
-            hint = "to avoid this, save both with equal vocabularies: resize_token_embeddings in transformers"
-            yield Diagnostic(DRAFT, "vocabulary", message, hint, "warning", source=FIELD)
-            return
-        hint = "a draft of the target's family is accepted more often"
-        yield Diagnostic(DRAFT, "vocabulary", message, hint, "warning", source=FIELD)
+    if not supports_heterogeneous_vocab(context.version, context.method_name) or not has_other_vocabulary(context):
+        return
+    message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
+    hint = "a draft of the target's family is accepted more often"
+    ours, theirs = context.target_config, context.draft_config
+    if ours and theirs and not _has_other_tokens(context):
+        message = f"draft and target share a tokenizer, but have {theirs.vocab_size} and {ours.vocab_size} rows: vLLM"
+        message += " maps the shared tokens, on its V1 model runner"
+        hint = "to avoid this, save both with equal vocabularies: resize_token_embeddings in transformers"
+    yield Diagnostic(DRAFT, "vocabulary", message, hint, "warning", source=FIELD)
