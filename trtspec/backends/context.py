@@ -83,7 +83,6 @@ class PlanContext:
 
     @cached_property
     def draft_format(self) -> QuantFormat:
-        """Return the format in which a conversion stores the draft model."""
         asked = self.recipe.speculation.draft
         return self.draft.format(requested_scheme(asked)) if asked and self.draft else QuantFormat()
 

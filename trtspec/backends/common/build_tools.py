@@ -134,7 +134,6 @@ class _Log:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open the file for the block, truncating it."""
         self._tool.log.parent.mkdir(parents=True, exist_ok=True)
         # line-buffered, so that the log can be followed while the tool runs
         self._file = self._tool.log.open("w", buffering=1, encoding="utf-8")

@@ -32,6 +32,8 @@ from trtspec.store.files import FileReader, Files
 from trtspec.store.step import Inputs, Step, StepProgress
 
 TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
+# Checkpoints of target and draft, relative to a model of the repository.
+SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
 
 
 @dataclass(frozen=True)
@@ -202,11 +204,6 @@ def copy_steps(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]
     }
 
 
-def served_path(role: str) -> str:
-    """Return the path of a checkpoint relative to a model of the repository."""
-    return from_model(checkpoint(role))
-
-
 def padding_notes(context: PlanContext) -> tuple[str, ...]:
     """Return a note if the draft's vocabulary is padded or cut."""
     draft = context.draft
@@ -232,7 +229,6 @@ def plan_source_artifact(
 
 
 def serving_settings(context: PlanContext) -> ServingSettings:
-    """Return the settings that all models of a repository share."""
     serving = context.resolved.serving
     return ServingSettings(
         max_batch_size=context.resolved.engine.max_batch_size,
@@ -258,6 +254,12 @@ def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]
     return steps
 
 
+def read_calibration(reader: FileReader, path: str | None) -> Files:
+    """Return a recipe's file of calibration prompts, or trtspec's own."""
+    prompts = Path(path) if path else calibration_prompts()
+    return reader.read(prompts.parent, [prompts])
+
+
 def _convert(
     reader: FileReader,
     role: str,
@@ -271,13 +273,12 @@ def _convert(
     calibration: tuple[Calibrate, ...] = ()
     if model.needs_calibration(wanted):
         settings = asked.quantization.calibration
-        prompts = Path(settings.prompts) if settings.prompts else calibration_prompts()
         calibration = (
             Calibrate(
                 role,
                 weights,
                 tokenizer=reader.read(source.root, source.tokenizer_files),
-                prompts=reader.read(prompts.parent, [prompts]),
+                prompts=read_calibration(reader, settings.prompts),
                 samples=settings.samples,
                 max_len=settings.max_len,
                 nbytes=source.nbytes,

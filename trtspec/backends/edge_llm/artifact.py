@@ -18,16 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import EmitModels, companion_steps, read_models
+from trtspec.backends.common.steps import EmitModels, companion_steps, read_calibration, read_models
 from trtspec.backends.context import PlanContext, recipe_models
-from trtspec.backends.edge_llm.arguments import (
-    aux_layers,
-    build_command,
-    export_arguments,
-    model_json,
-    onnx,
-    quantize_arguments,
-)
+from trtspec.backends.edge_llm import arguments
 from trtspec.backends.edge_llm.build import CHAT_TEMPLATE, DescribeBuild, RunEdgeTool, StageCheckpoint
 from trtspec.backends.edge_llm.toolchain import EdgeToolchain, probe_toolchain, releases
 from trtspec.backends.serving import ServingHooks, require_package
@@ -35,7 +28,6 @@ from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.core.errors import DeployError
 from trtspec.core.gpus import detect_gpus, find_gpu
-from trtspec.core.paths import calibration_prompts
 from trtspec.serving.triton.names import ENSEMBLE
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings
 from trtspec.store.artifact import Manifest
@@ -51,9 +43,8 @@ TOOL_FACTS = ("version", "directory", "missing", "tensorrt", "driver", "why_no_e
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps. Raise TrtspecError if another Edge-LLM than the recipe's is installed."""
-    engine_, serving = context.resolved.engine, context.resolved.serving
-    tools = probe_toolchain(context.version, engine_.gpu)
-    command, facts = build_command(context), _facts(context, tools)
+    engine_, tools = context.resolved.engine, probe_toolchain(context.version, context.resolved.engine.gpu)
+    command, facts = arguments.build_command(context), _facts(context, tools)
     sources = {role: _stage(context, reader, role, source) for role, source in context.sources.items()}
     checkpoints: dict[str, Step] = sources | _quantized(context, reader, sources, tools)
     steps = {checkpoint(role): step for role, step in checkpoints.items()}
@@ -62,9 +53,10 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         stored = sum(source.nbytes for source in context.sources.values())
         steps[engine("target")] = replace(step, machine=json.dumps(facts, sort_keys=True), stored_bytes=stored)
     else:
-        steps |= {onnx(role): _export(context, role, checkpoints, tools) for role in checkpoints}
+        steps |= {arguments.onnx(role): _export(context, role, checkpoints, tools) for role in checkpoints}
     steps |= companion_steps(context, reader)
-    steps[REPOSITORY] = repository_step(model_json(context), engine_.max_batch_size, streaming=serving.streaming)
+    document, concurrency = arguments.model_json(context), engine_.max_batch_size
+    steps[REPOSITORY] = repository_step(document, concurrency, streaming=context.resolved.serving.streaming)
     steps[""] = DescribeBuild(command, tuple(facts.items()))
     lack = tools.lack()
     runs = [directory for directory, step in steps.items() if isinstance(step, RunEdgeTool)]
@@ -82,7 +74,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) -> StageCheckpoint:
     files = reader.read(source.root, source.files)
     if role == "draft":
-        return StageCheckpoint(role, files, target_layers=aux_layers(context))
+        return StageCheckpoint(role, files, target_layers=arguments.aux_layers(context))
     path = source.root / "tokenizer_config.json"
     config = read_json(path, MAX_TOKENIZER_BYTES) if path.is_file() else {}
     has_template = config.get("chat_template") or any(file.name == CHAT_TEMPLATE for file in source.tokenizer_files)
@@ -98,12 +90,11 @@ def _quantized(
         wanted, source = asked.quantization, context.sources[role]
         if source_format(source).weights != "none" or (wanted.weights, wanted.kv_cache) == ("none", "none"):
             continue
-        prompts = Path(wanted.calibration.prompts) if wanted.calibration.prompts else calibration_prompts()
         reads: dict[str, Step] = {each: sources[each] for each in dict.fromkeys(("target", role))}
-        argv = quantize_arguments(role, wanted, tools.device)
+        argv = arguments.quantize_arguments(role, wanted, tools.device)
         found[role] = replace(
             _run(context, tools, "quantize", role, argv, reads, checkpoint(role)),
-            prompts=(reader.read(prompts.parent, [prompts]),),
+            prompts=(read_calibration(reader, wanted.calibration.prompts),),
             samples=wanted.calibration.samples,
             stored_bytes=source.nbytes // 2,
         )
@@ -113,7 +104,8 @@ def _quantized(
 def _export(context: PlanContext, role: str, checkpoints: Mapping[str, Step], tools: EdgeToolchain) -> RunEdgeTool:
     method, sm = context.method_name, find_gpu(context.resolved.engine.gpu).sm
     reads = {"draft": checkpoints["draft"]} if (role, method) == ("draft", "eagle3") else checkpoints
-    step = _run(context, tools, "export", role, export_arguments(role, method, sm), reads, onnx(role))
+    argv = arguments.export_arguments(role, method, sm)
+    step = _run(context, tools, "export", role, argv, reads, arguments.onnx(role))
     return replace(step, stored_bytes=context.sources[role].nbytes)
 
 

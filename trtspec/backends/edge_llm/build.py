@@ -36,7 +36,6 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 
 
 def check_files(out: Path, names: tuple[str, ...], command: str) -> None:
-    """Raise StepError if a file is missing or empty."""
     odd = [name for name in names if not (out / name).is_file() or not (out / name).stat().st_size]
     if odd:
         raise StepError(f"{command} succeeded but did not write {', '.join(odd)}", hint="see its log")
@@ -71,7 +70,6 @@ class StageCheckpoint(CopyFiles):
         return f"stage-{self.what}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, str]:
-        """Copy the files, and add the template and the layers."""
         copied = super().run(out, inputs, progress)
         if self.plain_template:
             (out / CHAT_TEMPLATE).write_text(PLAIN_TEMPLATE)

@@ -30,7 +30,6 @@ BLOCK_METHODS = ("dflash", "dspark")
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield all problems of a recipe with Edge-LLM."""
     release, method = releases()[context.version], context.method_name
     if method != "none" and method not in release.methods:
         return  # reported by `check`, with the backends that run it
@@ -40,7 +39,10 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_eagle3(context)
     yield from _check_formats(context, release)
     yield from check_unconverted(context, "Edge-LLM")
-    yield from _check_engine(context)
+    for key in ("image", "timing_cache"):
+        if getattr(context.recipe.engine.build, key):
+            message = f"Edge-LLM's builder does not support {key}"
+            yield Diagnostic(f"engine.build.{key}", "not-supported", message, "remove it", source=CLI)
 
 
 def _check_gpu(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
@@ -125,14 +127,6 @@ def _check_formats(context: PlanContext, release: EdgeRelease) -> Iterator[Diagn
             message += "Edge-LLM does not support speculation with parallel targets"
             source = f"{CLI}, _resolve_build_selection"
             yield Diagnostic(f"{path}.parallel", "parallel", message, "remove it", source=source)
-
-
-def _check_engine(context: PlanContext) -> Iterator[Diagnostic]:
-    build = context.recipe.engine.build
-    for key in ("image", "timing_cache"):
-        if getattr(build, key):
-            message = f"Edge-LLM's builder does not support {key}"
-            yield Diagnostic(f"engine.build.{key}", "not-supported", message, "remove it", source=CLI)
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:

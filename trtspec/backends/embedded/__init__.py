@@ -12,9 +12,8 @@ from trtspec.backends.common.memory import plan_memory
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoints.previews import fetch_tokenizer
-from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.checkpoints.translation import Meaning, token_ids
+from trtspec.checkpoints.translation import token_ids
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.core.installation import DoctorCheck, check_package
@@ -55,9 +54,12 @@ def check(context: PlanContext) -> Iterator[Diagnostic]:
 
 def _check_vocabulary(context: PlanContext) -> Diagnostic:
     """Return how much of the target's vocabulary the draft shares: a warning, or an error without overlap."""
+    sources = [context.sources[role] for role in ("target", "draft")]
     message = "draft and target have different tokenizers"
     try:
-        ours, theirs = (_meanings(context.sources[role]) for role in ("target", "draft"))
+        for source in sources:
+            fetch_tokenizer(source)
+        ours, theirs = (token_ids(Tokenizer(source.root)) for source in sources)
     except CheckpointError as error:
         return Diagnostic(DRAFT, "vocabulary", f"{message}, and in {error.where} {error.message}", error.hint)
     shared = len(ours.keys() & theirs.keys())
@@ -68,11 +70,6 @@ def _check_vocabulary(context: PlanContext) -> Diagnostic:
     message += f": the draft can draft only {share}"
     hint = "a draft of the target's family is accepted more often"
     return Diagnostic(DRAFT, "vocabulary", message, hint, "warning")
-
-
-def _meanings(source: Source) -> dict[Meaning, int]:
-    fetch_tokenizer(source)
-    return token_ids(Tokenizer(source.root))
 
 
 def _check_longrope(context: PlanContext) -> Iterator[Diagnostic]:

@@ -133,20 +133,16 @@ def _option_fields(context: PlanContext) -> dict[str, Any]:
     if isinstance(options, DraftTargetOptions) and "use_draft_logits" in context.recipe.speculation.options:
         return {REJECTION: options.use_draft_logits} if verifies_with_logits(context) else {}
     if isinstance(options, SuffixOptions):
-        return _suffix_fields(context, options)
+        # the longest match, also in other responses unless the recipe disables it
+        fields = {"max_matching_ngram_size": -1, "enable_global_pool": options.max_cached_requests > 0}
+        if "max_cached_requests" in context.recipe.speculation.options and options.max_cached_requests:
+            fields["global_pool_size"] = options.max_cached_requests
+        return fields
     if context.method_name == "pard":
         # config.json may have two mask keys, and upstream prefers the other one
         mask = mask_token(context.sources["draft"])
         return {} if mask is None else {"mask_token_id": mask}
     return {}
-
-
-def _suffix_fields(context: PlanContext, options: SuffixOptions) -> dict[str, Any]:
-    """Return the lookup fields: the longest match, also in other responses unless the recipe disables it."""
-    fields: dict[str, Any] = {"max_matching_ngram_size": -1, "enable_global_pool": options.max_cached_requests > 0}
-    if "max_cached_requests" in context.recipe.speculation.options and options.max_cached_requests:
-        fields["global_pool_size"] = options.max_cached_requests
-    return fields
 
 
 def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:

@@ -37,7 +37,6 @@ MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculativ
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield all problems of a recipe with the LLM API."""
     method = context.method_name
     if method != "none" and method not in find_version_spec(context.version).api.methods:
         having = [minor for minor, spec in version_specs().items() if method in spec.api.methods]
@@ -49,7 +48,10 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from _check_schedule(context)
         yield from _check_threshold(context)
     yield from _check_options(context)
-    yield from _check_sampling(context)
+    if arguments.is_greedy_only(context):
+        message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
+        hint = "sampled requests are rejected; versions from 1.3 on serve them"
+        yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
     yield from _check_mtp(context)
     yield from _check_head(context)
     yield from _check_quant_format(context)
@@ -106,7 +108,6 @@ def _remedy(key: str, honours: Callable[[VersionSpec], bool]) -> str:
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield the method's options that the LLM API does not support."""
     options = context.options
     message = "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance"
     yield from checks.check_acceptance(context, message, f"{LLM_ARGS}, EagleDecodingConfig")
@@ -146,14 +147,6 @@ def _check_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
     elif shape.max_tokens > most:
         message = f"the tree has {shape.max_tokens} nodes, but the LLM API supports at most top_k * draft_len = {most}"
         yield Diagnostic(f"{OPTIONS}.nodes", "out-of-range", message, source=f"{LLM_ARGS}, max_total_draft_tokens")
-
-
-def _check_sampling(context: PlanContext) -> Iterable[Diagnostic]:
-    if arguments.is_greedy_only(context):
-        method = context.method_name
-        message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
-        hint = "sampled requests are rejected; versions from 1.3 on serve them"
-        yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
 
 
 def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:

@@ -25,7 +25,6 @@ OWN_NETS = ("eagle", "eagle3", "mtp")  # methods of SGLang's EAGLE worker
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield all problems of a recipe with SGLang."""
     method = context.method_name
     if method not in ("none", *ALGORITHMS):
         return  # `check` reports it for every backend
@@ -39,13 +38,16 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_mtp(context)
     yield from _check_schedule(context)
     yield from _check_verify(context)
-    yield from _check_parallel(context)
+    if method != "none" and context.recipe.target.parallel.pipeline > 1:
+        message = "SGLang does not support speculation with pipeline parallelism, except experimentally for EAGLE"
+        hint = "use tensor parallelism only"
+        yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=PIPELINE)
+    yield from checks.check_draft_parallel(context, HOOK)
     yield from checks.check_online(context, "SGLang", ONLINE)
     yield from checks.check_unconverted(context, "SGLang")
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield the method's options that SGLang does not support."""
     options, configured = context.options, context.recipe.speculation.options
     message = "SGLang serves exact acceptance only: trtspec keeps its accept thresholds at 1.0"
     yield from checks.check_acceptance(context, message, HOOK)
@@ -133,13 +135,3 @@ def _drafts_fewer_ids(context: PlanContext) -> bool:
     source = context.sources["draft"]
     size = source.config.get("vocab_size")
     return source.config.get("draft_vocab_size", size) != size or any(name.endswith("d2t") for name in source.tensors)
-
-
-def _check_parallel(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield parallelism of target and draft that SGLang does not support."""
-    speculation, parallel = context.recipe.speculation, context.recipe.target.parallel
-    if speculation.method != "none" and parallel.pipeline > 1:
-        message = "SGLang does not support speculation with pipeline parallelism, except experimentally for EAGLE"
-        hint = "use tensor parallelism only"
-        yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=PIPELINE)
-    yield from checks.check_draft_parallel(context, HOOK)

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.common.build_tools import installed_versions
-from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.common.steps import (
     EmitRepository,
     companion_steps,
@@ -46,7 +45,7 @@ from trtspec.backends.tensorrt_llm.placement import (
     plan_placement,
 )
 from trtspec.backends.tensorrt_llm.specs import build_arguments, engine_specs, is_greedy_only
-from trtspec.backends.tensorrt_llm.toolchain import BUILDER, PACKAGE, EngineToolchain, probe_toolchain
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER, PACKAGE, probe_toolchain
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
@@ -193,10 +192,15 @@ def _tree(choices: Choices) -> str:
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps. Raise TrtspecError if another TensorRT-LLM than the recipe's is installed."""
-    engine_ = context.resolved.engine
-    toolchain = probe_toolchain(engine_.build.image, engine_.version, engine_.gpu)
-    checkpoints = conversion_steps(context, reader)
-    engines = _engines(context, reader, checkpoints, toolchain)
+    engine_, build = context.resolved.engine, context.resolved.engine.build
+    toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu)
+    checkpoints, cache = conversion_steps(context, reader), Path(build.timing_cache)
+    timing_cache = (reader.read(cache.parent, [cache]),) if build.timing_cache else ()
+    arguments = {spec.role: tuple(build_arguments(spec.role, context)) for spec in engine_specs(context)}
+    engines = tuple(
+        BuildEngine(role, checkpoints[role], words, toolchain, timing_cache, build.timeout_s)
+        for role, words in arguments.items()
+    )
     placement = plan_placement(context)
     steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
     steps |= {engine(built.role): built for built in engines}
@@ -216,25 +220,6 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         devices=toolchain.devices,
         lacks=lacks,
         facts={"placement": asdict(placement), "toolchain": {key: getattr(toolchain, key) for key in TOOL_FACTS}},
-    )
-
-
-def _engines(
-    context: PlanContext, reader: FileReader, checkpoints: Mapping[str, ConvertCheckpoint], toolchain: EngineToolchain
-) -> tuple[BuildEngine, ...]:
-    build = context.resolved.engine.build
-    cache = Path(build.timing_cache)
-    timing_cache = (reader.read(cache.parent, [cache]),) if build.timing_cache else ()
-    return tuple(
-        BuildEngine(
-            role,
-            checkpoint,
-            tuple(build_arguments(role, context)),  # type: ignore[arg-type]  # "target" or "draft"
-            toolchain,
-            timing_cache,
-            build.timeout_s,
-        )
-        for role, checkpoint in checkpoints.items()
     )
 
 

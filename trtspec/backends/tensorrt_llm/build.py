@@ -153,7 +153,6 @@ class DescribeEngines(Step):
     launch: str
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Write the script, its timing cache if there is one, and launch.json."""
         for files in self.engines[0].timing_cache:
             with files.unchanged():
                 shutil.copyfile(files.paths[0], out / TIMING_CACHE)

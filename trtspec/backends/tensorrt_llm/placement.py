@@ -77,8 +77,14 @@ def plan_placement(context: PlanContext) -> EnginePlacement:
     specs, serving = engine_specs(context), context.recipe.serving
     is_pair = len(specs) > 1
     fast_logits = serving.fast_logits and is_pair
-    ranks = _participants(specs) if fast_logits else {}
-    limit = _shared_cache_tokens(context) if is_pair else 0
+    ranks: dict[str, tuple[int, ...]] = {}  # of MPI: rank 0 is the orchestrator, the draft's ranks are next
+    for spec in reversed(specs) if fast_logits else ():
+        first = 1 + sum(map(len, ranks.values()))
+        ranks[spec.role] = tuple(range(first, first + spec.mapping.ranks))
+    # A cache takes its fraction of the free memory when its engine is loaded, so the engine that is loaded first would
+    # leave too little for the other. A number of tokens does not depend on the order.
+    shared = [load.cache_tokens for load in gpu_loads(context) if len(load.ranks) > 1 and load.memory]
+    limit = min(shared, default=0) if is_pair else 0
     models = tuple(
         PlacedModel(
             name=ENGINE_MODELS[spec.role],
@@ -101,25 +107,6 @@ def plan_placement(context: PlanContext) -> EnginePlacement:
         environment=dict(zip(ENVIRONMENT, ("1", "1" if spawns else "0"), strict=True)) if is_pair else {},
         command=_command(world_size, [model.name for model in models], pools),
     )
-
-
-def _participants(specs: list[EngineSpec]) -> dict[str, tuple[int, ...]]:
-    """Return the MPI ranks of each engine: rank 0 is the orchestrator, the draft's ranks are next."""
-    found: dict[str, tuple[int, ...]] = {}
-    first = 1
-    for spec in reversed(specs):
-        found[spec.role] = tuple(range(first, first + spec.mapping.ranks))
-        first += spec.mapping.ranks
-    return found
-
-
-def _shared_cache_tokens(context: PlanContext) -> int:
-    """Return the capacity of each cache in tokens if engines share a GPU, 0 if none do or the GPU is unknown.
-
-    A cache takes its fraction of the free memory when its engine is loaded, so the engine that is loaded first would
-    leave too little for the other. A number of tokens does not depend on the order.
-    """
-    return min((load.cache_tokens for load in gpu_loads(context) if len(load.ranks) > 1 and load.memory), default=0)
 
 
 def no_pools(gpu_ids: Iterable[int]) -> tuple[str, ...]:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from trtspec.backends.base import Backend, deferred, methods_of_releases
 from trtspec.backends.common.memory import plan_source_memory
-from trtspec.backends.vllm.check import check
-from trtspec.backends.vllm.drafters import supports_heterogeneous_vocab
+from trtspec.backends.vllm.check import check, supports_heterogeneous_vocab
 from trtspec.backends.vllm.versions import releases
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import DoctorCheck

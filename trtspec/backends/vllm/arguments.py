@@ -11,7 +11,7 @@ from typing import Any
 
 from trtspec.backends.common.memory import plan_source_memory
 from trtspec.backends.context import PlanContext, hub_revision, online_format
-from trtspec.backends.vllm.drafters import has_other_vocabulary
+from trtspec.backends.vllm.check import has_other_vocabulary
 from trtspec.backends.vllm.versions import PARALLEL, releases
 from trtspec.methods.base import Options
 from trtspec.methods.ngram import NgramOptions

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import EmitModels, plan_source_artifact, read_models, served_path
+from trtspec.backends.common.steps import SERVED_PATHS, EmitModels, plan_source_artifact, read_models
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import (
     FallbackBackend,
@@ -44,7 +44,6 @@ RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parall
 
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
-    """Return the command line of vLLM without Triton."""
     document = load_absolute(repository, MODEL_JSON, artifact)
     model = document.pop("model")
     arguments = command_options(document)
@@ -111,5 +110,5 @@ def repository_step(document: Mapping[str, Any]) -> EmitModels:
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    document = model_json(context, served_path("target"), served_path("draft"))
+    document = model_json(context, *SERVED_PATHS)
     return plan_source_artifact(context, reader, "vllm", repository_step(document), {"model_json": document})

@@ -81,6 +81,7 @@ class TritonPythonModel:
         self.lock = threading.Lock()  # guards commands, which two threads send, and the open requests
         self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.worker = _start_worker(version / "model.json")
+        self.commands = cast("IO[str]", self.worker.stdin)
         threading.Thread(target=self.read, daemon=True).start()
         if (first := self.lines.get()) is None or "ready" not in json.loads(first):
             raise RuntimeError("vLLM did not start: see its output above")
@@ -104,10 +105,6 @@ class TritonPythonModel:
         except subprocess.TimeoutExpired:
             self.worker.kill()
         self.metrics.close()
-
-    @property
-    def commands(self) -> IO[str]:
-        return cast("IO[str]", self.worker.stdin)
 
     def occupancy(self) -> tuple[int, int]:
         """Return the number of running and of waiting requests; vLLM does not report cancelled ones."""

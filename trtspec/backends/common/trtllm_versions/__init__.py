@@ -42,20 +42,14 @@ class Container:
 
 
 @cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = load_package_yaml(CONTAINERS)
-    return document
-
-
-@cache
 def containers() -> tuple[Container, ...]:
     """Return the containers, oldest first."""
-    return tuple(Container(**each) for each in _document()["containers"])
+    return tuple(Container(**each) for each in load_package_yaml(CONTAINERS)["containers"])
 
 
 def container_images(version: str) -> tuple[str, ...]:
     """Return the container images, by tag, that ship a release, newest first."""
-    image = _document()["image"]
+    image = load_package_yaml(CONTAINERS)["image"]
     return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)
 
 

@@ -70,8 +70,8 @@ def check_fp8_kernels(context: PlanContext) -> Iterator[Diagnostic]:
                 yield spec.diagnostic(f"quantization.{key}", "fp8", message, hint, source=sources.BUILDER)
 
 
-def check_rowwise_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder rejects per-channel and per-token scales on Blackwell."""
+def check_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
+    """The builder rejects per-channel and per-token scales on Blackwell, and some plugins lack kernels for 10.0."""
     gpu = context.gpu
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
@@ -80,14 +80,7 @@ def check_rowwise_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
             message = f"fp8_rowwise engines cannot be built for {_describe(gpu)}:"
             message += " the builder rejects row-wise scales there"
             yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=sources.BUILDER)
-
-
-def check_plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """Some plugins lack kernels for compute capability 10.0."""
-    gpu = context.gpu
-    if gpu is None or gpu.sm != BLACKWELL:
-        return
-    for name in NOT_ON_BLACKWELL:
+    for name in NOT_ON_BLACKWELL if gpu.sm == BLACKWELL else ():
         if context.recipe.engine.extra.get(name, "disable") not in ("disable", False):
             message = f"{name} does not support {_describe(gpu)}"
             yield Diagnostic(f"engine.extra.{name}", "gpu", message, "remove it", source=sources.PLUGINS)
@@ -122,19 +115,16 @@ def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
             yield spec.diagnostic("quantization.kv_cache", "kv-reuse", message, hint, severity, source)
 
 
-def check_rowwise_trees(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention with row-wise scales does not pass on whether drafts are verified, and the build fails."""
-    target = engine_specs(context)[0]
-    if target.quant_format.weights == "fp8_rowwise" and target.mode in MASKED_MODES:
-        message = f"{context.method_name} engines do not support fp8_rowwise weights"
-        source = f"{sources.ATTENTION}, {sources.issue(2641)}"
-        yield Diagnostic("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
-
-
-def check_rowwise_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention with row-wise scales lacks query and key norms; the loader only warns about their weights."""
+def check_rowwise_attention(context: PlanContext) -> Iterator[Diagnostic]:
+    """Attention with row-wise scales does not pass on whether drafts are verified, and lacks query and key norms."""
     for spec in engine_specs(context):
-        if spec.quant_format.weights == "fp8_rowwise" and spec.config.qk_norm:
+        if spec.quant_format.weights != "fp8_rowwise":
+            continue
+        if spec.mode in MASKED_MODES:  # the build fails
+            message = f"{context.method_name} engines do not support fp8_rowwise weights"
+            source = f"{sources.ATTENTION}, {sources.issue(2641)}"
+            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=source)
+        if spec.config.qk_norm:  # the loader only warns about their weights
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its norms of queries and keys,"
             message += " so their output is wrong"
             yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=sources.QUANTIZE)

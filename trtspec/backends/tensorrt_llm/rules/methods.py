@@ -76,12 +76,20 @@ def check_eagle(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_pipeline_stages(context: PlanContext) -> Iterator[Diagnostic]:
-    """The head reads the outputs of the last stage, but upstream creates and requests it on every stage."""
-    target = engine_specs(context)[0]
-    if target.mode in ONE_STAGE and target.mapping.pipeline > 1:
+    """The head reads the outputs of the last stage, but upstream creates and requests it on every stage.
+
+    For other modes, upstream's support lists contain only tensor parallelism.
+    """
+    target, path = engine_specs(context)[0], "target.parallel.pipeline"
+    if target.mapping.pipeline == 1:
+        return
+    if target.mode in ONE_STAGE:
         message = f"{context.method_name} engines do not support pipeline stages"
-        hint, source = "use parallel.tensor", ONE_STAGE[target.mode]
-        yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=source)
+        yield Diagnostic(path, "parallel", message, "use parallel.tensor", source=ONE_STAGE[target.mode])
+    elif target.mode in READMES:
+        message = f"upstream lists only tensor parallelism for {target.mode}"
+        hint = "use parallel.tensor if the GPUs allow it"
+        yield Diagnostic(path, "parallel", message, hint, "warning", READMES[target.mode])
 
 
 def check_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
@@ -116,15 +124,6 @@ def check_upstream_examples(context: PlanContext) -> Iterator[Diagnostic]:
         names = ", ".join(known)
         message = f"upstream has {context.method_name} examples for {names}, not {target.config.architecture}"
         yield Diagnostic(METHOD, "architecture", message, VERIFY, "warning", source)
-
-
-def check_documented_stages(context: PlanContext) -> Iterator[Diagnostic]:
-    """Upstream's support lists contain only tensor parallelism."""
-    target = engine_specs(context)[0]
-    if target.mode in READMES and target.mapping.pipeline > 1:
-        message = f"upstream lists only tensor parallelism for {target.mode}"
-        hint = "use parallel.tensor if the GPUs allow it"
-        yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, "warning", READMES[target.mode])
 
 
 def check_lookahead_sizes(context: PlanContext) -> Iterator[Diagnostic]:

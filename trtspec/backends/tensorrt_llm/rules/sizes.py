@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.placement import GpuLoad, gpu_loads
+from trtspec.backends.tensorrt_llm.placement import gpu_loads
 from trtspec.backends.tensorrt_llm.rules import sources
 from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, speculation_mode, uses_draft_logits
 from trtspec.core.diagnostics import Diagnostic
@@ -54,8 +54,14 @@ def check_large_steps(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("engine.max_num_tokens", "out-of-range", message, None, "warning", sources.NUM_TOKENS)
 
 
-def check_weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
-    """Weights and activations must leave memory for the KV cache."""
+def check_memory(context: PlanContext) -> Iterator[Diagnostic]:
+    """Weights and activations must leave memory for the KV cache.
+
+    The runtime lowers the maximal text length to the capacity of the cache and reports it only in its log. Requests
+    wait for space in the cache.
+    """
+    longest, batch = max(spec.built_seq_len for spec in engine_specs(context)), context.recipe.engine.max_batch_size
+    scarce: list[tuple[int, int]] = []  # the tokens that a GPU's caches hold, and its id
     for load in gpu_loads(context) if context.gpu else ():
         if load.fixed >= load.memory:
             message = f"GPU {load.id}: weights and activations take about {_gib(load.fixed)},"
@@ -63,60 +69,39 @@ def check_weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
             hint = "divide the model (parallel), store it in FP8, or lower max_num_tokens"
             source = f"{sources.issue(1221)}, {sources.issue(2451)}"
             yield Diagnostic("engine.gpu", "memory", message, hint, source=source)
-
-
-def check_text_fits(context: PlanContext) -> Iterator[Diagnostic]:
-    """The runtime lowers the maximal text length to the capacity of the KV cache and reports it only in its log."""
-    longest = max(spec.built_seq_len for spec in engine_specs(context))
-    for load in _loads_that_fit(context):
-        if load.cache_tokens < longest:
+        elif load.cache_tokens < longest:
             message = f"GPU {load.id}: about {_gib(load.cache_limit)} remain for KV caches, {load.cache_tokens} tokens,"
             message += f" but a text may have {longest} tokens, drafts included"
             hint = "lower engine.max_seq_len, kv_cache: fp8, or more GPUs"
             yield Diagnostic("engine.max_seq_len", "memory", message, hint, source=sources.BATCHING)
-
-
-def check_batch_fits(context: PlanContext) -> Iterator[Diagnostic]:
-    """Requests wait for space in the KV cache."""
-    longest = max(spec.built_seq_len for spec in engine_specs(context))
-    batch = context.recipe.engine.max_batch_size
-    loads = [load for load in _loads_that_fit(context) if longest <= load.cache_tokens < batch * longest]
-    if loads:
-        least = min(loads, key=lambda load: load.cache_tokens)
-        message = f"GPU {least.id}: KV caches hold {least.cache_tokens // longest} of max_batch_size {batch} texts of"
-        message += " max_seq_len; the others wait"
+        elif load.cache_tokens < batch * longest:
+            scarce.append((load.cache_tokens, load.id))
+    if scarce:
+        tokens, gpu_id = min(scarce)
+        message = f"GPU {gpu_id}: KV caches hold {tokens // longest} of max_batch_size {batch} texts of max_seq_len;"
+        message += " the others wait"
         yield Diagnostic("engine.max_batch_size", "memory", message, None, "warning", sources.BATCHING)
-
-
-def _loads_that_fit(context: PlanContext) -> list[GpuLoad]:
-    return [load for load in gpu_loads(context) if load.memory > load.fixed]
 
 
 def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
-def check_rank_gpus(context: PlanContext) -> Iterator[Diagnostic]:
-    """An engine has as many GPUs as ranks."""
-    placement = context.recipe.serving.placement
-    for spec in engine_specs(context) if placement else ():
-        if len(spec.gpu_ids) != spec.mapping.ranks:
-            message = f"the {spec.role} is divided over {spec.mapping.ranks} GPUs, but {len(spec.gpu_ids)} are listed"
-            hint = f"list {spec.mapping.ranks}, or change {spec.path}.parallel"
-            yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, hint, source=sources.EXECUTOR)
-
-
-def check_single_node(context: PlanContext) -> Iterator[Diagnostic]:
-    """Orchestrated workers and the launch command support one node, whose GPUs are numbered from 0."""
+def check_placement(context: PlanContext) -> Iterator[Diagnostic]:
+    """An engine has as many GPUs as ranks, all on one node, whose GPUs are numbered from 0."""
     placement = context.recipe.serving.placement
     for spec in engine_specs(context):
-        if spec.mapping.ranks > GPUS_PER_NODE:
-            message = f"the {spec.role} has {spec.mapping.ranks} ranks, but engines are served on one node of"
-            message += f" {GPUS_PER_NODE}"
+        key, ranks = f"serving.placement.{spec.role}", spec.mapping.ranks
+        if placement and len(spec.gpu_ids) != ranks:
+            message = f"the {spec.role} is divided over {ranks} GPUs, but {len(spec.gpu_ids)} are listed"
+            hint = f"list {ranks}, or change {spec.path}.parallel"
+            yield Diagnostic(key, "placement", message, hint, source=sources.EXECUTOR)
+        if ranks > GPUS_PER_NODE:
+            message = f"the {spec.role} has {ranks} ranks, but engines are served on one node of {GPUS_PER_NODE}"
             yield spec.diagnostic("parallel", "placement", message, source=sources.WORLD)
         elif placement and max(spec.gpu_ids) >= GPUS_PER_NODE:
             message = f"GPU {max(spec.gpu_ids)}: a node's GPUs are numbered 0 to {GPUS_PER_NODE - 1}"
-            yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, source=sources.WORLD)
+            yield Diagnostic(key, "placement", message, source=sources.WORLD)
 
 
 def check_draft_placement(context: PlanContext) -> Iterator[Diagnostic]:
