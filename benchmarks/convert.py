@@ -72,7 +72,7 @@ def make_headers(root: Path) -> None:
 
 def convert_ours(source: Path, out: Path) -> None:
     """Convert with trtspec; its journal syncs every byte to disk before it returns."""
-    from trtspec.backends.steps.convert import convert_checkpoint
+    from trtspec.backends.common.convert import convert_checkpoint
     from trtspec.checkpoints.conversion import Activations
     from trtspec.checkpoints.quant_scheme import Scheme
     from trtspec.checkpoints.sharding import ParallelMapping

@@ -19,7 +19,7 @@ from tests.conftest import Run
 from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a fixture
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
-from trtspec.backends.tensorrt_llm.repository import check_machine as check_built_for
+from trtspec.backends.tensorrt_llm.artifact import check_machine as check_built_for
 from trtspec.bench.run_gates import ensure_gates
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError

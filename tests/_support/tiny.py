@@ -7,14 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.steps.convert import convert_checkpoint
-<<<<<<< HEAD
+from trtspec.backends.common.convert import convert_checkpoint
 from trtspec.checkpoints.rules import Family
-from trtspec.core.hashing import file_sha256
-from trtspec.core.registry import discover
-=======
 from trtspec.core.hashing import file_segments
->>>>>>> h/digests
+from trtspec.core.registry import discover
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

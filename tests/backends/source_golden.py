@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from tests.backends.source_contexts import facts, source_context
+from trtspec.backends.common.steps import token_models
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
 from trtspec.backends.llmapi.artifact import MODEL_YAML, MODELS
-from trtspec.backends.steps.files import token_models
 from trtspec.backends.vllm.arguments import model_json
 from trtspec.backends.vllm.artifact import repository_step
 from trtspec.recipe.resolve import resolve_max_input_len

@@ -12,7 +12,7 @@ import pytest
 from tests._support.manifests import resolved
 from tests.conftest import Run
 from trtspec.backends.base import backends, find_backend
-from trtspec.backends.feature_checks import check_features
+from trtspec.backends.common.checks import check_features
 from trtspec.methods.base import find_method
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import KNOBS, ScheduledLen, Speculation

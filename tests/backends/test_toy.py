@@ -35,7 +35,7 @@ from trtspec.backends.common.steps import companion_steps, conversion_steps, ser
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.backends.steps.files import EmitRepository, read_models
+from trtspec.backends.common.steps import EmitRepository, read_models
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.repository_writer import ServingSettings, emit_model
 from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET

@@ -16,7 +16,7 @@ import pytest
 
 from tests._support.tiny import make_llama
 from tests.checkpoints.quant.compressed import compress, compressed_tensors
-from trtspec.backends.steps.convert import convert_checkpoint
+from trtspec.backends.common.convert import convert_checkpoint
 from trtspec.checkpoints import direct_io, stream
 from trtspec.checkpoints.conversion import Activations
 from trtspec.checkpoints.direct_io import DirectWriter, RankFiles, RankWriter

@@ -170,14 +170,14 @@ def test_model_repository_sources_are_an_input(
     copy = tmp_path / "models"
     shutil.copytree(model_repository_dir(), copy)
     (copy / "postprocessing" / "1" / "model.py").write_text("# changed\n")
-    monkeypatch.setattr("trtspec.backends.steps.files.model_repository_dir", lambda: copy)
+    monkeypatch.setattr("trtspec.backends.common.steps.model_repository_dir", lambda: copy)
     changed = statuses(trtspec, recipe)
     assert [name for name, status in changed.items() if status == "built"] == ["emit-repository"]
 
 
 def swap_while_converting(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], object]) -> None:
     """Modify the source after its tensors were read."""
-    from trtspec.backends.steps import convert
+    from trtspec.backends.common import convert
 
     write = convert.convert_checkpoint
 
@@ -295,7 +295,7 @@ def test_interrupted_build_leaves_no_files(recipe: Path, trtspec: Run) -> None:
 INTERRUPTED = """
 import sys, time
 from trtspec.cli.app import main
-from trtspec.backends.steps import convert
+from trtspec.backends.common import convert
 def wait(*_, **__):
     print("converting", flush=True)
     time.sleep(30)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests._support.manifests import resolved
-from trtspec.backends.steps.files import EmitRepository
+from trtspec.backends.common.steps import EmitRepository
 from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import segment_ranges
 from trtspec.deployment.containers import ContainerWorkload, make_workload

@@ -19,8 +19,8 @@ from tests.doubles.checkpoints import activations_of, change_config, change_tens
 from tests.doubles.fixtures import DOUBLES
 from tests.methods import eagle_heads, heads, recurrent
 from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
-from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.engine_dir import parse_arguments
+from trtspec.backends.tensorrt_llm.specs import build_arguments
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 

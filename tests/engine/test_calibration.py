@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from tests._support.tiny import LLAMA3_ROPE, PAIR_VOCAB, make_model, make_tokenizer
-from trtspec.backends.steps.convert import calibrate_checkpoint
+from trtspec.backends.common.convert import calibrate_checkpoint
 from trtspec.checkpoints.conversion import Activations
 from trtspec.checkpoints.safetensors import lay_out, read_header
 from trtspec.checkpoints.source import load_source
@@ -209,7 +209,7 @@ MEASURE_MEMORY = """
 import re, sys
 from pathlib import Path
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.backends.steps.convert import calibrate_checkpoint
+from trtspec.backends.common.convert import calibrate_checkpoint
 
 def peak():
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

@@ -11,7 +11,7 @@ import torch
 
 from tests._support.tiny import convert, make_model, reference_model
 from tests.backends.contexts import make_context
-from trtspec.backends.embedded.check import check
+from trtspec.backends.embedded import check
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import EngineRequest
 from trtspec.engine.settings import EngineSettings

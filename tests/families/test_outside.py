@@ -38,7 +38,7 @@ from pathlib import Path
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import UnsupportedArchitecture
 from trtspec.checkpoints.source_model import load_model
-from trtspec.backends.steps.convert import convert_checkpoint
+from trtspec.backends.common.convert import convert_checkpoint
 convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), mapping=ParallelMapping(2, 2))
 """
 

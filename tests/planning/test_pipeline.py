@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint
+from trtspec.backends.common.convert import Calibrate, ConvertCheckpoint
 from trtspec.core.diagnostics import RecipeError
 from trtspec.core.paths import calibration_prompts, recipes_dir
 from trtspec.planning import pipeline

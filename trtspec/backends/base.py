@@ -86,28 +86,33 @@ class Migration:
             del section[key]
             self.note("dropped", path, why)
 
+    def drop_empty(self, *names: str) -> None:
+        """Remove the sections of `engine` in which nothing is left."""
+        engine = self.document["engine"]
+        for name in names:
+            if name in engine and not engine[name]:
+                del engine[name]
+
+    def keep(self, *sections: str) -> None:
+        """Record that these sections stay as they are, if they are present."""
+        for section in sections:
+            if section in self.document:
+                self.note("kept", section, "unchanged")
+
 
 # Converts the recipe to the backend's version `migration.version` and records the change of each key.
 Migrate = Callable[[Migration, Recipe], None]
 
 
 @dataclass(frozen=True)
-class BackendOffer:
-    """A backend's answer to `engine.backend: auto`: whether it can serve the recipe on this machine, and why."""
-
-    takes: bool
-    why: str
-
-
-@dataclass(frozen=True)
 class AutoSelection:
     """A backend's part in `engine.backend: auto`: backends are tried by ascending `rank`.
 
-    `offer` takes the method's name and `engine.gpu`.
+    `offer` takes the method's name and `engine.gpu`, and returns whether the backend can serve them here, and why.
     """
 
     rank: int
-    offer: Callable[[str, str | None], BackendOffer]
+    offer: Callable[[str, str | None], tuple[bool, str]]
 
 
 @dataclass(frozen=True)
@@ -231,10 +236,10 @@ def _auto(method: str, gpu: str | None) -> tuple[str, str]:
     candidates = [(each.auto, name) for name, each in discover(PACKAGE, ATTRIBUTE).items() if each.auto]
     reason = ""
     for auto, name in sorted(candidates, key=lambda pair: pair[0].rank):
-        offer = auto.offer(method, gpu)
-        if offer.takes:
-            return name, offer.why or reason
-        reason = offer.why
+        accepts, why = auto.offer(method, gpu)
+        if accepts:
+            return name, why or reason
+        reason = why
     raise TrtspecError("no backend supports the recipe", hint="set engine.backend")
 
 

@@ -44,7 +44,7 @@ HINT = (
 
 
 def check_code(root: Path, manifest: Manifest) -> None:
-    """Raise UnknownCode if an artifact, or a copy of its executable parts, contains code that is not allowed."""
+    """Raise UntrustedCode if an artifact, or a copy of its executable parts, contains code that is not allowed."""
     if found := disallowed_code(root, manifest):
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise UntrustedCode("; ".join(found[:3]) + more, where=str(root), hint=HINT)

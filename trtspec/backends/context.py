@@ -6,16 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from trtspec.checkpoints.model_config import ModelConfig
-from trtspec.checkpoints.prequantized import QuantFormat
+from trtspec.checkpoints.prequantized import QuantFormat, source_format
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel, requested_scheme
 from trtspec.core.gpus import GPUS, Gpu
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
-from trtspec.recipe.schema import ModelSource, Recipe
+from trtspec.recipe.schema import ModelSource, Recipe, is_directory
+
+Role = Literal["target", "draft"]
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,12 @@ class PlanContext:
     @cached_property
     def target_format(self) -> QuantFormat:
         """Return the format in which a conversion stores the target."""
-        return _format(self.recipe.target, self.target)
+        return self.target.format(requested_scheme(self.recipe.target)) if self.target else QuantFormat()
 
     @cached_property
     def draft_format(self) -> QuantFormat:
-        """Return the format in which a conversion stores the draft model."""
-        return _format(self.recipe.speculation.draft, self.draft)
+        asked = self.recipe.speculation.draft
+        return self.draft.format(requested_scheme(asked)) if asked and self.draft else QuantFormat()
 
     @cached_property
     def resolved(self) -> ResolvedRecipe:
@@ -101,15 +104,22 @@ class PlanContext:
         )
 
 
-def recipe_models(context: PlanContext) -> Iterator[tuple[str, str, ModelSource]]:
+def recipe_models(context: PlanContext) -> Iterator[tuple[Role, str, ModelSource]]:
     """Yield (role, recipe path, model of the recipe) of each model that the recipe names."""
     yield "target", "target", context.recipe.target
     if context.recipe.speculation.draft:
         yield "draft", "speculation.draft", context.recipe.speculation.draft
 
 
-def _format(asked: ModelSource | None, model: SourceModel | None) -> QuantFormat:
-    return model.format(requested_scheme(asked)) if asked and model else QuantFormat()
+def hub_revision(asked: ModelSource, path: str) -> str:
+    """Return the commit of a hub id; "" for a directory."""
+    return "" if is_directory(path) else asked.revision or ""
+
+
+def online_format(context: PlanContext, role: str, asked: ModelSource) -> str:
+    """Return the format to which an engine quantizes a source on load; "" for none, or if it is quantized already."""
+    wanted = asked.quantization.weights
+    return "" if wanted == "none" or source_format(context.sources[role]).weights != "none" else wanted
 
 
 def _dtype(model: SourceModel | None) -> str:

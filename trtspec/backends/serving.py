@@ -21,10 +21,12 @@ import yaml
 from trtspec.core.errors import DeployError
 from trtspec.core.files import copy_tree
 from trtspec.core.ports import LOOPBACK
-from trtspec.serving.triton.repository_writer import CONFIG
+from trtspec.serving.triton.repository_writer import CONFIG, write_model
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts, TritonServer, server_command
 from trtspec.store.artifact import Manifest
 from trtspec.store.artifact_paths import REPOSITORY
+
+PATHS = ("gpt_model_path", "tokenizer_dir")  # parameters of models
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,22 @@ def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
     if isinstance(value, str) and value.startswith(("../", "./")):
         return posixpath.normpath(posixpath.join(artifact, REPOSITORY, model, value))
     return value
+
+
+def relocate(repository: Path, out: Path, artifact: str) -> None:
+    """Write a copy of an artifact's repository to `out` with absolute paths in the models' configurations.
+
+    `artifact` is the artifact's path for the server, which may differ in a container.
+    """
+    from trtspec.serving.triton.config import load_config, set_parameter  # planning needs no protobuf
+
+    for source in sorted(path.parent for path in repository.glob(f"*/{CONFIG}")):
+        config = load_config(source / CONFIG)
+        for key in PATHS:
+            if key in config.parameters:
+                path = config.parameters[key].string_value
+                set_parameter(config, key, with_absolute_paths(path, source.name, artifact))
+        write_model(out / source.name, source, config)
 
 
 def load_absolute(repository: Path, path: Path, artifact: str) -> dict[str, Any]:

@@ -54,14 +54,12 @@ def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
     if stray := next((key for key in nested.values if key not in LAYER_KINDS.values()), ""):
         message = f"{PARAMETERS} has {stray!r} in addition to the sections {' and '.join(LAYER_KINDS.values())}"
         raise reader.refuse(message, "transformers ignores it: move it to the section of the layers that it applies to")
-    bases = (("rope_theta", whole, "rope_theta"), ("rope_theta", local, "rope_local_base_freq"))
-    for key, section, top in bases:
-        inner, outer = section.values.get(key) if section else None, reader.values.get(top)
+    for section, top in ((whole, "rope_theta"), (local, "rope_local_base_freq")):
+        inner, outer = section.values.get("rope_theta") if section else None, reader.values.get(top)
         if None not in (inner, outer) and inner != outer:
             kind = LAYER_KINDS[section is local]
-            raise conflicting_values_error(
-                reader, key, (outer, f"at the top level ({top})"), (inner, f"in {PARAMETERS}.{kind}")
-            )
+            values = (outer, f"at the top level ({top})"), (inner, f"in {PARAMETERS}.{kind}")
+            raise conflicting_values_error(reader, "rope_theta", *values)
     found = _completed(reader, whole)
     positions, local_values = reader.positive("max_position_embeddings"), local.values if local else {}
     rotary = read_rotary(ConfigReader(found, reader.where), positions, 1_000_000.0)
@@ -86,13 +84,11 @@ def _completed(reader: ConfigReader, whole: ConfigReader | None) -> dict[str, An
         section[key] = value
     if {"type", "rope_type"} <= section.keys() and section["type"] != section["rope_type"]:
         taken = section["rope_type"], "by the default of transformers, which ignores the key type"
-        raise conflicting_values_error(
-            reader, "rope_type", (section["type"], f"in {SCALING} under the key type"), taken
-        )
+        ignored = section["type"], f"in {SCALING} under the key type"
+        raise conflicting_values_error(reader, "rope_type", ignored, taken)
     if section.get("truncate") is False:
-        raise reader.refuse(
-            "truncate is false for YaRN, but transformers ignores it in sections of layers", "remove it"
-        )
+        message = "truncate is false for YaRN, but transformers ignores it in sections of layers"
+        raise reader.refuse(message, "remove it")
     keys = ("rope_theta", SHARE)
     return {PARAMETERS: section} | {key: reader.values[key] for key in keys if reader.values.get(key) is not None}
 

@@ -25,9 +25,8 @@ DEFAULTS = {
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     reader = reader.with_defaults(DEFAULTS)
-    rotary = read_rotary(
-        reader, reader.positive("max_position_embeddings"), kinds=("default", "longrope"), aliases=ALIASES
-    )
+    positions = reader.positive("max_position_embeddings")
+    rotary = read_rotary(reader, positions, kinds=("default", "longrope"), aliases=ALIASES)
     share = rotary.share
     config = read_decoder(
         reader,
@@ -39,13 +38,11 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     )
     size, scaling = config.rotary_size, config.rope_scaling
     if not 0 < share <= 1 or size < 2 or size % 2:
-        raise reader.refuse_value(
-            f"partial_rotary_factor is {share}, which rotates {size} of a head's {config.head_size}"
-        )
+        message = f"partial_rotary_factor is {share}, which rotates {size} of a head's {config.head_size}"
+        raise reader.refuse_value(message)
     if scaling and {len(scaling.short_factors), len(scaling.long_factors)} != {size // 2}:
-        raise reader.refuse_value(
-            f"short_factor and long_factor must have {size // 2} numbers each, one for each rotary pair"
-        )
+        message = f"short_factor and long_factor must have {size // 2} numbers each, one for each rotary pair"
+        raise reader.refuse_value(message)
     return config
 
 

@@ -19,11 +19,11 @@ from threading import Lock
 from typing import Any, Literal
 
 from trtspec.backends.base import ArtifactPlan, Backend, engine_arguments, find_backend
+from trtspec.backends.common.cache_source import store_source
+from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.common.steps import CopyFiles
 from trtspec.backends.context import PlanContext, recipe_models
-from trtspec.backends.steps.cache_source import store_source
-from trtspec.backends.steps.convert import ConvertCheckpoint
-from trtspec.backends.steps.files import CopyFiles
 from trtspec.checkpoints.resolve import OnProgress, prepare_source
 from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.core.errors import CheckpointError, StepError, TrtspecError

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.bench.profile.acceptance import StepCounts
 from trtspec.bench.profile.engine_profiler import replayed
 from trtspec.bench.profile.options import SampleText

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trtspec.backends.base import in_process_backend
+from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.context import PlanContext
-from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.bench.documents import planned_target_sha256
 from trtspec.bench.profile.acceptance import StepCounts
 from trtspec.bench.sources import RECORD, prompt_digest

@@ -17,9 +17,10 @@ import pytest
 
 from tests.doubles.trouble import DEAF
 from trtspec.backends.common.build_tools import Tool, run_tool
-from trtspec.backends.tensorrt_llm.build import BuildPhases, parse_version
+from trtspec.backends.tensorrt_llm.build import build_listener
 from trtspec.core.errors import StepError, StepTimeout
 from trtspec.core.processes import is_alive, start_time, wait_until
+from trtspec.store.step import StepProgress
 
 PATIENCE_S = 20.0
 DEAF_FAMILY = f"""
@@ -205,8 +206,19 @@ def test_full_disk_loses_the_log_but_not_the_error_message(tool: Callable[..., T
         run_tool(built)
 
 
+class Messages(StepProgress):
+    """Collects the messages."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def set_message(self, text: str) -> None:
+        self.texts.append(text)
+
+
 def test_build_phases_are_parsed_from_log_lines() -> None:
-    phases = BuildPhases(2)
+    messages = Messages()
+    listen = build_listener(2, "1.2.1", messages)
     lines = (
         "[12/31/2024-21:25:45] [TRT-LLM] [I] Total time of constructing network from module object 3.1 seconds",
         "[12/31/2024-21:25:45] [TRT-LLM] [I] Build TensorRT engine Unnamed Network 0",
@@ -214,10 +226,11 @@ def test_build_phases_are_parsed_from_log_lines() -> None:
         "[12/31/2024-21:27:45] [TRT-LLM] [I] Serializing engine to engines/target/rank0.engine...",
         "[12/31/2024-21:27:55] [TRT-LLM] [I] Build TensorRT engine Unnamed Network 0",
     )
-    assert [phases.read(line) for line in lines] == [
+    for line in lines:
+        listen(line)
+    assert messages.texts == [
         "rank 1 of 2: network constructed",
         "rank 1 of 2: TensorRT is building",
-        None,
         "rank 1 of 2: writing the engine",
         "rank 2 of 2: TensorRT is building",
     ]
@@ -225,8 +238,10 @@ def test_build_phases_are_parsed_from_log_lines() -> None:
 
 @pytest.mark.parametrize("name", ["TensorRT-LLM", "TensorRT LLM"])
 def test_version_is_parsed_from_a_log_line(name: str) -> None:
-    assert parse_version(f"[TensorRT-LLM] {name} version: 1.2.1") == "1.2.1"
-    assert parse_version("[TRT] [I] Detected 18 inputs") is None
+    line = f"[TensorRT-LLM] {name} version: 1.2.1"
+    build_listener(1, "1.2.1", StepProgress())(line)
+    with pytest.raises(StepError, match=r"TensorRT-LLM 1\.2\.1 is running, but the recipe requires 1\.2\.0"):
+        build_listener(1, "1.2.0", StepProgress())(line)
 
 
 def test_kill_on_parent_exit_does_not_import_trtspec() -> None:

@@ -13,7 +13,7 @@ from tests.backends.edge_llm.test_steps import install, show_gpu, tools  # noqa:
 from tests.conftest import Run
 from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
-from trtspec.backends.edge_llm.repository import MODEL_JSON
+from trtspec.backends.edge_llm.artifact import MODEL_JSON
 from trtspec.bench.run_gates import DEPLOY_PROMPTS
 from trtspec.engine.prompts.load import load_prompts
 

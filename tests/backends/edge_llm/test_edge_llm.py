@@ -15,7 +15,7 @@ from tests.backends.source_contexts import FP8, facts, said
 from trtspec.backends.base import backends, choose_version
 from trtspec.backends.edge_llm import BACKEND
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, quantize_arguments
-from trtspec.backends.edge_llm.versions import releases
+from trtspec.backends.edge_llm.toolchain import releases
 from trtspec.core.gpus import GPUS, DetectedGpu
 from trtspec.recipe.schema import Quantization
 
@@ -39,8 +39,8 @@ def test_default_release_has_a_source_and_its_supported_gpus() -> None:
     release = releases()["0.11.0"]
     assert release.source.startswith("NVIDIA/TensorRT-Edge-LLM:")
     assert release.sms == [80, 86, 87, 100, 110, 120, 121]
-    assert not release.platforms_for(90)
-    assert release.platforms_for(121)[0].tensorrt == ("10.16.1.11",)
+    assert not release.tensorrt_for(90)
+    assert release.tensorrt_for(121) == ["10.16.1.11"]
 
 
 @pytest.mark.parametrize("method", METHODS)

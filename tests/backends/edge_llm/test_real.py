@@ -22,7 +22,7 @@ from tests.backends.edge_llm.real import MODULES
 from tests.conftest import Run
 from tests.engines import make_forking
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, quantize_arguments
-from trtspec.backends.edge_llm.versions import releases
+from trtspec.backends.edge_llm.toolchain import releases
 from trtspec.core.paths import recipes_dir
 from trtspec.core.processes import wait_until
 from trtspec.recipe.schema import Quantization

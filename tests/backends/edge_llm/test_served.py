@@ -14,7 +14,7 @@ import pytest
 
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
-from trtspec.backends.edge_llm.repository import repository_step
+from trtspec.backends.edge_llm.artifact import repository_step
 from trtspec.backends.edge_llm.runtime import load
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config

@@ -13,8 +13,8 @@ import yaml
 
 from tests.conftest import Run
 from trtspec.backends.edge_llm import toolchain
+from trtspec.backends.edge_llm.artifact import check_machine
 from trtspec.backends.edge_llm.build import PLAIN_TEMPLATE, check_engines
-from trtspec.backends.edge_llm.repository import check_machine
 from trtspec.core.errors import DeployError, StepError
 from trtspec.core.gpus import DetectedGpu
 from trtspec.store.artifact import load_manifest
@@ -85,7 +85,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.11.0", tensorrt: 
 
 def show_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = DetectedGpu("NVIDIA GeForce RTX 5090", 120, "590.44.01", 32607)
-    for module in ("toolchain", "repository"):
+    for module in ("toolchain", "artifact"):
         monkeypatch.setattr(f"trtspec.backends.edge_llm.{module}.detect_gpus", lambda: [gpu])
 
 

@@ -17,8 +17,8 @@ import yaml
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
+from trtspec.backends.common.steps import token_models
 from trtspec.backends.llmapi.artifact import MODEL_YAML, MODELS
-from trtspec.backends.steps.files import token_models
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.repository_writer import ServingSettings

@@ -17,8 +17,8 @@ import pytest
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
+from trtspec.backends.common.steps import token_models
 from trtspec.backends.sglang.artifact import ENGINE_JSON, MODELS
-from trtspec.backends.steps.files import token_models
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client

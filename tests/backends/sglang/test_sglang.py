@@ -15,9 +15,8 @@ from tests.backends.sglang.cases import CASES, LLAMA, MODELS, NET, SCHEDULE, cas
 from tests.backends.source_contexts import facts, said, source_context
 from tests.conftest import Run
 from trtspec.backends.sglang import artifact
-from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
+from trtspec.backends.sglang.arguments import ALGORITHMS, adaptive_config, engine_arguments, releases
 from trtspec.backends.sglang.check import check
-from trtspec.backends.sglang.versions import ALGORITHMS, releases
 from trtspec.core.errors import DeployError
 from trtspec.methods.base import find_method
 

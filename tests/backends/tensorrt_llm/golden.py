@@ -11,11 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from trtspec.backends.tensorrt_llm.placement import PlacedModel
-from trtspec.backends.tensorrt_llm.repository import (
+from trtspec.backends.tensorrt_llm.artifact import (
     EmitEngineRepository,
     EngineRepositorySettings,
 )
+from trtspec.backends.tensorrt_llm.placement import PlacedModel
 from trtspec.methods.tree_choices import EAGLE_CHOICES, MEDUSA_CHOICES
 from trtspec.serving.triton.names import DRAFT, TARGET
 

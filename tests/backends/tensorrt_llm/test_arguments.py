@@ -11,7 +11,7 @@ from tests.backends.contexts import make_context, make_pair
 from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import BACKEND
-from trtspec.backends.tensorrt_llm.arguments import build_arguments
+from trtspec.backends.tensorrt_llm.specs import build_arguments
 from trtspec.core.errors import TrtspecError
 
 

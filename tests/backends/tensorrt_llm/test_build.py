@@ -21,7 +21,7 @@ import pytest
 from tests._support.tiny import make_llama
 from tests.doubles.fixtures import Installation
 from trtspec.backends.common.build_tools import log_path, rebuild_script
-from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.toolchain import probe_toolchain
 from trtspec.checkpoints.quant_scheme import Scheme

@@ -15,7 +15,7 @@ from tests.methods.eagle_heads import random_head, save_head
 from tests.methods.heads import random_heads, save_heads
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.memory import gpu_loads, memory
+from trtspec.backends.tensorrt_llm.placement import gpu_loads, memory
 from trtspec.checkpoints.rules import find_family
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source import load_source

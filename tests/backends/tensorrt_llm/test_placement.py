@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.backends.contexts import make_context, make_pair
-from trtspec.backends.tensorrt_llm.memory import gpu_loads
-from trtspec.backends.tensorrt_llm.placement import plan_placement
+from trtspec.backends.tensorrt_llm.placement import gpu_loads, plan_placement
 
 SERVER = (
     "tritonserver --model-repository={repository} --http-port={http_port} --grpc-port={grpc_port}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository
+from trtspec.backends.tensorrt_llm.artifact import EmitEngineRepository
 from trtspec.core.paths import recipes_dir
 from trtspec.planning.pipeline import Build, plan_build
 from trtspec.recipe.load import load_recipe

@@ -17,8 +17,9 @@ from tests.serving.triton import upstream
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, load_file, load_model, make_pb_utils, model_args
 from tests.serving.triton.upstream import Tensor
+from trtspec.backends.serving import relocate
+from trtspec.backends.tensorrt_llm.artifact import EmitEngineRepository
 from trtspec.backends.tensorrt_llm.placement import PlacedModel
-from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.fields import OLDER_NAMES

@@ -22,7 +22,8 @@ import pytest
 from tests.backends.tensorrt_llm.golden import REPOSITORIES
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.serving import start_server
-from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
+from trtspec.backends.serving import relocate
+from trtspec.backends.tensorrt_llm.artifact import EmitEngineRepository
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import free_ports

@@ -13,7 +13,7 @@ import pytest
 from tests.doubles.fixtures import H200, Installation
 from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
-from trtspec.core.errors import StepError, TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import DetectedGpu, detect_gpus, find_gpu
 from trtspec.store.digest import canonical
 
@@ -39,7 +39,7 @@ def program(directory: Path, name: str, text: str) -> Path:
 @pytest.mark.slow
 def test_builder_on_path_is_detected(trtllm: Installation) -> None:
     assert probe_toolchain("", "1.2.1", "H200") == LOCAL
-    LOCAL.check_present()
+    assert LOCAL.lack() is None
 
 
 @pytest.mark.slow
@@ -56,11 +56,10 @@ def test_other_gpu_than_requested_prevents_builds(trtllm: Installation) -> None:
     trtllm.show_gpus(H100)
     toolchain = probe_toolchain("", "1.2.1", "h200")
     assert (toolchain.kind, toolchain.tensorrt, toolchain.devices) == ("absent", "10.14.1.48", ())
-    with pytest.raises(StepError) as caught:
-        toolchain.check_present()
-    here = "the visible GPUs are: NVIDIA H100 80GB HBM3"
-    assert caught.value.message == f"cannot build engines: the recipe requires the GPU h200, but {here}"
-    assert caught.value.hint == "build on the target machine, or set engine.gpu"
+    lack, here = toolchain.lack(), "the visible GPUs are: NVIDIA H100 80GB HBM3"
+    assert lack is not None
+    assert lack.message == f"cannot build engines: the recipe requires the GPU h200, but {here}"
+    assert lack.hint == "build on the target machine, or set engine.gpu"
 
 
 def test_other_installed_version_is_an_error(trtllm: Installation) -> None:
@@ -88,9 +87,10 @@ def test_missing_builder_is_detected_without_starting_a_process(bare: Path, monk
     assert toolchain == replace(
         LOCAL, kind="absent", devices=(), missing="trtllm-build is not on PATH", hint=toolchain.hint
     ), "the versions and the driver are those to be expected"
-    with pytest.raises(StepError, match="cannot build engines: trtllm-build is not on PATH") as caught:
-        toolchain.check_present()
-    assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(caught.value)
+    lack = toolchain.lack()
+    assert lack is not None
+    assert lack.message == "cannot build engines: trtllm-build is not on PATH"
+    assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(lack.hint)
 
 
 def test_missing_gpu_is_reported(trtllm: Installation) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from tests.backends.deployed import need_server
 from tests.conftest import Run
-from trtspec.backends.vllm.environment import VARIABLE
+from trtspec.backends.vllm import VARIABLE
 from trtspec.core.paths import recipes_dir
 from trtspec.engine.prompts.load import load_prompts
 

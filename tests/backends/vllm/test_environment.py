@@ -16,8 +16,8 @@ import pytest
 from tests.backends.source_golden import emit_vllm
 from tests.serving.triton.fakes import make_pb_utils
 from trtspec.backends.serving import ServingHooks
+from trtspec.backends.vllm import VARIABLE, find_vllm, probe_vllm
 from trtspec.backends.vllm.artifact import answer_counts, serving
-from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
 from trtspec.backends.vllm.worker import VllmWorker
 from trtspec.core.errors import DeployError
 from trtspec.deployment.revision import find_fallback_backend, install_fallback
@@ -41,7 +41,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without vLLM."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr("trtspec.backends.vllm.environment.find_spec", lambda name: None)
+    monkeypatch.setattr("trtspec.backends.vllm.find_spec", lambda name: None)
 
 
 def test_vllm_is_found_by_environment_or_interpreter_path(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,7 @@ from tests._support.processes import words_of
 from tests.engines import ROOT, engine_python
 from tests.serving.triton.exposed import REQUESTS, exported_metrics
 from trtspec.backends.embedded import BACKEND as TORCH
-from trtspec.backends.vllm import BACKEND
-from trtspec.backends.vllm.environment import VARIABLE
+from trtspec.backends.vllm import BACKEND, VARIABLE
 from trtspec.bench.artifact import engine_settings, load_manifest, open_artifact
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until

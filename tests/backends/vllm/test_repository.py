@@ -13,7 +13,7 @@ import pytest
 from tests.backends.source_golden import VLLM, VLLM_CASES, emit_vllm
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, load_model, make_pb_utils, model_args
-from trtspec.backends.vllm.artifact import MODEL_JSON, relocate
+from trtspec.backends.vllm.artifact import MODEL_JSON, stage
 from trtspec.serving.triton.config import load_config
 
 PLAIN = {
@@ -64,7 +64,7 @@ def test_ensemble_steps_match_the_tensors_of_the_models(tmp_path: Path) -> None:
 def test_relocation_makes_paths_absolute_and_changes_nothing_else(method: str, tmp_path: Path) -> None:
     emit_vllm(method, tmp_path / "model_repository")
     before = objects(tmp_path / "model_repository")
-    relocate(tmp_path / "model_repository", tmp_path / "served", "/artifact")
+    stage(tmp_path / "model_repository", tmp_path / "served", "/artifact")
     document = json.loads((tmp_path / "served" / MODEL_JSON).read_text())
     assert document["model"] == ("/artifact/checkpoints/target" if method == "draft_target" else "org/model")
     assert document["speculative_config"]["model"] == "/artifact/checkpoints/draft"

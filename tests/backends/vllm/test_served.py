@@ -18,7 +18,7 @@ import pytest
 from tests.backends.source_golden import VLLM_CASES, emit_vllm
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.serving import Served, serving
-from trtspec.backends.vllm.artifact import relocate
+from trtspec.backends.vllm.artifact import stage
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
 
@@ -47,7 +47,7 @@ def make_artifact(root: Path, method: str) -> Path:
         (root / "checkpoints" / role).mkdir(parents=True)
     (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(ANSWERS))
     emit_vllm(method, root / "model_repository")
-    relocate(root / "model_repository", root / "served", str(root))
+    stage(root / "model_repository", root / "served", str(root))
     return root / "served"
 
 

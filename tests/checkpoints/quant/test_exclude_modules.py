@@ -19,7 +19,7 @@ from tests.checkpoints.quant import modelopt
 from tests.checkpoints.quant.test_modelopt_parity import export_both, shaped
 from tests.doubles.checkpoints import activations_of
 from tests.doubles.required import required_tensors
-from trtspec.backends.steps.convert import ONE_RANK
+from trtspec.backends.common.convert import ONE_RANK
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.safetensors import read_header
 from trtspec.checkpoints.sharding import ParallelMapping

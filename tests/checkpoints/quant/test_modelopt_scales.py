@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests._support.tiny import PAIR_VOCAB, convert, make_model, make_tokenizer
-from trtspec.backends.steps.convert import calibrate_checkpoint
+from trtspec.backends.common.convert import calibrate_checkpoint
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.prompts.prompt import Prompt

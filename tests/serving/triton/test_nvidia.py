@@ -21,7 +21,7 @@ from tests.serving.triton import upstream
 from tests.serving.triton.artifact import SERVING, emit_repository, make_tokenizer
 from tests.serving.triton.fakes import Request, load_model, make_pb_utils, model_args
 from trtspec.backends.base import backends
-from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository
+from trtspec.backends.tensorrt_llm.artifact import EmitEngineRepository
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.config import load_config

@@ -10,7 +10,7 @@ import pytest
 
 from tests.serving.triton.artifact import ENGINE, SERVING, emit_repository
 from tests.serving.triton.fakes import load_model, make_pb_utils
-from trtspec.backends.steps.files import TEXT_MODELS
+from trtspec.backends.common.steps import TEXT_MODELS
 from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.config import load_config, render_config
 from trtspec.serving.triton.python_models.tensors import NEUTRAL_FIELDS

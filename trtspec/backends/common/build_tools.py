@@ -97,10 +97,6 @@ class Tool:
     grace_s: float = GRACE_S
 
 
-def tool_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ} | dict(variables)
-
-
 def run_tool(
     tool: Tool, on_line: Callable[[str], None] = lambda line: None, on_wait: Callable[[], None] = lambda: None
 ) -> None:
@@ -138,7 +134,6 @@ class _Log:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open the file for the block, truncating it."""
         self._tool.log.parent.mkdir(parents=True, exist_ok=True)
         # line-buffered, so that the log can be followed while the tool runs
         self._file = self._tool.log.open("w", buffering=1, encoding="utf-8")
@@ -208,7 +203,7 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", kill_on_parent_exit.__file__, str(tool.grace_s), cleanup, *tool.command],
         cwd=tool.cwd,
-        env=tool_environment(tool.variables),
+        env={name: os.environ[name] for name in VARIABLES if name in os.environ} | dict(tool.variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,18 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that several backends share."""
+"""Checks of keys that only some backends support, and checks that several backends share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from trtspec.backends.base import Backend, backends
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.checkpoints.prequantized import source_format
+from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
+from trtspec.methods.base import Method, Options
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.ngram import NgramOptions
+from trtspec.recipe.schema import Recipe, Speculation
 
 METHOD, OPTIONS, DRAFT = "speculation.method", "speculation.options", "speculation.draft.model"
 SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
+
+
+def check_features(
+    speculation: Speculation, method: Method, options: Options, backend: Backend
+) -> Iterator[Diagnostic]:
+    """Yield the features that the backend does not support or that do not apply to the method."""
+    for knob in speculation.knobs:
+        path = f"speculation.{knob}"
+        if method.shape_for(options, None).max_tokens == 0:
+            message = f"{speculation.method} drafts nothing, so {knob} is ignored"
+            yield Diagnostic(path, "unused", message, f"remove {knob}, or set another method")
+        elif knob not in backend.knobs:
+            message = f"{knob} is not supported by this backend ({backend.summary})"
+            taking = {name: each for name, each in backends().items() if knob in each.knobs}
+            names = [name for name, each in taking.items() if speculation.method in each.methods()]
+            yield Diagnostic(path, "not-supported", message, _alternative(f"remove {knob}", names))
+        elif knob == "schedule":
+            yield from _check_schedule(speculation, method)
+        elif knob in ("verify", "confidence"):
+            yield from _check_chain(knob, speculation, method, options)
+
+
+def check_device_and_dtype(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield the device, compute dtype and request defaults that the backend does not support."""
+    draft = recipe.speculation.draft
+    for path, value, attribute in (
+        ("engine.device", recipe.engine.device, "devices"),
+        ("serving.defaults", recipe.serving.defaults, "defaults"),
+        ("target.dtype", recipe.target.dtype, "dtypes"),
+        ("speculation.draft.dtype", draft.dtype if draft else "", "dtypes"),
+    ):
+        if value and value not in getattr(backend, attribute):
+            names = [name for name, each in backends().items() if value in getattr(each, attribute)]
+            message = f"{value} is not supported by this backend ({backend.summary})"
+            yield Diagnostic(path, "not-supported", message, _alternative("remove it", names))
+
+
+def check_warmup(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield an error if a warm-up is requested from a backend that does not support it."""
+    if recipe.serving.warmup and not backend.warms:
+        message = f"warmup is not supported by this backend ({backend.summary}), whose engine has its own warm-up"
+        hint = _alternative("remove it", [name for name, each in backends().items() if each.warms])
+        hint += "; deploy --wait-for-warmup waits for a first text"
+        yield Diagnostic("serving.warmup", "not-supported", message, hint)
+
+
+def _alternative(remove: str, names: list[str]) -> str:
+    """Return the hint to remove a key, or to use one of these backends, which support it."""
+    return f"{remove}, or set engine.backend: {' or '.join(names)}" if names else remove
+
+
+def _check_schedule(speculation: Speculation, method: Method) -> Iterator[Diagnostic]:
+    """Yield schedule errors: engines reserve draft_len tokens for a request, so the first entry must equal it."""
+    if not method.draft_lens:
+        message = f"{speculation.method} does not use draft_len, so a schedule cannot shorten it"
+        yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule")
+        return
+    first = speculation.schedule[0].draft_len
+    draft_len = method.length_for(speculation.draft_len)
+    if first != draft_len:
+        message = f"it begins with {first} draft tokens, but speculation.draft_len is {draft_len}"
+        yield Diagnostic(SCHEDULE, "out-of-range", message, f"set speculation.draft_len: {first}" if first else None)
+
+
+def _check_chain(knob: str, speculation: Speculation, method: Method, options: Options) -> Iterator[Diagnostic]:
+    shape = method.shape_for(options, speculation.draft_len)
+    what, hint = {
+        "verify": ("block verification", "set verify: standard"),
+        "confidence": ("a length by confidence", "remove confidence"),
+    }[knob]
+    if shape.max_tokens > shape.max_depth:
+        message = f"{what} supports chains only, and this method drafts a tree"
+        yield Diagnostic(f"speculation.{knob}", "not-supported", message, hint)
+    elif knob == "confidence" and not method.has_confidence:
+        message = f"{speculation.method} does not provide probabilities to estimate the confidence of a draft"
+        yield Diagnostic(f"speculation.{knob}", "not-supported", message, hint)
 
 
 def unused(path: str, message: str, source: str = "") -> Diagnostic:
@@ -86,6 +166,12 @@ def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> It
         elif set(asked.quantization.exclude) != {"lm_head"}:
             message = f"{engine} quantizes every layer except the head on load and ignores exclude"
             yield Diagnostic(f"{path}.quantization.exclude", "unused", message, severity="warning")
+
+
+def source_architecture(source: Source) -> str:
+    """Return the first architecture in a config.json, or ""."""
+    named = source.config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _check_placement(context: PlanContext, maps_vocabularies: bool) -> Iterable[Diagnostic]:

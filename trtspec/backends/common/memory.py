@@ -14,7 +14,6 @@ from trtspec.checkpoints.prequantized import QuantFormat, source_format
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.translation import MAX_LENGTH_RATIO
 from trtspec.core.errors import CheckpointError
-from trtspec.core.gpus import GPUS
 from trtspec.engine.settings import EngineSettings
 from trtspec.recipe.resolve import resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource
@@ -89,11 +88,15 @@ def plan_source_memory(context: PlanContext, fraction_of: FractionOf = "") -> li
     recipe, found = context.recipe, _model_memory(context, "target")
     if found is None:
         return []
-    placement, gpu = recipe.serving.placement, GPUS.get((recipe.engine.gpu or "").lower())
-    draft, limit = _draft_bytes(context), 0
-    if gpu is not None and recipe.engine.device != "cpu":
-        fixed = found.weights + found.activation + draft
-        limit = _limit(fraction_of, gpu.memory_bytes, recipe.serving.kv_cache_fraction, fixed, found.activation)
+    placement, limit = recipe.serving.placement, 0
+    if context.method.drafts_with == "head":
+        draft = context.sources["draft"].nbytes // recipe.target.parallel.ranks
+    else:
+        model = _model_memory(context, "draft")
+        draft = model.weights + model.cache if model else 0
+    if context.gpu is not None and recipe.engine.device != "cpu":
+        memory, fixed = context.gpu.memory_bytes, found.weights + found.activation + draft
+        limit = _limit(fraction_of, memory, recipe.serving.kv_cache_fraction, fixed, found.activation)
     return [
         MemoryPlan(
             id=str(number),
@@ -122,14 +125,6 @@ def _limit(fraction_of: FractionOf, memory: int, fraction: float, fixed: int, ac
     }[fraction_of]
 
 
-def _draft_bytes(context: PlanContext) -> int:
-    """Return the drafter's bytes on each GPU: weights and cache of a draft model, or the file size of a head."""
-    if context.method.drafts_with == "head":
-        return context.sources["draft"].nbytes // context.recipe.target.parallel.ranks
-    found = _model_memory(context, "draft")
-    return found.weights + found.cache if found else 0
-
-
 class ModelMemory(NamedTuple):
     """Bytes of a model on each of its GPUs: weights, cache, and the activations of a step."""
 
@@ -153,7 +148,10 @@ def _model_memory(context: PlanContext, role: str) -> ModelMemory | None:
             profile = read_memory_profile(source)
         except CheckpointError:
             return None
-        weights = _file_weights(profile, source, stored)
+        weights = source.nbytes
+        if stored.weights != source_format(source).weights:  # the engine quantizes all except embedding and head
+            kept = profile.kept_numbers * ITEM_BYTES
+            weights = kept + (weights - kept) // ITEM_BYTES
     cache_item = 1 if stored.kv_cache == "fp8" else ITEM_BYTES
     cache = profile.cache_bytes(engine.max_batch_size, engine.max_seq_len, parallel.tensor, cache_item)
     # the activations of the largest prefill step, and the 32-bit logits of a verification step
@@ -175,14 +173,6 @@ def _profile(config: ModelConfig) -> MemoryProfile:
         kept_numbers=config.vocab_size * config.hidden_size * (1 if config.tied_embeddings else 2),
         layers=tuple(LayerCache(config.num_kv_heads, 2 * config.head_size, window) for window in windows),
     )
-
-
-def _file_weights(profile: MemoryProfile, source: Source, stored: QuantFormat) -> int:
-    """Return the bytes of the weights as stored; if the engine quantizes them, embedding and head keep 16 bits."""
-    if stored.weights == source_format(source).weights:
-        return source.nbytes
-    kept = profile.kept_numbers * ITEM_BYTES
-    return kept + (source.nbytes - kept) // ITEM_BYTES
 
 
 def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:

@@ -1,27 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that the artifacts of all backends share: checkpoints, tokenizer, prompts and plugins."""
+"""The steps that the artifacts of all backends share: checkpoints, tokenizer, prompts, plugins, Triton repository."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import shutil
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.common.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
 from trtspec.backends.context import PlanContext
-from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
-from trtspec.backends.steps.files import CompilePlugins, CopyFiles, EmitRepository, plan_recipe_library
 from trtspec.checkpoints.generation_config import CONFIG
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, requested_scheme
-from trtspec.core.paths import calibration_prompts
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import map_in_threads
+from trtspec.core.gpus import find_gpu
+from trtspec.core.hashing import Segments, copy_hashed, file_sha256
+from trtspec.core.paths import calibration_prompts, model_repository_dir
+from trtspec.kernels.build import HOST_PLUGINS, LIBRARY, LibrarySpec, build_library, gpu_architecture, plan_library
 from trtspec.methods.base import method_version
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import ResolvedModel
-from trtspec.serving.triton.repository_writer import ServingSettings
-from trtspec.store.artifact_paths import PLUGINS, PROMPTS, REPOSITORY, TOKENIZER, checkpoint, from_model
-from trtspec.store.files import FileReader
-from trtspec.store.step import Step
+from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
+from trtspec.store.artifact_paths import BYTE_CODE, PLUGINS, PROMPTS, REPOSITORY, TOKENIZER, checkpoint, from_model
+from trtspec.store.files import FileReader, Files
+from trtspec.store.step import Inputs, Step, StepProgress
+
+TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
+# Checkpoints of target and draft, relative to a model of the repository.
+SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
+
+
+@dataclass(frozen=True)
+class CopyFiles(Step):
+    """Copy files under their names; `what` ("tokenizer", "prompts") is part of the step's name."""
+
+    VERSION: ClassVar[int] = 1
+
+    what: str
+    source: Files
+
+    @property
+    def name(self) -> str:
+        return f"copy-{self.what}"
+
+    @property
+    def sources(self) -> tuple[Files, ...]:
+        return (self.source,)
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(size for size, _ in self.source.stats)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.output_bytes
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
+        """Copy the files in parallel and return their segments by name."""
+        paths = self.source.paths
+        with self.source.unchanged():
+            segments = map_in_threads(lambda path: copy_hashed(path, out / path.name, progress.advance), paths)
+            return dict(zip((path.name for path in paths), segments, strict=True))
+
+
+def plan_recipe_library(plugins: Sequence[str], gpu: str) -> LibrarySpec:
+    """Return the library of a recipe's plugins for CPUs and, unless `gpu` is "", for that GPU.
+
+    Raise TrtspecError for a plugin that artifacts cannot use, an unsupported plugin or GPU, and a missing compiler.
+    """
+    for name in plugins:
+        if name in HOST_PLUGINS:
+            raise TrtspecError(f"{name} is used by builds only, not by engines", hint=f"remove {name}")
+    return plan_library(tuple(plugins), (gpu_architecture(find_gpu(gpu).sm),) if gpu else ())
+
+
+@dataclass(frozen=True)
+class CompilePlugins(Step):
+    """Compile a recipe's plugins into one shared library; the sources and compilers are part of the step's key."""
+
+    VERSION: ClassVar[int] = 1
+
+    library: LibrarySpec
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        """Write the library, from the cache if it was compiled before. Raise StepError or StepTimeout."""
+        progress.set_message(" ".join(self.library.plugins))
+        shutil.copyfile(build_library(self.library), out / LIBRARY)
+
+
+@dataclass(frozen=True)
+class EmitRepository(Step):
+    """Write the models with a recipe's values; `models` are the hand-written ones and their digests (`read_models`)."""
+
+    VERSION: ClassVar[int] = 3
+
+    models: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        return "emit-repository"
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        self.emit(out)
+
+    @abstractmethod
+    def emit(self, out: Path) -> None:
+        """Write the models below `out`, an empty directory."""
+
+
+@dataclass(frozen=True)
+class EmitModels(EmitRepository):
+    """Write the models of these names, with the same settings and parameters, and further files.
+
+    A model's source is in the folder `own` of the backend's hand-written models, or else a shared one. `documents` are
+    the texts of files by their paths in the repository.
+    """
+
+    serving: ServingSettings
+    names: tuple[str, ...]
+    parameters: Parameters
+    documents: dict[str, str] = field(default_factory=dict)
+    own: Path | None = field(default=None, metadata={"key": False})
+
+    def emit(self, out: Path) -> None:
+        for name in self.names:
+            own = self.own / name if self.own else None
+            emit_model(out, name, self.serving, self.parameters, source=own if own and own.is_dir() else None)
+        for path, text in self.documents.items():
+            (out / path).write_text(text, encoding="utf-8")
+
+
+def token_models(
+    own: Path,
+    serving: ServingSettings,
+    documents: Mapping[str, str],
+    *,
+    max_input_len: int,
+    max_seq_len: int,
+    gpu_ids: Sequence[int] = (),
+    greedy_only: bool = False,
+) -> EmitModels:
+    """Return the step that emits a backend's own model of tokens, which starts its engine from documents.
+
+        ensemble -> tensorrt_llm
+        preprocessing, postprocessing: for clients that call tensorrt_llm directly
+
+    `own` is the folder of its models. The paths in the `documents`, by file name, are relative to the model's
+    directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the engine, all if empty. `greedy_only`
+    rejects sampled requests.
+    """
+    parameters: Parameters = {
+        "tokenizer_dir": from_model(TOKENIZER),
+        "max_input_len": max_input_len,
+        "max_seq_len": max_seq_len,
+        "gpu_device_ids": ",".join(map(str, gpu_ids)),
+        "greedy_only": greedy_only,
+    }
+    files = {f"{TARGET}/1/{name}": text for name, text in documents.items()}
+    return EmitModels(read_models(own), serving, TEXT_MODELS, parameters, files, own)
+
+
+def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:
+    """Return (relative path, SHA-256) of every hand-written model file, shared or the backend's `own`, sorted."""
+    found: list[tuple[str, str]] = []
+    for root in filter(None, (model_repository_dir(), own)):
+        files = (path for path in root.rglob("*") if path.is_file() and BYTE_CODE not in path.parts)
+        found += [(path.relative_to(root).as_posix(), file_sha256(path)) for path in files]
+    return tuple(sorted(found))
 
 
 def conversion_steps(context: PlanContext, reader: FileReader) -> dict[str, ConvertCheckpoint]:
@@ -29,7 +180,13 @@ def conversion_steps(context: PlanContext, reader: FileReader) -> dict[str, Conv
     recipe = context.resolved
     if context.target is None:
         raise ValueError("only a model with a family can be converted")
-    found = {"target": _convert(reader, "target", recipe.target, context.target, _heads(context, reader), context.head)}
+    heads: tuple[HeadFiles, ...] = ()
+    if context.head:  # stored with the target
+        speculation, source = recipe.speculation, context.head.source
+        files = reader.read(source.root, [*source.documents, *source.weight_files])
+        options, version = json.dumps(speculation.options, sort_keys=True), method_version(speculation.method)
+        heads = (HeadFiles(speculation.method, version, options, speculation.draft_len, files, source.nbytes),)
+    found = {"target": _convert(reader, "target", recipe.target, context.target, heads, context.head)}
     if context.draft:
         found["draft"] = _convert(reader, "draft", recipe.speculation.drafts[0], context.draft)
     if context.translates:
@@ -45,11 +202,6 @@ def copy_steps(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]
         checkpoint(role): CopyFiles(role, reader.read(source.root, source.files))
         for role, source in context.sources.items()
     }
-
-
-def served_path(role: str) -> str:
-    """Return the path of a checkpoint relative to a model of the repository."""
-    return from_model(checkpoint(role))
 
 
 def padding_notes(context: PlanContext) -> tuple[str, ...]:
@@ -77,7 +229,6 @@ def plan_source_artifact(
 
 
 def serving_settings(context: PlanContext) -> ServingSettings:
-    """Return the settings that all models of a repository share."""
     serving = context.resolved.serving
     return ServingSettings(
         max_batch_size=context.resolved.engine.max_batch_size,
@@ -103,15 +254,10 @@ def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]
     return steps
 
 
-def _heads(context: PlanContext, reader: FileReader) -> tuple[HeadFiles, ...]:
-    """Return the files of the head inside the target, or an empty tuple."""
-    speculation, head = context.resolved.speculation, context.head
-    if head is None:
-        return ()
-    source, method = head.source, speculation.method
-    files = reader.read(source.root, [*source.documents, *source.weight_files])
-    options = json.dumps(speculation.options, sort_keys=True)
-    return (HeadFiles(method, method_version(method), options, speculation.draft_len, files, source.nbytes),)
+def read_calibration(reader: FileReader, path: str | None) -> Files:
+    """Return a recipe's file of calibration prompts, or trtspec's own."""
+    prompts = Path(path) if path else calibration_prompts()
+    return reader.read(prompts.parent, [prompts])
 
 
 def _convert(
@@ -127,13 +273,12 @@ def _convert(
     calibration: tuple[Calibrate, ...] = ()
     if model.needs_calibration(wanted):
         settings = asked.quantization.calibration
-        prompts = Path(settings.prompts) if settings.prompts else calibration_prompts()
         calibration = (
             Calibrate(
                 role,
                 weights,
                 tokenizer=reader.read(source.root, source.tokenizer_files),
-                prompts=reader.read(prompts.parent, [prompts]),
+                prompts=read_calibration(reader, settings.prompts),
                 samples=settings.samples,
                 max_len=settings.max_len,
                 nbytes=source.nbytes,

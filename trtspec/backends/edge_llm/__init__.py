@@ -9,21 +9,20 @@ from __future__ import annotations
 from trtspec.backends.base import Backend, deferred, methods_of_releases
 from trtspec.backends.common.memory import plan_source_memory
 from trtspec.backends.edge_llm.check import check, migrate
-from trtspec.backends.edge_llm.toolchain import probes
-from trtspec.backends.edge_llm.versions import releases
+from trtspec.backends.edge_llm.toolchain import probes, releases
 
 BACKEND = Backend(
     summary="TensorRT engines of TensorRT Edge-LLM, for Jetson, DRIVE, DGX Spark and single GPUs",
     methods=lambda: methods_of_releases(each.methods for each in releases().values()),
     parses=frozenset({"none", "eagle3", "mtp", "dflash", "dspark"}),
     memory=plan_source_memory,
-    plan=deferred(f"{__name__}.plan:plan_artifact"),
+    plan=deferred(f"{__name__}.artifact:plan_artifact"),
     converts=False,
     builds_engines=True,
     package="tensorrt_edgellm",
     versions=lambda: list(releases()),
     check=check,
-    serving=deferred(f"{__name__}.repository:serving"),
+    serving=deferred(f"{__name__}.artifact:serving"),
     probes=probes,
     migrate=migrate,
 )

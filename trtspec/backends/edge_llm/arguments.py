@@ -102,7 +102,6 @@ def export_arguments(role: str, method: str, sm: int) -> tuple[str, ...]:
 
 
 def build_command(context: PlanContext) -> tuple[str, ...]:
-    """Return the argv that builds all engines of a recipe."""
     sizes, method = context.recipe.engine, context.method_name
     words = [BUILD, "--model-dir", checkpoint("target"), "--engine-dir", engine("target"), "--components", "llm"]
     words += ["--dense", "auto", "--int4-gemm-plugin-version", "2"]
@@ -121,7 +120,6 @@ def staged(role: str) -> str:
 
 
 def onnx(role: str) -> str:
-    """Return the directory of the exported target or draft."""
     return f"onnx/{role}"
 
 
@@ -136,20 +134,16 @@ def model_json(context: PlanContext) -> dict[str, Any]:
         # requests can join a running batch only without speculation
         "enable_in_flight_batching": drafting is None,
     }
-    return {"engines": from_model(engine("target")), "llm": llm | (_drafting(context, drafting) if drafting else {})}
-
-
-def _drafting(context: PlanContext, drafting: DraftingSizes) -> dict[str, Any]:
-    method = context.method_name
-    steps = {} if method in PASS_METHODS else {"draft_step": drafting.steps}
-    speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": drafting.tokens}
-    if "draft" in context.sources:
-        speculation["model"] = from_model(checkpoint("draft"))
-    return {
-        "draft_top_k": drafting.top_k,
-        **steps,
-        "verify_tree_size": drafting.verify_size,
-        "max_verify_tree_size": drafting.verify_size,
-        "max_draft_tree_size": drafting.draft_size,
-        "speculative_config": speculation,
-    }
+    if drafting:
+        speculation: dict[str, Any] = {"method": context.method_name, "num_speculative_tokens": drafting.tokens}
+        if "draft" in context.sources:
+            speculation["model"] = from_model(checkpoint("draft"))
+        llm |= {
+            "draft_top_k": drafting.top_k,
+            **({} if context.method_name in PASS_METHODS else {"draft_step": drafting.steps}),
+            "verify_tree_size": drafting.verify_size,
+            "max_verify_tree_size": drafting.verify_size,
+            "max_draft_tree_size": drafting.draft_size,
+            "speculative_config": speculation,
+        }
+    return {"engines": from_model(engine("target")), "llm": llm}

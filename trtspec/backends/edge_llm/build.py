@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from trtspec.backends.common.build_tools import Tool, linked_workdir, log_path, rebuild_script, run_tool, visible_gpus
+from trtspec.backends.common.steps import CopyFiles
 from trtspec.backends.edge_llm.arguments import BUILD, DATASET_VARIABLE, PROMPTS, QUANTIZE, staged
-from trtspec.backends.steps.files import CopyFiles
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.core.errors import StepError
@@ -37,7 +37,6 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 
 
 def check_files(out: Path, names: tuple[str, ...], command: str) -> None:
-    """Raise StepError if a file is missing or empty."""
     odd = [name for name in names if not (out / name).is_file() or not (out / name).stat().st_size]
     if odd:
         raise StepError(f"{command} succeeded but did not write {', '.join(odd)}", hint="see its log")
@@ -48,14 +47,9 @@ def check_engines(out: Path, sizes: Mapping[str, int]) -> None:
     config = next(path for path in (out / "base_config.json", out / "config.json") if path.is_file())
     built = read_json(config, MAX_CONFIG_BYTES).get("builder_config")
     found = built if isinstance(built, dict) else {}
-    if odd := list(_differing(found, sizes)):
-        raise StepError(f"the engines differ from the request: {'; '.join(odd)}", where=str(config))
-
-
-def _differing(found: Mapping[str, object], sizes: Mapping[str, int]) -> Iterator[str]:
-    for key, value in sizes.items():
-        if found.get(key) != value:
-            yield f"{key} is {found.get(key, 'missing')}, expected {value}"
+    odd = [(key, value) for key, value in sizes.items() if found.get(key) != value]
+    if differences := [f"{key} is {found.get(key, 'missing')}, expected {value}" for key, value in odd]:
+        raise StepError(f"the engines differ from the request: {'; '.join(differences)}", where=str(config))
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,6 @@ class StageCheckpoint(CopyFiles):
         return f"stage-{self.what}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
-        """Copy the files, and add the template and the layers."""
         copied = super().run(out, inputs, progress)
         if self.plain_template:
             (out / CHAT_TEMPLATE).write_text(PLAIN_TEMPLATE)
@@ -86,11 +79,6 @@ class StageCheckpoint(CopyFiles):
             config["target_layer_ids"] = list(self.target_layers)
             (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         return {name: segments for name, segments in copied.items() if name != "config.json"}
-
-
-def has_chat_template(names: set[str], tokenizer_config: dict[str, object]) -> bool:
-    """Return whether a checkpoint with these files has a chat template."""
-    return CHAT_TEMPLATE in names or bool(tokenizer_config.get("chat_template"))
 
 
 @dataclass(frozen=True)

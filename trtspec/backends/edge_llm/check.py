@@ -12,7 +12,7 @@ from trtspec.backends.base import Migration
 from trtspec.backends.common.checks import METHOD, check_acceptance, check_unconverted
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.edge_llm.arguments import aux_layers, drafting_sizes
-from trtspec.backends.edge_llm.versions import EdgeRelease, releases
+from trtspec.backends.edge_llm.toolchain import EdgeRelease, releases
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.gpus import GPUS
@@ -30,7 +30,6 @@ BLOCK_METHODS = ("dflash", "dspark")
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield all problems of a recipe with Edge-LLM."""
     release, method = releases()[context.version], context.method_name
     if method != "none" and method not in release.methods:
         return  # reported by `check`, with the backends that run it
@@ -38,10 +37,12 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_models(context, release)
     yield from _check_drafting(context)
     yield from _check_eagle3(context)
-    yield from _check_quantization(context, release)
-    yield from _check_parallel(context)
+    yield from _check_formats(context, release)
     yield from check_unconverted(context, "Edge-LLM")
-    yield from _check_engine(context)
+    for key in ("image", "timing_cache"):
+        if getattr(context.recipe.engine.build, key):
+            message = f"Edge-LLM's builder does not support {key}"
+            yield Diagnostic(f"engine.build.{key}", "not-supported", message, "remove it", source=CLI)
 
 
 def _check_gpu(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
@@ -51,7 +52,7 @@ def _check_gpu(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnosti
         yield Diagnostic("engine.gpu", "missing-key", "an engine is built for one GPU", hint)
         return
     gpu = GPUS.get(asked.lower())
-    if gpu and not release.platforms_for(gpu.sm):
+    if gpu and not release.tensorrt_for(gpu.sm):
         supported = ", ".join(f"{sm // 10}.{sm % 10}" for sm in release.sms)
         message = f"Edge-LLM {release.version} does not support {gpu.name}, compute capability {gpu.sm / 10:.1f}"
         yield Diagnostic("engine.gpu", "gpu", message, f"supported: {supported}", source=release.source)
@@ -68,10 +69,6 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
         yield Diagnostic(METHOD, "version", message, "use method: eagle3 with a draft for this target", source=CLI)
     elif context.method_name == "mtp" and not count_layers(context.sources["target"].config):
         yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: eagle3")
-    for role, path, asked in recipe_models(context):
-        if asked.dtype == "bfloat16":
-            message = f"Edge-LLM computes in float16, but the recipe requests bfloat16 for the {role}"
-            yield Diagnostic(f"{path}.dtype", "not-supported", message, "set dtype: float16", source=QUANTIZER)
 
 
 def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
@@ -102,10 +99,14 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic(path, "aux-layers", message, hint, "warning", EXPORTER)
 
 
-def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
+def _check_formats(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
+    """Yield dtypes, quantizations and parallelism of target and draft that Edge-LLM does not support."""
     gpu = context.gpu
     for role, path, asked in recipe_models(context):
         wanted, stored, section = asked.quantization, source_format(context.sources[role]), f"{path}.quantization"
+        if asked.dtype == "bfloat16":
+            message = f"Edge-LLM computes in float16, but the recipe requests bfloat16 for the {role}"
+            yield Diagnostic(f"{path}.dtype", "not-supported", message, "set dtype: float16", source=QUANTIZER)
         if stored.weights not in release.formats or wanted.weights not in ("none", "fp8"):
             odd = wanted.weights if stored.weights in release.formats else stored.weights
             message = f"{odd} weights of the {role} are not supported by Edge-LLM; it takes "
@@ -121,10 +122,6 @@ def _check_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[
         if role == "draft" and wanted.kv_cache != "none" and context.method_name in BLOCK_METHODS:
             message = "Edge-LLM stores the KV cache of a block drafter in 16 bits"
             yield Diagnostic(f"{section}.kv_cache", "not-supported", message, "remove it", source=QUANTIZER)
-
-
-def _check_parallel(context: PlanContext) -> Iterator[Diagnostic]:
-    for _, path, asked in recipe_models(context):
         if asked.parallel.ranks > 1:
             message = "this backend runs Edge-LLM on one GPU; "
             message += "Edge-LLM does not support speculation with parallel targets"
@@ -132,41 +129,27 @@ def _check_parallel(context: PlanContext) -> Iterator[Diagnostic]:
             yield Diagnostic(f"{path}.parallel", "parallel", message, "remove it", source=source)
 
 
-def _check_engine(context: PlanContext) -> Iterator[Diagnostic]:
-    build = context.recipe.engine.build
-    for key in ("image", "timing_cache"):
-        if getattr(build, key):
-            message = f"Edge-LLM's builder does not support {key}"
-            yield Diagnostic(f"engine.build.{key}", "not-supported", message, "remove it", source=CLI)
-
-
 def migrate(migration: Migration, recipe: Recipe) -> None:
     for option in recipe.engine.extra:
         migration.drop(f"engine.extra.{option}", "an option of trtllm-build")
-    engine = migration.document["engine"]
-    if "extra" in engine and not engine["extra"]:
-        del engine["extra"]
     migration.drop("engine.build.image", "Edge-LLM's commands run without a container")
     migration.drop("engine.build.timing_cache", "Edge-LLM's builder does not support it")
-    if "build" in engine and not engine["build"]:
-        del engine["build"]
+    migration.drop_empty("extra", "build")
     migration.drop("engine.max_num_tokens", "Edge-LLM's builder derives it from the lengths")
     migration.drop("serving.fast_logits", "draft and target run in one runtime")
     _gpu(migration, recipe)
     _method(migration, recipe)
     for path in ("target.parallel", "speculation.draft.parallel"):
         migration.drop(path, "Edge-LLM runs on one GPU")
-    for section in ("gates", "serving"):
-        if section in migration.document:
-            migration.note("kept", section, "unchanged")
+    migration.keep("gates", "serving")
 
 
 def _gpu(migration: Migration, recipe: Recipe) -> None:
     gpu, release = GPUS.get((recipe.engine.gpu or "").lower()), releases()[migration.version]
-    if gpu and release.platforms_for(gpu.sm):
+    if gpu and release.tensorrt_for(gpu.sm):
         migration.note("kept", "engine.gpu", f"Edge-LLM {release.version} supports {gpu.name}")
         return
-    fitting = ", ".join(each.name for each in GPUS.values() if release.platforms_for(each.sm))
+    fitting = ", ".join(each.name for each in GPUS.values() if release.tensorrt_for(each.sm))
     migration.drop("engine.gpu", f"Edge-LLM {release.version} does not support {recipe.engine.gpu}")
     migration.note("open", "engine.gpu", f"the target device: {fitting}")
 

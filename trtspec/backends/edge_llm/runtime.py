@@ -65,10 +65,6 @@ class EdgeRequest:
     stop: tuple[str, ...]
     alone: bool
 
-    @property
-    def samples(self) -> bool:
-        return self.sampling.temperature > 0.0 and self.sampling.top_k != 1
-
 
 @dataclass
 class EdgeResponse:
@@ -118,6 +114,7 @@ def sampling_params(asked: EdgeRequest) -> Any:
     from experimental.server import SamplingParams
 
     sampling: dict[str, Any] = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}
-    if asked.samples:
+    is_sampled = asked.sampling.temperature > 0.0 and asked.sampling.top_k != 1
+    if is_sampled:
         sampling = {key: getattr(asked.sampling, key) for key in ("temperature", "top_k", "top_p", "seed")}
-    return SamplingParams(max_tokens=asked.max_tokens, disable_spec_decode=asked.alone or asked.samples, **sampling)
+    return SamplingParams(max_tokens=asked.max_tokens, disable_spec_decode=asked.alone or is_sampled, **sampling)

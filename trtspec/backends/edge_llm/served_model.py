@@ -101,10 +101,8 @@ class TritonPythonModel:
         if inputs.scalar("end_id") not in (None, *self.end_ids):
             raise TrtspecError(f"end_id is not supported by {ENGINE}: texts end with the model's own end ids")
         if (drafted := inputs.scalar("num_draft_tokens")) not in (None, 0):
-            hint = "0 disables drafts"
-            raise TrtspecError(
-                f"num_draft_tokens {drafted} is not supported by {ENGINE}: its engines fix the number", hint=hint
-            )
+            message = f"num_draft_tokens {drafted} is not supported by {ENGINE}: its engines fix the number"
+            raise TrtspecError(message, hint="0 disables drafts")
         if not (text := "".join(inputs.texts("text_input"))):
             raise TrtspecError("text_input is empty")
         sampling = SamplingOptions(**read_sampling(inputs))
@@ -117,7 +115,6 @@ class TritonPythonModel:
         params = sampling_params(asked)
         messages = [{"role": "user", "content": asked.text}]
         # its public calls apply a chat template, unlike the completions of its HTTP server
-        request = self.llm._make_generation_request(
-            messages, params, apply_chat_template=False, add_generation_prompt=False
-        )
+        plain = {"apply_chat_template": False, "add_generation_prompt": False}
+        request = self.llm._make_generation_request(messages, params, **plain)
         return self.llm.generate_stream(messages, params, prebuilt_request=request)

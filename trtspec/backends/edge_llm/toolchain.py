@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find Edge-LLM's commands on this machine, their versions, and the GPU that they can build for.
+"""The features of each release of Edge-LLM, and its commands on this machine with the GPU that they can build for.
 
 TRTSPEC_EDGE_LLM is the environment that contains them; by default they are searched on PATH. Edge-LLM is not imported.
 """
@@ -9,18 +9,62 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.edge_llm.arguments import BUILD, EXPORT
-from trtspec.backends.edge_llm.versions import releases
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import detect_gpus, find_gpu
 from trtspec.core.installation import DoctorCheck
+from trtspec.core.paths import load_package_yaml
 
 ENVIRONMENT = "TRTSPEC_EDGE_LLM"
 PACKAGE = "tensorrt-edgellm"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """One platform with published native libraries.
+
+    `sm` is the GPU's compute capability times ten, `tensorrt` are the compatible versions of TensorRT.
+    """
+
+    sm: int
+    system: str
+    tensorrt: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EdgeRelease:
+    """One release; `methods` maps trtspec's method names to its own; `models`, `mtp_models` are model_type values."""
+
+    version: str
+    source: str
+    python: tuple[str, ...]
+    platforms: tuple[Platform, ...]
+    methods: dict[str, str]
+    models: tuple[str, ...]
+    mtp_models: tuple[str, ...]
+    formats: tuple[str, ...]
+
+    @property
+    def sms(self) -> list[int]:
+        return sorted({platform.sm for platform in self.platforms})
+
+    def tensorrt_for(self, sm: int) -> list[str]:
+        """Return the versions of TensorRT for a GPU, empty if the release does not support it."""
+        return sorted({version for platform in self.platforms if platform.sm == sm for version in platform.tensorrt})
+
+
+@cache
+def releases() -> dict[str, EdgeRelease]:
+    """Return the supported releases by version, oldest first."""
+    found = TypeAdapter(list[EdgeRelease]).validate_python(load_package_yaml(Path(__file__).with_name("versions.yaml")))
+    return {release.version: release for release in found}
 
 
 @dataclass(frozen=True)
@@ -76,22 +120,17 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
     if found != version:
         message = f"TensorRT Edge-LLM {found or '(none)'} is installed, but the recipe requires {version}"
         raise TrtspecError(message, where=directory, hint=f"set engine.version, or {ENVIRONMENT}")
-    gpu = find_gpu(gpu_name)
-    seen = detect_gpus()
+    gpu, seen, tensorrt = find_gpu(gpu_name), detect_gpus(), tensorrt or ""
     devices = tuple(str(number) for number, each in enumerate(seen) if each.is_a(gpu))
-    why = _why_no_engines(tensorrt or "", version, gpu.sm, bool(devices), gpu.name)
+    fitting = releases()[version].tensorrt_for(gpu.sm)
+    why = ""
+    if not devices:
+        why = f"the GPU {gpu.name} is not visible"
+    elif tensorrt not in fitting:
+        why = f"TensorRT {tensorrt or '(none)'} is installed, but Edge-LLM {version} requires {' or '.join(fitting)}"
     if why:
         return EdgeToolchain(version, directory, why_no_engines=why, devices=devices)
-    return EdgeToolchain(version, directory, tensorrt=tensorrt or "", driver=seen[0].driver, devices=devices)
-
-
-def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: str) -> str:
-    fitting = sorted({each for found in releases()[version].platforms_for(sm) for each in found.tensorrt})
-    if not is_here:
-        return f"the GPU {name} is not visible"
-    if tensorrt not in fitting:
-        return f"TensorRT {tensorrt or '(none)'} is installed, but Edge-LLM {version} requires {' or '.join(fitting)}"
-    return ""
+    return EdgeToolchain(version, directory, tensorrt=tensorrt, driver=seen[0].driver, devices=devices)
 
 
 def probes() -> list[DoctorCheck]:

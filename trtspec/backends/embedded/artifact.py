@@ -7,9 +7,16 @@ preprocessing and postprocessing are for clients that call tensorrt_llm directly
 from __future__ import annotations
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import companion_steps, conversion_steps, padding_notes, serving_settings
+from trtspec.backends.common.steps import (
+    TEXT_MODELS,
+    EmitModels,
+    companion_steps,
+    conversion_steps,
+    padding_notes,
+    read_models,
+    serving_settings,
+)
 from trtspec.backends.context import PlanContext
-from trtspec.backends.steps.files import TEXT_MODELS, EmitModels, read_models
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings
 from trtspec.store.artifact_paths import REPOSITORY, TOKENIZER, checkpoint, from_model

@@ -77,7 +77,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         generations = [self.start(request) for request in requests]
-        return None if self.decoupled else [generation.result() for generation in generations]
+        return None if self.decoupled else [generation.responder.result() for generation in generations]
 
     def finalize(self) -> None:
         self.engine.close()
@@ -173,10 +173,6 @@ class Generation:
             self.drop()
             self.responder.abandon()
 
-    def result(self) -> Any:
-        """Return the response; block until it exists."""
-        return self.responder.result()
-
     def drop(self) -> None:
         if self.handle is not None:
             self.handle.cancel()
@@ -195,8 +191,6 @@ def refuse_lossy(inputs: RequestTensors) -> None:
     """Raise TrtspecError for a constant acceptance threshold with draft logits, which would not be exact."""
     threshold = inputs.scalar("draft_acceptance_threshold")
     if threshold is not None and inputs.array("draft_logits") is not None:
-        raise TrtspecError(
-            f"draft_acceptance_threshold {threshold:.6g} with draft_logits would change the text's distribution; "
-            "the torch engine accepts exactly",
-            hint="remove draft_acceptance_threshold",
-        )
+        message = f"draft_acceptance_threshold {threshold:.6g} with draft_logits would change the text's distribution; "
+        message += "the torch engine accepts exactly"
+        raise TrtspecError(message, hint="remove draft_acceptance_threshold")

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.backends.common.trtllm_versions import DecodingType, find_version_spec, minor_version
-from trtspec.backends.context import PlanContext
+from trtspec.backends.common.checks import source_architecture
+from trtspec.backends.common.trtllm_versions import find_version_spec, minor_version
+from trtspec.backends.context import PlanContext, hub_revision
 from trtspec.methods.draft_head import mask_token
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
-from trtspec.recipe.schema import ScheduledLen, is_directory
+from trtspec.recipe.schema import ScheduledLen
 
 KNOBS = frozenset({"schedule", "acceptance_rate_threshold", "acceptance_window"})
 # Default number of steps for the average acceptance rate: a few seconds, so that no single text dominates.
@@ -41,18 +42,10 @@ def target_architecture(context: PlanContext) -> str:
     """Return the target's class from its config.json, or ""."""
     if context.target_config:
         return context.target_config.architecture
-    named = context.sources["target"].config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
+    return source_architecture(context.sources["target"])
 
 
-def drafts_separately(context: PlanContext) -> bool:
-    """Return whether the method has to draft outside the target, because its class does not support drafting inside."""
-    api = find_version_spec(context.version).api
-    kind = api.methods[context.method_name]
-    return bool(kind.beside) and target_architecture(context) in api.plain
-
-
-def length_fields(context: PlanContext) -> dict[str, Any]:
+def _length_fields(context: PlanContext) -> dict[str, Any]:
     """Return the speculative_config fields for a recipe's schedule and threshold, in the version's counting scheme."""
     speculation, api = context.recipe.speculation, find_version_spec(context.version).api
     fields: dict[str, Any] = {}
@@ -101,12 +94,14 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
         return {}
     api = find_version_spec(context.version).api
     kind = api.methods[method]
-    config: dict[str, Any] = {"decoding_type": kind.name, length_field(kind): context.draft_shape.max_depth}
+    # the draft length: for MTP it once was the number of its layers
+    length = next(name for name in ("num_nextn_predict_layers", "max_draft_len") if name in kind.required)
+    config: dict[str, Any] = {"decoding_type": kind.name, length: context.draft_shape.max_depth}
     if api.draft_key in kind.required:
         config[api.draft_key] = draft_path
-    if drafts_separately(context):
+    if kind.beside and target_architecture(context) in api.plain:  # its class does not support drafting inside
         config[kind.beside] = False
-    return config | length_fields(context) | _option_fields(context)
+    return config | _length_fields(context) | _option_fields(context)
 
 
 def verifies_with_logits(context: PlanContext) -> bool:
@@ -124,11 +119,6 @@ def step_tokens(context: PlanContext) -> int:
     return 2 * tokens - 1 if context.method_name == "pard" else tokens
 
 
-def length_field(kind: DecodingType) -> str:
-    """Return the field of the draft length: for MTP it once was the number of its layers."""
-    return next(name for name in ("num_nextn_predict_layers", "max_draft_len") if name in kind.required)
-
-
 def _option_fields(context: PlanContext) -> dict[str, Any]:
     options = context.options
     if isinstance(options, NgramOptions):
@@ -143,30 +133,23 @@ def _option_fields(context: PlanContext) -> dict[str, Any]:
     if isinstance(options, DraftTargetOptions) and "use_draft_logits" in context.recipe.speculation.options:
         return {REJECTION: options.use_draft_logits} if verifies_with_logits(context) else {}
     if isinstance(options, SuffixOptions):
-        return _suffix_fields(context, options)
+        # the longest match, also in other responses unless the recipe disables it
+        fields = {"max_matching_ngram_size": -1, "enable_global_pool": options.max_cached_requests > 0}
+        if "max_cached_requests" in context.recipe.speculation.options and options.max_cached_requests:
+            fields["global_pool_size"] = options.max_cached_requests
+        return fields
     if context.method_name == "pard":
+        # config.json may have two mask keys, and upstream prefers the other one
         mask = mask_token(context.sources["draft"])
-        return (
-            {} if mask is None else {"mask_token_id": mask}
-        )  # config.json may have two mask keys, and upstream prefers the other one
+        return {} if mask is None else {"mask_token_id": mask}
     return {}
-
-
-def _suffix_fields(context: PlanContext, options: SuffixOptions) -> dict[str, Any]:
-    """Return the lookup fields: the longest match, also in other responses unless the recipe disables it."""
-    fields: dict[str, Any] = {"max_matching_ngram_size": -1, "enable_global_pool": options.max_cached_requests > 0}
-    if "max_cached_requests" in context.recipe.speculation.options and options.max_cached_requests:
-        fields["global_pool_size"] = options.max_cached_requests
-    return fields
 
 
 def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
     """Return the document; paths are directories relative to the served model's, or hub ids."""
     recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
-    kv_cache: dict[str, Any] = {
-        "free_gpu_memory_fraction": recipe.serving.kv_cache_fraction,
-        "enable_block_reuse": True,
-    }
+    fraction = recipe.serving.kv_cache_fraction
+    kv_cache: dict[str, Any] = {"free_gpu_memory_fraction": fraction, "enable_block_reuse": True}
     if target.quantization.kv_cache != "none":
         kv_cache["dtype"] = target.quantization.kv_cache
     document: dict[str, Any] = {
@@ -181,11 +164,10 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         "max_num_tokens": resolve_max_num_tokens(engine, step_tokens(context)),
         "kv_cache_config": kv_cache,
     }
-    if target.revision and not is_directory(target_path):
-        document["revision"] = target.revision
+    if revision := hub_revision(target, target_path):
+        document["revision"] = revision
     if speculation := speculative_config(context, draft_path):
         document["speculative_config"] = speculation
     # the same as in config.pbtxt, for servers that complete model configurations from here
-    return document | {
-        "triton_config": {"max_batch_size": engine.max_batch_size, "decoupled": recipe.serving.streaming}
-    }
+    document["triton_config"] = {"max_batch_size": engine.max_batch_size, "decoupled": recipe.serving.streaming}
+    return document

@@ -12,13 +12,12 @@ from pathlib import Path
 import yaml
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import plan_source_artifact, served_path, serving_settings
+from trtspec.backends.common.steps import SERVED_PATHS, plan_source_artifact, serving_settings, token_models
 from trtspec.backends.common.trtllm_versions import container_images
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.serving import ServingHooks, StandaloneServer, load_absolute, require_package
-from trtspec.backends.steps.files import token_models
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
 from trtspec.store.files import FileReader
@@ -26,7 +25,6 @@ from trtspec.store.files import FileReader
 MODELS = Path(__file__).with_name("models")
 MODEL_YAML = Path(TARGET, "1", "model.yaml")
 PACKAGE = "tensorrt_llm"
-ELSEWHERE = ("model", "triton_config")  # on the command line, and only for Triton
 FILE = "llm.yaml"
 
 
@@ -36,15 +34,14 @@ def check_installed(artifact: Path, manifest: Manifest) -> None:
 
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
-    """Return the command line of TensorRT-LLM without Triton."""
     document = load_absolute(repository, MODEL_YAML, artifact)
-    arguments = {key: value for key, value in document.items() if key not in ELSEWHERE}
-    model, path = document["model"], f"/config/{FILE}"
+    model, path = document.pop("model"), f"/config/{FILE}"
+    document.pop("triton_config", None)
     return StandaloneServer(
         framework="trtllm",
         serve=("trtllm-serve", model, "--host=0.0.0.0", f"--extra_llm_api_options={path}"),
         arguments=(f"--model-path={model}", f"--extra-engine-args={path}"),
-        files={FILE: yaml.safe_dump(arguments, sort_keys=True)},
+        files={FILE: yaml.safe_dump(document, sort_keys=True)},
     )
 
 
@@ -53,7 +50,7 @@ def serving() -> ServingHooks:
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    engine, document = context.resolved.engine, model_yaml(context, served_path("target"), served_path("draft"))
+    engine, document = context.resolved.engine, model_yaml(context, *SERVED_PATHS)
     repository = token_models(
         MODELS,
         serving_settings(context),

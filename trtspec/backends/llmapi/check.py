@@ -5,29 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from trtspec.backends.common.checks import (
-    DRAFT,
-    METHOD,
-    OPTIONS,
-    SCHEDULE,
-    check_acceptance,
-    check_any_match,
-    check_draft_parallel,
-    check_full_drafts,
-    check_unconverted,
-    unused,
-)
+from trtspec.backends.common import checks
+from trtspec.backends.common.checks import DRAFT, METHOD, OPTIONS, SCHEDULE, unused
 from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec, minor_version, version_specs
 from trtspec.backends.context import PlanContext, recipe_models
-from trtspec.backends.llmapi.arguments import (
-    DRAFTS_TREES,
-    drafting_part,
-    is_greedy_only,
-    schedule_field,
-    step_tokens,
-    target_architecture,
-    verifies_with_logits,
-)
+from trtspec.backends.llmapi import arguments
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
@@ -55,7 +37,6 @@ MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculativ
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield all problems of a recipe with the LLM API."""
     method = context.method_name
     if method != "none" and method not in find_version_spec(context.version).api.methods:
         having = [minor for minor, spec in version_specs().items() if method in spec.api.methods]
@@ -64,20 +45,24 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         return
     if method != "none":
         yield from _check_target_architecture(context)
-        yield from _check_draft_lengths(context)
+        yield from _check_schedule(context)
+        yield from _check_threshold(context)
     yield from _check_options(context)
-    yield from _check_sampling(context)
+    if arguments.is_greedy_only(context):
+        message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
+        hint = "sampled requests are rejected; versions from 1.3 on serve them"
+        yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
     yield from _check_mtp(context)
     yield from _check_head(context)
     yield from _check_quant_format(context)
     yield from _check_rotary_keys(context)
-    yield from check_draft_parallel(context, LLM_ARGS)
-    yield from check_unconverted(context, "the LLM API", draft_tokens=step_tokens(context))
+    yield from checks.check_draft_parallel(context, LLM_ARGS)
+    yield from checks.check_unconverted(context, "the LLM API", draft_tokens=arguments.step_tokens(context))
 
 
 def _check_target_architecture(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
-    method, architecture = context.method_name, target_architecture(context)
+    method, architecture = context.method_name, arguments.target_architecture(context)
     if find_version_spec(context.version).api.takes(method, architecture):
         return
     others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
@@ -86,33 +71,28 @@ def _check_target_architecture(context: PlanContext) -> Iterable[Diagnostic]:
     yield Diagnostic(METHOD, "architecture", message, hint, source=INSIDE_SOURCE)
 
 
-def _check_draft_lengths(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield the parts of the schedule and the threshold that the version does not support."""
-    if drafting := drafting_part(context):
-        yield from _check_schedule(context, schedule_field(drafting))
-    if context.recipe.speculation.acceptance_rate_threshold is not None:
-        yield from _check_threshold(context)
-
-
-def _check_schedule(context: PlanContext, field: str) -> Iterable[Diagnostic]:
-    method, shape = context.method_name, context.draft_shape
+def _check_schedule(context: PlanContext) -> Iterable[Diagnostic]:
+    method, shape, drafting = context.method_name, context.draft_shape, arguments.drafting_part(context)
+    if not drafting:
+        return
+    field = arguments.schedule_field(drafting)
 
     def honours(spec: VersionSpec) -> bool:
         return method in spec.api.methods and field in spec.api.methods[method].lengths
 
     if not honours(find_version_spec(context.version)):
-        message = (
-            f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of requests"
-        )
+        message = f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of"
+        message += " requests"
         yield Diagnostic(SCHEDULE, "version", message, _remedy("schedule", honours), source=LENGTHS_SOURCE)
     elif shape.max_tokens > shape.max_depth:
         message = "the LLM API can shorten only chains, but the method drafts a tree"
-        yield Diagnostic(
-            SCHEDULE, "not-supported", message, "remove schedule, or top_k and nodes", source=LENGTHS_SOURCE
-        )
+        hint = "remove schedule, or top_k and nodes"
+        yield Diagnostic(SCHEDULE, "not-supported", message, hint, source=LENGTHS_SOURCE)
 
 
 def _check_threshold(context: PlanContext) -> Iterable[Diagnostic]:
+    if context.recipe.speculation.acceptance_rate_threshold is None:
+        return
     if not find_version_spec(context.version).api.threshold:
         message = f"TensorRT-LLM {context.version} does not support acceptance_rate_threshold"
         hint = _remedy("acceptance_rate_threshold", lambda spec: bool(spec.api.threshold))
@@ -128,13 +108,13 @@ def _remedy(key: str, honours: Callable[[VersionSpec], bool]) -> str:
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield the method's options that the LLM API does not support."""
     options = context.options
     message = "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance"
-    yield from check_acceptance(context, message, f"{LLM_ARGS}, EagleDecodingConfig")
-    yield from check_full_drafts(context, "the LLM API", LLM_ARGS)
-    yield from check_any_match(context, "the LLM API", LLM_ARGS)
-    if isinstance(options, DraftTargetOptions) and not options.use_draft_logits and not verifies_with_logits(context):
+    yield from checks.check_acceptance(context, message, f"{LLM_ARGS}, EagleDecodingConfig")
+    yield from checks.check_full_drafts(context, "the LLM API", LLM_ARGS)
+    yield from checks.check_any_match(context, "the LLM API", LLM_ARGS)
+    is_greedy_draft = isinstance(options, DraftTargetOptions) and not options.use_draft_logits
+    if is_greedy_draft and not arguments.verifies_with_logits(context):
         message = "the LLM API decides itself whether drafts are verified with their logits"
         yield Diagnostic(f"{OPTIONS}.use_draft_logits", "not-supported", message, "remove it", source=LLM_ARGS)
     if isinstance(options, Eagle3Options) and options.top_k:
@@ -160,21 +140,13 @@ def _check_suffix(context: PlanContext, options: SuffixOptions) -> Iterable[Diag
 def _check_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
     path, shape = f"{OPTIONS}.top_k", context.draft_shape
     most = top_k * shape.max_depth
-    if minor_version(context.version) < DRAFTS_TREES:
-        first = ".".join(map(str, DRAFTS_TREES))
+    if minor_version(context.version) < arguments.DRAFTS_TREES:
+        first = ".".join(map(str, arguments.DRAFTS_TREES))
         message = f"the PyTorch backend drafts trees only from {first} on; {context.version} drafts a chain"
         yield Diagnostic(path, "version", message, "remove top_k and nodes", source=f"{LLM_ARGS}, eagle_choices")
     elif shape.max_tokens > most:
         message = f"the tree has {shape.max_tokens} nodes, but the LLM API supports at most top_k * draft_len = {most}"
         yield Diagnostic(f"{OPTIONS}.nodes", "out-of-range", message, source=f"{LLM_ARGS}, max_total_draft_tokens")
-
-
-def _check_sampling(context: PlanContext) -> Iterable[Diagnostic]:
-    if is_greedy_only(context):
-        method = context.method_name
-        message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
-        hint = "sampled requests are rejected; versions from 1.3 on serve them"
-        yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
 
 
 def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:

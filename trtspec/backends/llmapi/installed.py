@@ -87,9 +87,8 @@ def validate_installed(document: dict[str, Any], timeout_s: float = TIMEOUT_S) -
     output = process.stdout.splitlines()[-1:]  # tensorrt_llm prints other lines before it during import
     if process.returncode or not output:
         last = "\n".join(process.stderr.splitlines()[-5:])
-        raise TrtspecError(
-            f"the installed tensorrt_llm cannot be imported:\n{last}", hint="python -c 'import tensorrt_llm'"
-        )
+        message = f"the installed tensorrt_llm cannot be imported:\n{last}"
+        raise TrtspecError(message, hint="python -c 'import tensorrt_llm'")
     problems: list[str] = json.loads(output[0])
     return problems
 

@@ -35,8 +35,12 @@ class TritonPythonModel(AsyncEngineModel):
     GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TRTLLM_VISIBLE_DEVICES")
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
+        from tensorrt_llm import LLM
+        from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
+
         self.greedy_only = settings.parameter("greedy_only") == "true"
-        self.llm = make_llm(read_arguments(root, version, settings))
+        # versions up to 1.2 need TensorRT-LLM's own function to construct the sections
+        self.llm = LLM(**update_llm_args_with_extra_dict({}, read_arguments(root, version, settings)))
 
     def end_engine(self) -> None:
         self.llm.shutdown()
@@ -83,14 +87,6 @@ def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, An
     return document
 
 
-def make_llm(arguments: dict[str, Any]) -> Any:
-    """Start the engine; versions up to 1.2 need TensorRT-LLM's own function to construct the sections."""
-    from tensorrt_llm import LLM
-    from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
-
-    return LLM(**update_llm_args_with_extra_dict({}, arguments))
-
-
 def sampling_params(asked: EngineRequest) -> Any:
     """Return the request's SamplingParams; without top_k and top_p it would be greedy at any temperature."""
     from tensorrt_llm import SamplingParams
@@ -125,11 +121,7 @@ def with_counts(update: Update, result: Any) -> Update:
     drafts = getattr(metrics, "speculative_decoding", None)
     drafted, accepted = (drafts.total_draft_tokens, drafts.total_accepted_draft_tokens) if drafts else (0, 0)
     stats = replace(update.stats, drafted=drafted, accepted=accepted, accepted_by_position=())
-    return replace(update, stats=stats, queue_s=queue_s(getattr(metrics, "timing_metrics", None)))
-
-
-def queue_s(times: Any) -> float | None:
-    """Return the seconds until the request first joined a batch, or None if the engine reports neither time nor 0."""
-    if times is None or not times.first_scheduled_time:
-        return None
-    return float((times.first_scheduled_time - times.arrival_time).total_seconds())
+    times, queue_s = getattr(metrics, "timing_metrics", None), None
+    if times and times.first_scheduled_time:  # when the request first joined a batch, None or 0 if it has not
+        queue_s = float((times.first_scheduled_time - times.arrival_time).total_seconds())
+    return replace(update, stats=stats, queue_s=queue_s)

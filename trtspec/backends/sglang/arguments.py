@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Map a recipe to arguments of SGLang's Engine, the fields of its ServerArgs, and to its adaptive drafting file.
+"""The features of each SGLang release, and a recipe's arguments of its Engine, the fields of its ServerArgs.
 
 Names: sgl-project/sglang:python/sglang/srt/arg_groups/fields/*.py@v0.5.23. The thresholds that would make acceptance
 lossy (speculative_accept_threshold_single and _acc, 1.0) are never set.
@@ -7,19 +7,61 @@ lossy (speculative_accept_threshold_single and _acc, 1.0) are never set.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from trtspec.backends.context import PlanContext
-from trtspec.backends.sglang.versions import ALGORITHMS
-from trtspec.checkpoints.prequantized import source_format
+from trtspec.backends.context import PlanContext, hub_revision, online_format
+from trtspec.core.paths import load_package_yaml
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
 from trtspec.recipe.resolve import resolve_max_num_tokens
-from trtspec.recipe.schema import ModelSource, is_directory
 
 ADAPTIVE = "./1/adaptive.json"  # relative to the served model's directory, like every path of the document
 KV_CACHE = {"fp8": "fp8_e4m3"}
+# SGLang's algorithm names by trtspec's method names. UNO is omitted: it drafts with a LoRA adapter, which no method
+# has. Suffix decoding is omitted: NGRAM drafts a fixed number of tokens, independent of a match's length and counts.
+ALGORITHMS = {
+    "draft_target": "STANDALONE",
+    "ngram": "NGRAM",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "dflash": "DFLASH",
+    "dspark": "DSPARK",
+}
+# methods for which the checkpoint's class decides whether a release supports them
+CHECKPOINT_METHODS = ("eagle", "eagle3", "dflash", "dspark")
+BLOCK_METHODS = ("dflash", "dspark")  # they draft all tokens in one step
+
+
+@dataclass(frozen=True)
+class SglangRelease:
+    """One SGLang release: the drafter classes `nets` by method, and the targets with MTP layers.
+
+    `schedule`: the draft length can depend on the number of requests. `block`: block verification is supported.
+    """
+
+    version: str
+    nets: dict[str, list[str]]
+    mtp_targets: list[str]
+    schedule: bool
+    block: bool
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """Return SGLang's names of the release's algorithms, by trtspec's method names."""
+        missing = {*CHECKPOINT_METHODS} - {*self.nets}
+        return {name: theirs for name, theirs in ALGORITHMS.items() if name not in missing}
+
+
+@cache
+def releases() -> dict[str, SglangRelease]:
+    """Return the supported releases by version, oldest first."""
+    entries = load_package_yaml(Path(__file__).with_name("versions.yaml"))
+    return {entry["version"]: SglangRelease(**entry) for entry in entries}
 
 
 def engine_arguments(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
@@ -38,9 +80,9 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
         # the fraction of all memory, including weights
         "mem_fraction_static": recipe.serving.kv_cache_fraction,
     }
-    if target.revision and not is_directory(target_path):
-        found["revision"] = target.revision
-    if online := _online(context, "target", target):
+    if revision := hub_revision(target, target_path):
+        found["revision"] = revision
+    if online := online_format(context, "target", target):
         found["quantization"] = online
     if target.quantization.kv_cache != "none":
         found["kv_cache_dtype"] = KV_CACHE[target.quantization.kv_cache]
@@ -51,10 +93,21 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
 
 def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return the speculation arguments of a recipe with a drafter."""
-    recipe = context.recipe.speculation
-    found = {"speculative_algorithm": ALGORITHMS[recipe.method], **_lengths(context), **_option_fields(context)}
+    recipe, shape = context.recipe.speculation, context.draft_shape
+    found: dict[str, Any] = {
+        "speculative_algorithm": ALGORITHMS[recipe.method],
+        "speculative_num_steps": 1 if recipe.method in BLOCK_METHODS else shape.max_depth,
+        "speculative_eagle_topk": tree_width(context),
+        "speculative_num_draft_tokens": shape.max_tokens + 1,  # with the token that follows the accepted ones
+        **_option_fields(context),
+    }
     if recipe.draft and draft_path:
-        found |= _draft(context, recipe.draft, draft_path)
+        found["speculative_draft_model_path"] = draft_path
+        if revision := hub_revision(recipe.draft, draft_path):
+            found["speculative_draft_model_revision"] = revision
+        online = online_format(context, "draft", recipe.draft)
+        if online != online_format(context, "target", context.recipe.target):  # the default is the target's
+            found["speculative_draft_model_quantization"] = online or "unquant"
     if recipe.verify == "block":
         found["speculative_use_block_verification"] = True
     if recipe.schedule:
@@ -76,17 +129,6 @@ def adaptive_config(context: PlanContext) -> dict[str, Any]:
     return found
 
 
-def _lengths(context: PlanContext) -> dict[str, int]:
-    """Return the draft lengths; a step verifies one more token, which follows the accepted ones."""
-    shape, method = context.draft_shape, context.method_name
-    return {
-        # a block drafter drafts in one step
-        "speculative_num_steps": 1 if method in ("dflash", "dspark") else shape.max_depth,
-        "speculative_eagle_topk": tree_width(context),
-        "speculative_num_draft_tokens": shape.max_tokens + 1,
-    }
-
-
 def tree_width(context: PlanContext) -> int:
     """Return the number of continuations of each draft token: 1 for a chain."""
     options = context.options
@@ -100,23 +142,5 @@ def _option_fields(context: PlanContext) -> dict[str, Any]:
         breadth = {f"speculative_ngram_{end}_bfs_breadth": 1 for end in ("min", "max")}
         return {**breadth, "speculative_ngram_max_trie_depth": options.max_match + depth}
     if context.method_name == "dspark":
-        return {
-            "speculative_dspark_block_size": depth
-        }  # only draft tokens, while DFLASH also counts the token before them
+        return {"speculative_dspark_block_size": depth}  # DFLASH also counts the token before the draft tokens
     return {}
-
-
-def _draft(context: PlanContext, draft: ModelSource, path: str) -> dict[str, str]:
-    found = {"speculative_draft_model_path": path}
-    if draft.revision and not is_directory(path):
-        found["speculative_draft_model_revision"] = draft.revision
-    online, targets = _online(context, "draft", draft), _online(context, "target", context.recipe.target)
-    if online != targets:  # the default is the target's
-        found["speculative_draft_model_quantization"] = online or "unquant"
-    return found
-
-
-def _online(context: PlanContext, role: str, asked: ModelSource) -> str:
-    """Return the format to which SGLang quantizes on load; "" for a source that is already quantized."""
-    wanted = asked.quantization.weights
-    return "" if wanted == "none" or source_format(context.sources[role]).weights != "none" else wanted

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import plan_source_artifact, served_path, serving_settings
+from trtspec.backends.common.steps import SERVED_PATHS, plan_source_artifact, serving_settings, token_models
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import ServingHooks, StandaloneServer, command_options, load_absolute, require_package
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
-from trtspec.backends.steps.files import token_models
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import installed_version
 from trtspec.serving.triton.names import TARGET
@@ -41,7 +40,6 @@ def check_installed(artifact: Path, manifest: Manifest) -> None:
 
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
-    """Return the command line of SGLang without Triton."""
     document = load_absolute(repository, ENGINE_JSON, artifact)
     arguments = command_options({key: value for key, value in document.items() if key != TOKENS_ALONE})
     return StandaloneServer(
@@ -62,7 +60,7 @@ def serving() -> ServingHooks:
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     engine = context.resolved.engine
-    arguments = engine_arguments(context, served_path("target"), served_path("draft"))
+    arguments = engine_arguments(context, *SERVED_PATHS)
     documents = {"engine": arguments} | ({"adaptive": adaptive} if (adaptive := adaptive_config(context)) else {})
     repository = token_models(
         MODELS,

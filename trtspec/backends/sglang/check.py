@@ -5,23 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.checks import (
-    DRAFT,
-    METHOD,
-    OPTIONS,
-    SCHEDULE,
-    VERIFY,
-    check_acceptance,
-    check_any_match,
-    check_draft_parallel,
-    check_full_drafts,
-    check_online,
-    check_unconverted,
-    unused,
-)
+from trtspec.backends.common import checks
+from trtspec.backends.common.checks import DRAFT, METHOD, OPTIONS, SCHEDULE, VERIFY, source_architecture, unused
 from trtspec.backends.context import PlanContext
-from trtspec.backends.sglang.arguments import tree_width
-from trtspec.backends.sglang.versions import ALGORITHMS, CHECKPOINT_METHODS, releases
+from trtspec.backends.sglang.arguments import ALGORITHMS, BLOCK_METHODS, CHECKPOINT_METHODS, releases, tree_width
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle import EagleOptions
@@ -38,7 +25,6 @@ OWN_NETS = ("eagle", "eagle3", "mtp")  # methods of SGLang's EAGLE worker
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield all problems of a recipe with SGLang."""
     method = context.method_name
     if method not in ("none", *ALGORITHMS):
         return  # `check` reports it for every backend
@@ -52,18 +38,21 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_mtp(context)
     yield from _check_schedule(context)
     yield from _check_verify(context)
-    yield from _check_parallel(context)
-    yield from check_online(context, "SGLang", ONLINE)
-    yield from check_unconverted(context, "SGLang")
+    if method != "none" and context.recipe.target.parallel.pipeline > 1:
+        message = "SGLang does not support speculation with pipeline parallelism, except experimentally for EAGLE"
+        hint = "use tensor parallelism only"
+        yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=PIPELINE)
+    yield from checks.check_draft_parallel(context, HOOK)
+    yield from checks.check_online(context, "SGLang", ONLINE)
+    yield from checks.check_unconverted(context, "SGLang")
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield the method's options that SGLang does not support."""
     options, configured = context.options, context.recipe.speculation.options
     message = "SGLang serves exact acceptance only: trtspec keeps its accept thresholds at 1.0"
-    yield from check_acceptance(context, message, HOOK)
-    yield from check_full_drafts(context, "SGLang", HOOK)
-    yield from check_any_match(context, "SGLang", f"{SRT}/speculative/ngram_worker.py@v0.5.23")
+    yield from checks.check_acceptance(context, message, HOOK)
+    yield from checks.check_full_drafts(context, "SGLang", HOOK)
+    yield from checks.check_any_match(context, "SGLang", f"{SRT}/speculative/ngram_worker.py@v0.5.23")
     if isinstance(options, EagleOptions) and not options.dynamic:
         message = "SGLang grows trees by the drafter's confidence and does not support static trees"
         hint = "set dynamic: true, with top_k, depth and nodes"
@@ -78,17 +67,17 @@ def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
     method = context.method_name
     if method not in CHECKPOINT_METHODS:
         return
-    nets_by_method, config = releases()[context.version].nets, context.sources["draft"].config
-    found = (config.get("architectures") or ["none"])[0]
+    nets_by_method, source = releases()[context.version].nets, context.sources["draft"]
+    found = source_architecture(source) or "none"
     if found not in nets_by_method[method]:
         others = [name for name, nets in nets_by_method.items() if found in nets]
         message = f"the drafter's class is {found}, but SGLang {context.version} runs {ALGORITHMS[method]} with "
         message += " or ".join(nets_by_method[method])
         hint = f"use method: {others[0]}" if others else "set its class in architectures of its config.json"
         yield Diagnostic(DRAFT, "class", message, hint, source="sgl-project/sglang#21272")
-    block = config.get("block_size") or (config.get("dflash_config") or {}).get("block_size")
+    block = source.config.get("block_size") or (source.config.get("dflash_config") or {}).get("block_size")
     # DFLASH also counts the token before the draft tokens
-    most = block - (method == "dflash") if isinstance(block, int) and method in ("dflash", "dspark") else None
+    most = block - (method == "dflash") if isinstance(block, int) and method in BLOCK_METHODS else None
     if most is not None and context.draft_shape.max_depth > most:
         message = f"the drafter was trained for blocks of {most} draft tokens"
         yield Diagnostic("speculation.draft_len", "out-of-range", message, f"at most {most}", source=HOOK)
@@ -97,9 +86,9 @@ def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
 def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
     if context.method_name != "mtp":
         return
-    config = context.sources["target"].config
-    found = (config.get("architectures") or ["none"])[0]
-    if not count_layers(config):
+    source = context.sources["target"]
+    found = source_architecture(source) or "none"
+    if not count_layers(source.config):
         yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: ngram")
     elif found not in releases()[context.version].mtp_targets:
         message = f"SGLang {context.version} does not draft with MTP layers of {found}"
@@ -133,7 +122,7 @@ def _check_verify(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"SGLang {context.version} does not support block verification"
         hint = f"use {first} or later, or set verify: standard"
         yield Diagnostic(VERIFY, "version", message, hint, source=HOOK)
-    elif method not in (*OWN_NETS, "dflash", "dspark"):
+    elif method not in (*OWN_NETS, *BLOCK_METHODS):
         message = f"SGLang does not support block verification with {method}"
         yield Diagnostic(VERIFY, "not-supported", message, "set verify: standard", source=HOOK)
     elif method == "eagle3" and _drafts_fewer_ids(context):
@@ -146,13 +135,3 @@ def _drafts_fewer_ids(context: PlanContext) -> bool:
     source = context.sources["draft"]
     size = source.config.get("vocab_size")
     return source.config.get("draft_vocab_size", size) != size or any(name.endswith("d2t") for name in source.tensors)
-
-
-def _check_parallel(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield parallelism of target and draft that SGLang does not support."""
-    speculation, parallel = context.recipe.speculation, context.recipe.target.parallel
-    if speculation.method != "none" and parallel.pipeline > 1:
-        message = "SGLang does not support speculation with pipeline parallelism, except experimentally for EAGLE"
-        hint = "use tensor parallelism only"
-        yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=PIPELINE)
-    yield from check_draft_parallel(context, HOOK)

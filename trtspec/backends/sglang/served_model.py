@@ -36,7 +36,9 @@ class TritonPythonModel(AsyncEngineModel):
     METRICS = (*known.OF_TEXTS, known.QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
-        self.engine = make_engine(read_arguments(root, version))
+        from sglang import Engine
+
+        self.engine = Engine(**read_arguments(root, version))
 
     def end_engine(self) -> None:
         self.engine.shutdown()
@@ -119,12 +121,6 @@ def read_arguments(root: Path, version: int) -> dict[str, Any]:
     """Return the arguments of Engine in engine.json, with absolute paths."""
     document: dict[str, Any] = json.loads((root / str(version) / "engine.json").read_text(encoding="utf-8"))
     return document | {key: resolve_model_path(root, document[key]) for key in PATH_KEYS if key in document}
-
-
-def make_engine(arguments: dict[str, Any]) -> Any:
-    from sglang import Engine
-
-    return Engine(**arguments)
 
 
 def sampling_params(asked: EngineRequest, own_ends: Sequence[int]) -> dict[str, Any]:

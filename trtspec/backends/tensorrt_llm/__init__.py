@@ -10,9 +10,9 @@ from functools import partial
 
 from trtspec.backends.base import AutoSelection, Backend, Migration, deferred
 from trtspec.backends.common.trtllm_versions import find_version_spec, minors_with, offer_installed, version_specs
-from trtspec.backends.tensorrt_llm.memory import memory
+from trtspec.backends.tensorrt_llm.placement import memory
 from trtspec.backends.tensorrt_llm.rules import check
-from trtspec.backends.tensorrt_llm.specs import MODES, build_arguments
+from trtspec.backends.tensorrt_llm.specs import MODES, speculation_arguments
 from trtspec.backends.tensorrt_llm.toolchain import probes
 from trtspec.recipe.schema import Recipe
 
@@ -39,7 +39,7 @@ BACKEND = Backend(
     summary="TensorRT engines, built for one GPU by one version",
     methods=lambda: MODES,
     memory=memory,
-    plan=deferred(f"{__name__}.plan:plan_artifact"),
+    plan=deferred(f"{__name__}.artifact:plan_artifact"),
     builds_engines=True,
     knobs=frozenset({"schedule"}),
     warms=True,
@@ -47,9 +47,9 @@ BACKEND = Backend(
     package=PACKAGE,
     versions=versions,
     check=check,
-    serving=deferred(f"{__name__}.repository:serving"),
+    serving=deferred(f"{__name__}.artifact:serving"),
     auto=AutoSelection(rank=1, offer=partial(offer_installed, PACKAGE, lambda: MODES, builds=True)),
-    build_arguments=build_arguments,
+    build_arguments=speculation_arguments,
     probes=probes,
     migrate=migrate,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.backends.common.build_tools import Tool, linked_workdir, log_path, rebuild_script, run_tool, visible_gpus
+from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
-from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.engine_dir import ExpectedEngine, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
@@ -40,26 +41,23 @@ REPRODUCE = "reproduce.sh"
 SHELL_USER = "$(id -u):$(id -g)"
 
 
-class BuildPhases:
-    """Tracks the phases of a build of several ranks, line by line."""
+def build_listener(ranks: int, wanted: str, progress: StepProgress) -> Callable[[str], None]:
+    """Return a callback for output lines: it reports the phases of each rank.
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._begun = [0] * len(_PHASES)
+    It raises StepError for another version of TensorRT-LLM than the `wanted` one, which is in the first line.
+    """
+    begun = Counter[str]()
 
-    def read(self, line: str) -> str | None:
-        """Return a description of the phase that starts with this line, or None."""
-        for number, (pattern, words) in enumerate(_PHASES):
-            if pattern.search(line):
-                self._begun[number] += 1
-                return f"rank {self._begun[number]} of {self._ranks}: {words}"
-        return None
+    def listen(line: str) -> None:
+        version = _VERSION.search(line)
+        if version and not is_release(version[1], wanted):
+            hint = "set engine.version, or another engine.build.image"
+            raise StepError(f"TensorRT-LLM {version[1]} is running, but the recipe requires {wanted}", hint=hint)
+        if words := next((words for pattern, words in _PHASES if pattern.search(line)), ""):
+            begun[words] += 1
+            progress.set_message(f"rank {begun[words]} of {ranks}: {words}")
 
-
-def parse_version(line: str) -> str | None:
-    """Return TensorRT-LLM's version if the line contains it; it is in the first line."""
-    found = _VERSION.search(line)
-    return found[1] if found else None
+    return listen
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,8 @@ class BuildEngine(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Build the engine and check it against the request. Raise StepError or StepTimeout."""
-        self.toolchain.check_present()
+        if lack := self.toolchain.lack():
+            raise StepError(lack.message, hint=lack.hint)
         checkpoint = inputs[self.checkpoint]
         links = {artifact_paths.checkpoint(self.role): checkpoint, artifact_paths.engine(self.role): out}
         with ExitStack() as stack:
@@ -122,6 +121,7 @@ class BuildEngine(Step):
                 stack.enter_context(files.unchanged())
                 links[TIMING_CACHE] = files.paths[0]
             workdir = stack.enter_context(linked_workdir(out, links))
+            listener = build_listener(self.checkpoint.mapping.ranks, self.toolchain.tensorrt_llm, progress)
             tool = Tool(
                 self.command,
                 cwd=workdir,
@@ -130,31 +130,14 @@ class BuildEngine(Step):
                 variables=visible_gpus(inputs.devices or self.toolchain.devices),
                 cleanup=self.toolchain.cleanup(self._cid_file),
             )
-            run_tool(tool, self._listener(progress), on_wait=lambda: progress.advance(0))
-        check_engine(out, self._expected(checkpoint))
+            run_tool(tool, listener, on_wait=lambda: progress.advance(0))
+        config = read_json(checkpoint / "config.json", MAX_CONFIG_BYTES)
+        version, arguments = self.toolchain.tensorrt_llm, parse_arguments(self.arguments)
+        check_engine(out, ExpectedEngine(arguments, config, version, find_version_spec(version).modes))
 
     @property
     def _cid_file(self) -> str:
         return f"{self.role}.cid"
-
-    def _listener(self, progress: StepProgress) -> Callable[[str], None]:
-        """Return a callback for output lines: it reports phases, and raises StepError for another version."""
-        phases, wanted = BuildPhases(self.checkpoint.mapping.ranks), self.toolchain.tensorrt_llm
-
-        def listen(line: str) -> None:
-            version = parse_version(line)
-            if version is not None and not is_release(version, wanted):
-                hint = "set engine.version, or another engine.build.image"
-                raise StepError(f"TensorRT-LLM {version} is running, but the recipe requires {wanted}", hint=hint)
-            if phase := phases.read(line):
-                progress.set_message(phase)
-
-        return listen
-
-    def _expected(self, checkpoint: Path) -> ExpectedEngine:
-        version = self.toolchain.tensorrt_llm
-        config = read_json(checkpoint / "config.json", MAX_CONFIG_BYTES)
-        return ExpectedEngine(parse_arguments(self.arguments), config, version, find_version_spec(version).modes)
 
 
 @dataclass(frozen=True)
@@ -169,12 +152,7 @@ class DescribeEngines(Step):
     engines: tuple[BuildEngine, ...]
     launch: str
 
-    @property
-    def name(self) -> str:
-        return "describe-engines"
-
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Write the script, its timing cache if there is one, and launch.json."""
         for files in self.engines[0].timing_cache:
             with files.unchanged():
                 shutil.copyfile(files.paths[0], out / TIMING_CACHE)

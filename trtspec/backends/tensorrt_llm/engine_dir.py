@@ -140,12 +140,11 @@ def _is_equal(found: object, value: object) -> bool:
     return type(found) is type(value) and found == value
 
 
-def _is_equal_ignoring_case(found: object, value: str) -> bool:
-    """Return whether strings differ at most in case: PAGED up to 1.1, paged from 1.2 on (pull 8330)."""
-    return isinstance(found, str) and found.lower() == value.lower()
-
-
-_AGREE: dict[str, Callable[[Any, Any], bool]] = {VERSION: is_release, CACHE_TYPE: _is_equal_ignoring_case}
+# the type of the cache is PAGED up to 1.1, and paged from 1.2 on (pull 8330)
+_AGREE: dict[str, Callable[[Any, Any], bool]] = {
+    VERSION: is_release,
+    CACHE_TYPE: lambda found, value: isinstance(found, str) and found.lower() == value.lower(),
+}
 
 
 def _num_tokens_problem(config: dict[str, Any], expected: ExpectedEngine) -> Iterator[str]:

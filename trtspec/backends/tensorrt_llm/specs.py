@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines of a recipe as plain values: one for the target, and one for a draft model.
+"""The engines of a recipe as plain values, one for the target and one for a draft model, and trtllm-build's arguments.
 
 Values that upstream adjusts during the build are adjusted here in the same way, so that the request matches the build.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any
 
-from trtspec.backends.context import PlanContext
+from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec
+from trtspec.backends.context import PlanContext, Role, recipe_models
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.prequantized import QuantFormat
 from trtspec.checkpoints.sharding import ParallelMapping
-from trtspec.core.diagnostics import Diagnostic, Severity
+from trtspec.checkpoints.source_model import parallel_mapping
+from trtspec.core.diagnostics import Diagnostic, Severity, quote_value
+from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import DraftShape
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.redrafter import RedrafterOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
-from trtspec.recipe.schema import ModelSource
 
 # NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153.
 EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
@@ -40,7 +42,7 @@ MODES = {
 # acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
 # (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
 GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
-Role = Literal["target", "draft"]
+MASKED_MODES = (LOOKAHEAD, MEDUSA, REDRAFTER)  # the attention layers get a mask of the drafts
 TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 
@@ -49,7 +51,7 @@ def speculation_mode(context: PlanContext) -> str:
     return MODES.get(context.method_name, "")
 
 
-def build_arguments(method: str, shape: DraftShape) -> list[str]:
+def speculation_arguments(method: str, shape: DraftShape) -> list[str]:
     """Return trtllm-build's arguments for the target's engine; empty for an unsupported method.
 
     NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2: max_draft_len counts all draft tokens.
@@ -83,9 +85,9 @@ class EngineSpec:
     max_input_len: int
     max_seq_len: int
     wanted_num_tokens: int
-    mode: str = ""
-    draft_tokens: int = 0
-    eagle_layers: int = 0
+    mode: str
+    draft_tokens: int
+    eagle_layers: int
 
     @property
     def least_num_tokens(self) -> int:
@@ -145,43 +147,114 @@ class EngineSpec:
 
 def engine_specs(context: PlanContext) -> list[EngineSpec]:
     """Return the target's engine, followed by a draft model's if there is one; the context's target has a family."""
-    recipe, mode, draft_tokens = context.recipe, speculation_mode(context), context.draft_shape.max_tokens
+    engine, placement, shape = context.recipe.engine, context.recipe.serving.placement, context.draft_shape
+    configs = {"target": context.target_config, "draft": context.draft_config}
+    formats = {"target": context.target_format, "draft": context.draft_format}
     if context.target_config is None:
         raise ValueError("engines require a model with a family")
-    target = _spec(
-        context, "target", recipe.target, context.target_config, context.target_format, draft_tokens if mode else 0
-    )
-    found = [replace(target, mode=mode, eagle_layers=context.draft_shape.max_depth if mode == EAGLE else 0)]
-    if context.draft_config and recipe.speculation.draft:
-        found.append(_spec(context, "draft", recipe.speculation.draft, context.draft_config, context.draft_format, 0))
+    found = []
+    for role, path, asked in recipe_models(context):
+        if (config := configs[role]) is None:  # a head inside the target
+            continue
+        mode = speculation_mode(context) if role == "target" else ""
+        draft_tokens = shape.max_tokens if mode else 0
+        spec = EngineSpec(
+            role=role,
+            path=path,
+            config=config,
+            quant_format=formats[role],
+            mapping=parallel_mapping(asked),
+            gpu_ids=tuple(getattr(placement, role, ()) or range(asked.parallel.ranks)),
+            max_batch_size=engine.max_batch_size,
+            max_input_len=resolve_max_input_len(engine),
+            max_seq_len=engine.max_seq_len,
+            wanted_num_tokens=resolve_max_num_tokens(engine, draft_tokens),
+            mode=mode,
+            draft_tokens=draft_tokens,
+            eagle_layers=shape.max_depth if mode == EAGLE else 0,
+        )
+        found.append(spec)
     return found
-
-
-def _spec(
-    context: PlanContext,
-    role: Role,
-    asked: ModelSource,
-    config: ModelConfig,
-    quant_format: QuantFormat,
-    draft_tokens: int,
-) -> EngineSpec:
-    engine, parallel, placement = context.recipe.engine, asked.parallel, context.recipe.serving.placement
-    placed = getattr(placement, role) if placement else None
-    return EngineSpec(
-        role=role,
-        path="target" if role == "target" else "speculation.draft",
-        config=config,
-        quant_format=quant_format,
-        mapping=ParallelMapping(parallel.tensor, parallel.pipeline, parallel.embedding),
-        gpu_ids=tuple(placed or range(parallel.ranks)),
-        max_batch_size=engine.max_batch_size,
-        max_input_len=resolve_max_input_len(engine),
-        max_seq_len=engine.max_seq_len,
-        wanted_num_tokens=resolve_max_num_tokens(engine, draft_tokens),
-        draft_tokens=draft_tokens,
-    )
 
 
 def uses_draft_logits(context: PlanContext) -> bool:
     """Return whether drafts are verified with the draft model's probabilities."""
     return isinstance(context.options, DraftTargetOptions) and context.options.use_draft_logits
+
+
+def build_arguments(role: Role, context: PlanContext) -> list[str]:
+    """Return the arguments of one engine; the recipe's `engine.extra` comes last.
+
+    The step adds directories and timing caches. Every option that affects serving is explicit, and so are the values
+    that upstream would adjust silently. Options that follow from the checkpoint are omitted: plugins for its dtype,
+    quantization, NCCL. Raise TrtspecError if the context lacks this engine, or an option of `engine.extra` is invalid.
+    """
+    spec = next((spec for spec in engine_specs(context) if spec.role == role), None)
+    if spec is None:
+        raise TrtspecError(f"the recipe does not have a {role} engine")
+    own, extra = _settings(spec), _extra(context)
+    if extra.get("multiple_profiles") == ["--multiple_profiles", "enable"]:
+        del own["opt_num_tokens"]  # upstream rejects the combination
+    words = {name: [f"--{name}", str(value)] for name, value in own.items()}
+    if spec.mode:
+        words["speculation"] = speculation_arguments(context.method_name, context.draft_shape)
+    if uses_draft_logits(context):
+        words["gather_generation_logits"] = ["--gather_generation_logits"]
+    return [word for option in (words | extra).values() for word in option]
+
+
+def _settings(spec: EngineSpec) -> dict[str, str | int]:
+    settings: dict[str, str | int] = {
+        "max_batch_size": spec.max_batch_size,
+        "max_input_len": spec.max_input_len,
+        "max_seq_len": spec.max_seq_len,
+        "max_num_tokens": spec.max_num_tokens,
+        # the size that kernels are optimized for: a generation step of a full batch with its drafts
+        "opt_num_tokens": min(spec.least_num_tokens, spec.max_num_tokens),
+        "max_beam_width": 1,
+        "kv_cache_type": "paged",
+        "tokens_per_block": TOKENS_PER_BLOCK,
+        "remove_input_padding": "enable",
+        "context_fmha": "enable",
+        "use_paged_context_fmha": _switch(spec.has_paged_context_fmha),
+        "use_fp8_context_fmha": _switch(spec.has_fp8_context_fmha),
+        "gpt_attention_plugin": "auto",
+        # TensorRT itself multiplies FP8, as recommended by NVIDIA/TensorRT-LLM:
+        # docs/source/legacy/performance/performance-tuning-guide/useful-build-time-flags.md@2a9abd95
+        "gemm_plugin": "disable" if spec.quant_format.weights == "fp8" else "auto",
+        "logits_dtype": "float32",
+        "workers": spec.mapping.ranks,
+    }
+    if spec.quant_format.weights == "fp8_rowwise":
+        settings["fp8_rowwise_gemm_plugin"] = "auto"
+    return settings
+
+
+def _switch(on: bool) -> str:
+    return "enable" if on else "disable"
+
+
+def _extra(context: PlanContext) -> dict[str, list[str]]:
+    """Return the arguments of `engine.extra` by option. Raise TrtspecError for options that the rules also reject."""
+    options, words = find_version_spec(context.version).options, {}
+    for name, value in context.recipe.engine.extra.items():
+        option = options.get(name)
+        found = option_arguments(option, value) if option else None
+        if found is None:
+            message = f"{name}: {quote_value(value)} is not a valid option of trtllm-build"
+            raise TrtspecError(message, where=f"engine.extra.{name}")
+        words[name] = found
+    return words
+
+
+def option_arguments(option: BuildOption, value: Any) -> list[str] | None:
+    """Return an option as arguments, empty for a flag that is not set, or None if the value is invalid."""
+    name = f"--{option.name}"
+    if option.type == "flag":
+        return [name] * value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return [name, _switch(value)] if option.type == "switch" else None
+    if option.type == "int":
+        return [name, str(value)] if isinstance(value, int) and value >= 0 else None
+    words = str(value).split() if option.type == "strings" else [str(value)]
+    return None if option.choices and not set(words) <= set(option.choices) else [name, *words]

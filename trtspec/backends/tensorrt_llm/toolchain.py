@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from typing import Literal
 from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.core.errors import StepError, TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 from trtspec.core.installation import DoctorCheck, installed_version
 
@@ -50,15 +50,11 @@ class EngineToolchain:
     missing: str = field(default="", metadata=NO_KEY)
     hint: str = field(default="", metadata=NO_KEY)
 
-    def missing_requirements(self) -> Iterator[Diagnostic]:
-        """Yield the reason if engines cannot be built here."""
-        if self.kind == "absent":
-            yield Diagnostic("engine", "no-toolchain", f"cannot build engines: {self.missing}", self.hint)
-
-    def check_present(self) -> None:
-        """Raise StepError if engines cannot be built here."""
-        for lack in self.missing_requirements():
-            raise StepError(lack.message, hint=lack.hint)
+    def lack(self) -> Diagnostic | None:
+        """Return the diagnostic if engines cannot be built here."""
+        if self.kind != "absent":
+            return None
+        return Diagnostic("engine", "no-toolchain", f"cannot build engines: {self.missing}", self.hint)
 
     def command(
         self, arguments: Sequence[str], *, reads: Sequence[str], writes: str, cid_file: str, user: str = ""

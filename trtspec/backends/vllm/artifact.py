@@ -3,7 +3,7 @@
 
     ensemble: sampling_parameters -> vllm_model (1/model.json has the start arguments of vLLM)
 
-vLLM resolves relative paths from the server's working directory, so `relocate` writes a copy with absolute paths.
+vLLM resolves relative paths from the server's working directory, so `stage` writes a copy with absolute paths.
 `alone` starts `vllm serve` or Dynamo's worker with the same arguments
 (vllm-project/vllm:vllm/engine/arg_utils.py@v0.33.0, where every field of EngineArgs is an option of its name).
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import plan_source_artifact, served_path
+from trtspec.backends.common.steps import SERVED_PATHS, EmitModels, plan_source_artifact, read_models
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import (
     FallbackBackend,
@@ -25,11 +25,11 @@ from trtspec.backends.serving import (
     StandaloneServer,
     command_options,
     load_absolute,
-    with_absolute_paths,
+    relocate,
 )
-from trtspec.backends.steps.files import EmitModels, read_models
+from trtspec.backends.vllm import find_vllm
 from trtspec.backends.vllm.arguments import model_json
-from trtspec.core.files import copy_tree
+from trtspec.backends.vllm.versions import releases
 from trtspec.serving.triton.repository_writer import CONFIG, ServingSettings
 from trtspec.store.artifact_paths import TOKENIZER, from_model
 from trtspec.store.files import FileReader
@@ -44,7 +44,6 @@ RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parall
 
 
 def alone(repository: Path, artifact: str) -> StandaloneServer:
-    """Return the command line of vLLM without Triton."""
     document = load_absolute(repository, MODEL_JSON, artifact)
     model = document.pop("model")
     arguments = command_options(document)
@@ -55,19 +54,9 @@ def alone(repository: Path, artifact: str) -> StandaloneServer:
     )
 
 
-def relocate(repository: Path, out: Path, artifact: str) -> None:
-    """Write a copy of an artifact's repository to `out` with absolute paths.
-
-    `artifact` is the artifact's path for the server, which may differ in a container.
-    """
-    from trtspec.serving.triton.config import load_config, render_config, set_parameter  # planning needs no protobuf
-
-    copy_tree(repository, out)
-    adapter = out / "sampling_parameters" / "config.pbtxt"
-    config = load_config(adapter)
-    tokenizer = config.parameters["tokenizer_dir"].string_value
-    set_parameter(config, "tokenizer_dir", with_absolute_paths(tokenizer, adapter.parent.name, artifact))
-    adapter.write_text(render_config(config), encoding="utf-8")
+def stage(repository: Path, out: Path, artifact: str) -> None:
+    """Write a copy of an artifact's repository to `out` with absolute paths, also in vLLM's arguments."""
+    relocate(repository, out, artifact)
     (out / MODEL_JSON).write_text(_dump(load_absolute(repository, MODEL_JSON, artifact)), encoding="utf-8")
 
 
@@ -91,35 +80,26 @@ def answer_counts(repository: Path) -> None:
 
 
 def _stand_in() -> FallbackBackend:
-    from trtspec.backends.vllm.environment import find_vllm
-
     find_vllm()
     return FallbackBackend(Path(__file__).with_name("triton_backend"), answer_counts)
 
 
 def _images(version: str) -> tuple[str, ...]:
-    from trtspec.backends.vllm.versions import releases
-
     tags = releases()[version].triton if version in releases() else ()
     return tuple(f"nvcr.io/nvidia/tritonserver:{tag}-vllm-python-py3" for tag in reversed(tags))
-
-
-def _requirements(version: str) -> tuple[str, ...]:
-    return () if _images(version) else (f"vllm=={version}",)  # for the fallback backend
 
 
 def serving() -> ServingHooks:
     return ServingHooks(
         triton_backend="vllm",
         stand_in=_stand_in,
-        stage=relocate,
+        stage=stage,
         models=MODELS,
         images=_images,
-        requirements=_requirements,
+        # for the fallback backend
+        requirements=lambda version: () if _images(version) else (f"vllm=={version}",),
         alone=alone,
-        nodes=MultiNode(
-            leader=f"{RAY} --head --port=6379", worker=f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'
-        ),
+        nodes=MultiNode(f"{RAY} --head --port=6379", f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'),
     )
 
 
@@ -130,5 +110,5 @@ def repository_step(document: Mapping[str, Any]) -> EmitModels:
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    document = model_json(context, served_path("target"), served_path("draft"))
+    document = model_json(context, *SERVED_PATHS)
     return plan_source_artifact(context, reader, "vllm", repository_step(document), {"model_json": document})

@@ -1,41 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe against its version of vLLM: errors that prevent serving, and ignored settings."""
+"""Check a recipe and its drafter against its version of vLLM: errors that prevent serving, and ignored settings.
+
+vLLM silently ignores tensors of Medusa heads with other names. A draft model with another vocabulary drafts shared
+tokens (use_heterogeneous_vocab, arXiv:2502.05202).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from trtspec.backends.common.checks import (
-    METHOD,
-    OPTIONS,
-    SCHEDULE,
-    VERIFY,
-    check_acceptance,
-    check_full_drafts,
-    check_online,
-    check_unconverted,
-    unused,
-)
+from trtspec.backends.common import checks
+from trtspec.backends.common.checks import DRAFT, METHOD, OPTIONS, SCHEDULE, VERIFY, source_architecture, unused
 from trtspec.backends.context import PlanContext
-from trtspec.backends.vllm.drafters import (
-    check_drafter,
-    check_medusa,
-    check_vocabulary,
-    has_other_vocabulary,
-    source_architecture,
-    supports_heterogeneous_vocab,
-)
 from trtspec.backends.vllm.versions import PARALLEL, VllmRelease, cite, having, releases
 from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.tokenizer import check_tokenizers
 from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import TrtspecError
+from trtspec.methods.eagle3 import AUX_LAYERS
+from trtspec.methods.medusa import LISTED
 from trtspec.methods.mtp import count_layers
 
 LENGTHS = "num_speculative_tokens_per_batch_size"
 # their proposers assert the full length, or allocate a block of it once
 ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
+# vLLM derives the drafter's class by adding this prefix to the architecture in its config.json
+PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
+AS_NAMED = ("LiLiCorrDraftModel",)
+DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
+CONVERTS = "use a backend that converts checkpoints"
+REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
+SPECULATORS = "transformers_utils/configs/speculators/algos.py"
+RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eagle3_aux_layers_from_config"
+NAMES = "maps_medusa_names"
+LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
+HIDDEN_SIZE = 4096  # vLLM's default for a missing key in the heads' config.json
+FIELD = "use_heterogeneous_vocab"
 
 
-def check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+def _check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield the parts of `schedule` and `verify` that a release does not support."""
     speculation = context.recipe.speculation
     if speculation.schedule and LENGTHS not in release.fields:
@@ -59,9 +63,8 @@ def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
     if "block" not in release.rules or "runs_v2" not in release.does:
         return f"vLLM {release.version} does not support block verification for every target"
     if method in ("ngram", "suffix"):
-        return (
-            f"{method} does not provide draft probabilities, so block verification accepts the same tokens as standard"
-        )
+        same = "so block verification accepts the same tokens as standard"
+        return f"{method} does not provide draft probabilities, {same}"
     v1 = release.methods[method] in release.not_in_v2 or method in PARALLEL
     if v1 or (context.method.drafts_with == "model" and has_other_vocabulary(context)):
         return f"vLLM runs this drafter on its V1 model runner, which verifies {method} token by token"
@@ -69,7 +72,6 @@ def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield all problems of a recipe with vLLM."""
     release, method = releases()[context.version], context.method_name
     if method != "none" and method not in release.methods:
         message, hint = f"vLLM {release.version} does not support {method}", having(lambda each: method in each.methods)
@@ -79,13 +81,13 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from _check_options(context, cite(release))
         yield from _check_mtp(context, release)
         yield from _check_parallel(context, release)
-        yield from check_drafter(context, release)
-        yield from check_medusa(context, release)
-        yield from check_features(context, release)
-        yield from check_vocabulary(context)
-    yield from check_online(context, "vLLM", release.online)
+        yield from _check_drafter(context, release)
+        yield from _check_medusa(context, release)
+        yield from _check_features(context, release)
+        yield from _check_vocabulary(context)
+    yield from checks.check_online(context, "vLLM", release.online)
     maps_vocabularies = supports_heterogeneous_vocab(release.version, method)
-    yield from check_unconverted(context, "vLLM", maps_vocabularies=maps_vocabularies)
+    yield from checks.check_unconverted(context, "vLLM", maps_vocabularies=maps_vocabularies)
     if not context.recipe.serving.streaming:
         message = "Triton's vLLM backend serves decoupled models only"
         source = "triton-inference-server/vllm_backend:src/model.py@00ea75bc"
@@ -93,10 +95,10 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
-    """Yield the method's options that vLLM does not support."""
     speculation, draft_shape = context.recipe.speculation, context.draft_shape
-    yield from check_acceptance(context, "vLLM accepts drafts exactly; typical acceptance is not supported", source)
-    yield from check_full_drafts(context, "vLLM", source)
+    message = "vLLM accepts drafts exactly; typical acceptance is not supported"
+    yield from checks.check_acceptance(context, message, source)
+    yield from checks.check_full_drafts(context, "vLLM", source)
     if "use_draft_logits" in speculation.options and speculation.verify != "block":
         message = "vLLM drafts and verifies greedily chosen tokens, without draft probabilities"
         yield unused(f"{OPTIONS}.use_draft_logits", message, f"{source}, draft_sample_method")
@@ -144,3 +146,138 @@ def _check_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diag
         hint = f"set parallel: {{tensor: {parallel.ranks}}}, or method: none"
         source = "vllm-project/vllm#49355, #57755 and pull 50514, which adds eagle3"
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=source)
+
+
+def _check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield errors that prevent loading the drafter or drafting for this target."""
+    method = release.methods[context.method_name]
+    if method not in PREFIXES:
+        return
+    net = context.sources["draft"]
+    kind = net.config.get("speculators_model_type")
+    if kind is None:
+        yield from _check_class(net, method, release)
+    elif str(kind) not in release.speculators:
+        message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
+        hint = having(lambda each: str(kind) in each.speculators)
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, SPECULATORS))
+    yield from _check_positions(context, method, release)
+    if method == "eagle3":
+        yield from _check_layers(net.config)
+    if method != "eagle":
+        yield from _check_target(context.sources["target"], method, release)
+
+
+def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    name = _class_name(source_architecture(net), method)
+    if name not in release.heads:
+        message = f"vLLM {release.version} lacks the class {name}, which this drafter requires"
+        hint = having(lambda each: name in each.heads) or CONVERTS
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, REGISTRY))
+    elif name == DSPARK and net.config.get("model_type") == "qwen3" and QWEN3_DSPARK not in release.does:
+        message = f"vLLM {release.version} expects layers of DeepSeek V4 in a drafter of the class {DSPARK}"
+        hint = having(lambda each: QWEN3_DSPARK in each.does)
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release))
+    elif method == "eagle" and "fc.bias" in net.tensors and name not in release.biased_heads:
+        message = f"the drafter has fc.bias, which {name} of vLLM {release.version} does not support"
+        yield Diagnostic(DRAFT, "net-bias", message, CONVERTS, source="vllm-project/vllm#11126")
+
+
+def _class_name(architecture: str, method: str) -> str:
+    prefix = PREFIXES[method]
+    ends = method != "eagle" and architecture.endswith(prefix)
+    named = architecture.startswith(prefix) or ends or architecture in AS_NAMED
+    return architecture if named else prefix + architecture
+
+
+def _check_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
+    """Warn of layers listed by their outputs: unlike SGLang, vLLM adds no 1 and reads the preceding layers."""
+    section = config.get("eagle_config")
+    named = section.get(AUX_LAYERS) if isinstance(section, Mapping) else None
+    if config.get(AUX_LAYERS) or not isinstance(named, list) or not all(type(number) is int for number in named):
+        return
+    inputs = [number + 1 for number in named]
+    message = f"eagle_config lists the layers {named} by their outputs, but vLLM reads the inputs of these layers"
+    hint = f"set {AUX_LAYERS}: {inputs} at the top of config.json, which vLLM prefers, for better acceptance"
+    yield Diagnostic(DRAFT, "aux-layers", message, hint, "warning", source=RUNNER)
+
+
+def _check_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if texts exceed the drafter's position table, beyond the end of which vLLM would read."""
+    length, config = context.recipe.engine.max_seq_len, context.sources["draft"].config
+    layer = config.get("transformer_layer_config")  # the key of the speculators format
+    positions = (layer if isinstance(layer, Mapping) else config).get("max_position_embeddings")
+    feature = "raises_positions" if method in ("eagle", "eagle3") else "raises_block_positions"
+    if isinstance(positions, int) and positions < length and feature not in release.does:
+        message = f"the drafter has {positions} positions, and vLLM {release.version} reads past them in longer texts"
+        hint = f"set engine.max_seq_len to at most {positions}; {having(lambda each: feature in each.does)}"
+        yield Diagnostic(DRAFT, "positions", message, hint, source="vllm-project/vllm#48894, #57941")
+
+
+def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if the target does not provide the hidden states that the drafter reads."""
+    architecture, text = source_architecture(target), target.config.get("text_config")
+    model_type = str((text if isinstance(text, Mapping) else target.config).get("model_type"))
+    supported = sorted(release.eagle3_models)
+    if supported and method == "eagle3" and not any(part in model_type for part in supported):
+        message = f"vLLM {release.version} supports {method} for {', '.join(supported)}, but not for {model_type}"
+        hint = having(lambda each: not each.eagle3_models)
+        yield Diagnostic("target.model", "version", message, hint, source=cite(release))
+    elif architecture and architecture not in release.eagle3_targets:
+        message = f"{architecture} of vLLM {release.version} does not provide hidden states to {method}"
+        hint = having(lambda each: architecture in each.eagle3_targets) or "use method: ngram"
+        yield Diagnostic("target.model", "version", message, hint, source=cite(release, INTERFACES))
+
+
+def _check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield missing keys in the heads' config.json, and formats that a release cannot read."""
+    if context.method_name != "medusa":
+        return
+    net, wanted = context.sources["draft"], context.sources["target"].config.get("hidden_size", HIDDEN_SIZE)
+    if NAMES not in release.does and not LISTED.blocks(net):
+        message = f"vLLM {release.version} does not recognize the names of the heads' tensors and ignores them"
+        hint = f"trtspec convert-draft --to vllm renames them; {having(lambda each: NAMES in each.does)}"
+        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, LOADER))
+    if (size := net.config.get("hidden_size", HIDDEN_SIZE)) != wanted:
+        message = f"vLLM expects hidden states of size {size} for the heads, but the target's size is {wanted}"
+        hint = f"set hidden_size: {wanted} in the heads' config.json"
+        yield Diagnostic(DRAFT, "hidden-size", message, hint, source=cite(release, CONFIG))
+    if any(name.endswith("linear.bias") for name in net.tensors) and not net.config.get("medusa_fc_bias"):
+        message, hint = "vLLM ignores the heads' biases", "set medusa_fc_bias: true in the heads' config.json"
+        yield Diagnostic(DRAFT, "net-bias", message, hint, "warning", source=cite(release, LOADER))
+
+
+def supports_heterogeneous_vocab(version: str, method: str) -> bool:
+    """Return whether a release supports a draft model whose tokens differ from the target's."""
+    return method == "draft_target" and FIELD in releases()[version].fields
+
+
+def has_other_vocabulary(context: PlanContext) -> bool:
+    """Return whether the draft model's vocabulary differs from the target's in size or tokens."""
+    ours, theirs = context.target_config, context.draft_config
+    return bool(ours and theirs and ours.vocab_size != theirs.vocab_size) or _has_other_tokens(context)
+
+
+def _has_other_tokens(context: PlanContext) -> bool:
+    target, draft = (context.sources[role].root for role in ("target", "draft"))
+    if not all((root / "tokenizer.json").is_file() for root in (target, draft)):
+        return False
+    try:
+        check_tokenizers(target, draft)
+    except TrtspecError:
+        return True
+    return False
+
+
+def _check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield a warning for a draft model with another vocabulary, which can draft only shared tokens."""
+    if not supports_heterogeneous_vocab(context.version, context.method_name) or not has_other_vocabulary(context):
+        return
+    message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
+    hint = "a draft of the target's family is accepted more often"
+    ours, theirs = context.target_config, context.draft_config
+    if ours and theirs and not _has_other_tokens(context):
+        message = f"draft and target share a tokenizer, but have {theirs.vocab_size} and {ours.vocab_size} rows: vLLM"
+        message += " maps the shared tokens, on its V1 model runner"
+        hint = "to avoid this, save both with equal vocabularies: resize_token_embeddings in transformers"
+    yield Diagnostic(DRAFT, "vocabulary", message, hint, "warning", source=FIELD)

@@ -46,14 +46,11 @@ class TritonPythonModel:
     def answer(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         """Return the tensors that vLLM's model requires in addition to the text."""
         with inputs.naming():
-            return self.tensors(inputs)
-
-    def tensors(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
-        self.check(inputs)
-        exclude_input = inputs.scalar("exclude_input_in_output", True)
-        if inputs.scalar("stream", False) and not exclude_input:
-            raise TrtspecError("exclude_input_in_output: false is not served in a stream by vLLM")
-        text = json.dumps(self.parameters(inputs))
+            self.check(inputs)
+            exclude_input = inputs.scalar("exclude_input_in_output", True)
+            if inputs.scalar("stream", False) and not exclude_input:
+                raise TrtspecError("exclude_input_in_output: false is not served in a stream by vLLM")
+            text = json.dumps(self.parameters(inputs))
         return [
             ("sampling_parameters", np.array([[text.encode()]], object)),
             ("exclude_input", np.array([[exclude_input]])),

@@ -22,12 +22,13 @@ from typing import IO, Any, cast
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.vllm.environment import WORKER, find_vllm
+from trtspec.backends.vllm import find_vllm
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
 
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
+WORKER = Path(__file__).with_name("worker.py")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCEL_POLL_S = 0.05
 TELL_S = 2.0
@@ -80,6 +81,7 @@ class TritonPythonModel:
         self.lock = threading.Lock()  # guards commands, which two threads send, and the open requests
         self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.worker = _start_worker(version / "model.json")
+        self.commands = cast("IO[str]", self.worker.stdin)
         threading.Thread(target=self.read, daemon=True).start()
         if (first := self.lines.get()) is None or "ready" not in json.loads(first):
             raise RuntimeError("vLLM did not start: see its output above")
@@ -103,10 +105,6 @@ class TritonPythonModel:
         except subprocess.TimeoutExpired:
             self.worker.kill()
         self.metrics.close()
-
-    @property
-    def commands(self) -> IO[str]:
-        return cast("IO[str]", self.worker.stdin)
 
     def occupancy(self) -> tuple[int, int]:
         """Return the number of running and of waiting requests; vLLM does not report cancelled ones."""

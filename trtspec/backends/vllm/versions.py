@@ -84,22 +84,19 @@ def releases() -> dict[str, VllmRelease]:
     """Return the supported releases by version, oldest first."""
     document = load()
     versions = list(document["releases"])
-    found: dict[str, dict[str, set[str]]] = {version: {fact: set() for fact in FACTS} for version in versions}
+    found = {version: {fact: frozenset[str]() for fact in FACTS} for version in versions}
     for fact in FACTS:
         for span, names in document[fact].items():
             for version in _within(span, versions):
-                found[version][fact].update(names)
-    return {version: _release(version, document["releases"][version], found[version]) for version in versions}
+                found[version][fact] |= frozenset(names)
+    triton = {version: tuple(tags) for version, tags in document["releases"].items()}
+    return {version: VllmRelease(version, triton[version], **found[version]) for version in versions}
 
 
 def _within(span: str, versions: list[str]) -> list[str]:
     """Return the releases from the first to the last of "0.20.0..0.24.0", or to the newest of "0.20.0.."."""
     first, last = span.split("..")
     return versions[versions.index(first) : versions.index(last) + 1 if last else None]
-
-
-def _release(version: str, triton: list[str], facts: dict[str, set[str]]) -> VllmRelease:
-    return VllmRelease(version, tuple(triton), **{fact: frozenset(names) for fact, names in facts.items()})
 
 
 def having(test: Callable[[VllmRelease], bool]) -> str:

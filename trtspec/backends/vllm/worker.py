@@ -60,18 +60,19 @@ class VllmWorker:
     def answer(self, output: Any) -> None:
         """Report the output of a step for a request."""
         [completion] = output.outputs
-        metrics = getattr(completion, "spec_decode_metrics", None)
-        drafted, accepted = counts(metrics)
+        drafts = getattr(completion, "spec_decode_metrics", None)  # None if the engine does not report them
+        by_length = [*drafts.histogram] if drafts else []
+        times = getattr(output, "metrics", None)  # of the request's first batch, if vLLM reports it
         self.write_reply(
             {
                 "id": output.request_id,
                 "text": completion.text,
                 "tokens": len(completion.token_ids),
                 "prompt_tokens": len(output.prompt_token_ids),
-                "drafted": drafted,
-                "accepted": accepted,
-                "by_length": [*metrics.histogram] if metrics else [],
-                "queue_s": queue_s(getattr(output, "metrics", None)),
+                "drafted": drafts.num_draft_tokens if drafts else 0,
+                "accepted": sum(length * steps for length, steps in enumerate(by_length)),
+                "by_length": by_length,
+                "queue_s": times.scheduled_ts - times.queued_ts if times and times.scheduled_ts else None,
                 "reason": finish_reason(completion),
                 "done": output.finished,
             }
@@ -84,18 +85,6 @@ def sampling_params(command: dict[str, Any]) -> Any:
 
     kind = RequestOutputKind.DELTA if command["stream"] else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**command["sampling"], output_kind=kind)
-
-
-def counts(metrics: Any) -> tuple[int, int]:
-    """Return the number of draft and of accepted tokens; zeros if the engine does not report them."""
-    if metrics is None:
-        return 0, 0
-    return metrics.num_draft_tokens, sum(length * steps for length, steps in enumerate(metrics.histogram))
-
-
-def queue_s(stats: Any) -> float | None:
-    """Return the seconds until a request first joined a batch, or None if vLLM does not report it."""
-    return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else None
 
 
 def occupancy_logger(write_reply: Say) -> Any:

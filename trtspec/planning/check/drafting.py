@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from trtspec.backends.base import backends_for_method
-from trtspec.backends.feature_checks import check_features
+from trtspec.backends.common.checks import check_features
 from trtspec.checkpoints.previews import compare_tokenizers
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, with_vocab_size

@@ -152,7 +152,7 @@ def _find(asked: ModelSource) -> Source:
     try:
         return load_source(locate_source(asked))
     except NotPreparedError:
-        from trtspec.backends.steps.cache_source import load_stored_source
+        from trtspec.backends.common.cache_source import load_stored_source
         from trtspec.core.paths import store_dir
         from trtspec.store.store import Store  # imported here because most recipes do not need it
 

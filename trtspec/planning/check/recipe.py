@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtspec.backends.common.checks import check_device_and_dtype, check_warmup
 from trtspec.backends.context import PlanContext
-from trtspec.backends.feature_checks import check_device_and_dtype, check_warmup
 from trtspec.checkpoints.generation_config import EndIds
 from trtspec.core.diagnostics import Diagnostic, sort_position
 from trtspec.core.gpus import find_gpu
@@ -79,7 +79,7 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
     if gpu and not any(each.path == "engine.gpu" for each in findings.diagnostics):
         findings.attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
     if recipe.plugins:
-        from trtspec.backends.steps.files import (
+        from trtspec.backends.common.steps import (
             plan_recipe_library,  # steps that build, which few recipes need to be checked with
         )
 

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from trtspec.backends.base import BackendOffer
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import installed_version
 from trtspec.core.paths import load_package_yaml
@@ -43,20 +42,14 @@ class Container:
 
 
 @cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = load_package_yaml(CONTAINERS)
-    return document
-
-
-@cache
 def containers() -> tuple[Container, ...]:
     """Return the containers, oldest first."""
-    return tuple(Container(**each) for each in _document()["containers"])
+    return tuple(Container(**each) for each in load_package_yaml(CONTAINERS)["containers"])
 
 
 def container_images(version: str) -> tuple[str, ...]:
     """Return the container images, by tag, that ship a release, newest first."""
-    image = _document()["image"]
+    image = load_package_yaml(CONTAINERS)["image"]
     return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)
 
 
@@ -168,7 +161,7 @@ class VersionSpec:
 @cache
 def version_specs() -> dict[str, VersionSpec]:
     """Return the specs by minor version, oldest first."""
-    minors = sorted((path.stem for path in VERSIONS.glob("[0-9]*.yaml")), key=_numbers)
+    minors = sorted((path.stem for path in VERSIONS.glob("[0-9]*.yaml")), key=minor_version)
     return {minor: _load(minor) for minor in minors}
 
 
@@ -193,22 +186,21 @@ def minor_version(version: str) -> tuple[int, int]:
 
 def offer_installed(
     package: str, methods: Callable[[], Mapping[str, str]], method: str, gpu: str | None, *, builds: bool = False
-) -> BackendOffer:
-    """Accept a method that the installed `package` has; the last release with trtllm-build is 1.2.1 (pull 15918)."""
+) -> tuple[bool, str]:
+    """Return whether the installed `package` has a method, and the reason.
+
+    The last release with trtllm-build is 1.2.1 (pull 15918).
+    """
     installed = installed_version(package)
     if not installed:
-        return BackendOffer(False, "TensorRT-LLM is not installed here")
+        return False, "TensorRT-LLM is not installed here"
     if gpu is None:
-        return BackendOffer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
+        return False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu"
     if builds and minor_version(installed) >= (1, 3):
-        return BackendOffer(False, f"TensorRT-LLM {installed} does not include trtllm-build")
+        return False, f"TensorRT-LLM {installed} does not include trtllm-build"
     if method not in methods():
-        return BackendOffer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
-    return BackendOffer(True, f"TensorRT-LLM {installed} is installed")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+        return False, f"TensorRT-LLM {installed} is installed, but does not support the method"
+    return True, f"TensorRT-LLM {installed} is installed"
 
 
 def _load(minor: str) -> VersionSpec:

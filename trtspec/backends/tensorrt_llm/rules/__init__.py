@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a recipe for problems in building TensorRT-LLM engines and serving them, before a build starts.
 
-Every rule is a small function with a public source. Facts about single versions are in `version_specs`.
+Every rule has a public source. Facts about single versions are in `version_specs`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.rules import hardware, methods, models, options, sizes
+from trtspec.backends.tensorrt_llm.rules import hardware, methods, options, sizes
 from trtspec.core.diagnostics import Diagnostic
 
 Rule = Callable[[PlanContext], Iterator[Diagnostic]]
@@ -17,7 +17,7 @@ Rule = Callable[[PlanContext], Iterator[Diagnostic]]
 # every function named check_* of these modules, in the order of their definitions
 RULES: tuple[Rule, ...] = tuple(
     rule
-    for module in (hardware, options, sizes, methods, models)
+    for module in (hardware, options, sizes, methods)
     for name, rule in vars(module).items()
     if name.startswith("check_")
 )

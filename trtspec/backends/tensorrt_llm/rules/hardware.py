@@ -7,26 +7,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.rules.sources import (
-    ATTENTION,
-    ATTENTION_PLUGIN,
-    BATCHING,
-    BUILDER,
-    HARDWARE,
-    MODELS,
-    PLUGINS,
-    QUANTIZE,
-    issue,
-)
-from trtspec.backends.tensorrt_llm.specs import (
-    EAGLE,
-    EXTERNAL,
-    LOOKAHEAD,
-    MEDUSA,
-    REDRAFTER,
-    engine_specs,
-    speculation_mode,
-)
+from trtspec.backends.tensorrt_llm.rules import sources
+from trtspec.backends.tensorrt_llm.specs import EAGLE, EXTERNAL, MASKED_MODES, engine_specs, speculation_mode
 from trtspec.checkpoints.rules import layer_tensor
 from trtspec.core.diagnostics import Diagnostic, Severity
 from trtspec.core.errors import TrtspecError
@@ -57,26 +39,22 @@ ARCHITECTURES = frozenset({
 FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
-def check_gpu_set(context: PlanContext) -> Iterator[Diagnostic]:
-    """Engines run only on the GPU architecture that they are built for."""
+def check_gpu(context: PlanContext) -> Iterator[Diagnostic]:
+    """Engines run only on the GPU architecture that they are built for; Volta and Turing are not supported."""
     name = context.recipe.engine.gpu
     if name is None:
         message, hint = "engines are built for one kind of GPU, but engine.gpu is missing", "set gpu: h100, or another"
-        yield Diagnostic("engine", "no-gpu", message, hint, source=BUILDER)
+        yield Diagnostic("engine", "no-gpu", message, hint, source=sources.BUILDER)
         return
     try:
-        find_gpu(name)
+        gpu = find_gpu(name)
     except TrtspecError as error:
-        yield Diagnostic("engine.gpu", "gpu", error.message, error.hint, source=HARDWARE)
-
-
-def check_gpu_supported(context: PlanContext) -> Iterator[Diagnostic]:
-    """Volta and Turing are not supported."""
-    gpu = context.gpu
-    if gpu and gpu.sm < AMPERE:
+        yield Diagnostic("engine.gpu", "gpu", error.message, error.hint, source=sources.HARDWARE)
+        return
+    if gpu.sm < AMPERE:
         message = f"TensorRT-LLM {context.version} runs on Ampere and later, not on {_describe(gpu)}"
         hint = "use a backend that does not build engines"
-        yield Diagnostic("engine.gpu", "gpu", message, hint, source=HARDWARE)
+        yield Diagnostic("engine.gpu", "gpu", message, hint, source=sources.HARDWARE)
 
 
 def check_fp8_kernels(context: PlanContext) -> Iterator[Diagnostic]:
@@ -89,31 +67,23 @@ def check_fp8_kernels(context: PlanContext) -> Iterator[Diagnostic]:
             if getattr(spec.quant_format, key) != "none":
                 message = f"FP8 needs compute capability 8.9 (Ada, Hopper) or later, not {_describe(gpu)}"
                 hint = f"{key}: none, or another gpu"
-                yield spec.diagnostic(f"quantization.{key}", "fp8", message, hint, source=BUILDER)
+                yield spec.diagnostic(f"quantization.{key}", "fp8", message, hint, source=sources.BUILDER)
 
 
-def check_rowwise_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder rejects per-channel and per-token scales on Blackwell."""
+def check_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
+    """The builder rejects per-channel and per-token scales on Blackwell, and some plugins lack kernels for 10.0."""
     gpu = context.gpu
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise":
-            message = (
-                f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder rejects row-wise scales there"
-            )
-            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=BUILDER)
-
-
-def check_plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """Some plugins lack kernels for compute capability 10.0."""
-    gpu = context.gpu
-    if gpu is None or gpu.sm != BLACKWELL:
-        return
-    for name in NOT_ON_BLACKWELL:
+            message = f"fp8_rowwise engines cannot be built for {_describe(gpu)}:"
+            message += " the builder rejects row-wise scales there"
+            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=sources.BUILDER)
+    for name in NOT_ON_BLACKWELL if gpu.sm == BLACKWELL else ():
         if context.recipe.engine.extra.get(name, "disable") not in ("disable", False):
             message = f"{name} does not support {_describe(gpu)}"
-            yield Diagnostic(f"engine.extra.{name}", "gpu", message, "remove it", source=PLUGINS)
+            yield Diagnostic(f"engine.extra.{name}", "gpu", message, "remove it", source=sources.PLUGINS)
 
 
 def check_architecture(context: PlanContext) -> Iterator[Diagnostic]:
@@ -122,7 +92,7 @@ def check_architecture(context: PlanContext) -> Iterator[Diagnostic]:
         if spec.config.architecture not in ARCHITECTURES:
             message = f"TensorRT-LLM {context.version} does not support engines of {spec.config.architecture}"
             hint = "a backend without conversion may serve it"
-            yield spec.diagnostic("model", "architecture", message, hint, source=MODELS)
+            yield spec.diagnostic("model", "architecture", message, hint, source=sources.MODELS)
 
 
 def _describe(gpu: Gpu) -> str:
@@ -137,32 +107,27 @@ def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
     is_needed = speculation_mode(context) == EXTERNAL
     for spec in engine_specs(context):
         if not spec.has_paged_context_fmha and spec.mode != EAGLE:
-            message = (
-                f"an FP8 KV cache with {FORMATS[spec.quant_format.weights]} weights disables paged context attention,"
-            )
-            message += " and therefore KV cache reuse and chunked prompts"
+            message = f"an FP8 KV cache with {FORMATS[spec.quant_format.weights]} weights disables paged context"
+            message += " attention, and therefore KV cache reuse and chunked prompts"
             message += f"; {context.method_name} needs reuse" if is_needed else ""
-            hint, source = "set weights: fp8 too, or kv_cache: none", f"{BUILDER}, {BATCHING}"
+            hint, source = "set weights: fp8 too, or kv_cache: none", f"{sources.BUILDER}, {sources.BATCHING}"
             severity: Severity = "error" if is_needed else "warning"
             yield spec.diagnostic("quantization.kv_cache", "kv-reuse", message, hint, severity, source)
 
 
-def check_rowwise_trees(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention with row-wise scales does not pass on whether drafts are verified, and the build fails."""
-    target = engine_specs(context)[0]
-    if target.quant_format.weights == "fp8_rowwise" and target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER):
-        message = f"{context.method_name} engines do not support fp8_rowwise weights"
-        source = f"{ATTENTION}, {issue(2641)}"
-        yield Diagnostic("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
-
-
-def check_rowwise_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention with row-wise scales lacks query and key norms; the loader only warns about their weights."""
+def check_rowwise_attention(context: PlanContext) -> Iterator[Diagnostic]:
+    """Attention with row-wise scales does not pass on whether drafts are verified, and lacks query and key norms."""
     for spec in engine_specs(context):
-        if spec.quant_format.weights == "fp8_rowwise" and spec.config.qk_norm:
+        if spec.quant_format.weights != "fp8_rowwise":
+            continue
+        if spec.mode in MASKED_MODES:  # the build fails
+            message = f"{context.method_name} engines do not support fp8_rowwise weights"
+            source = f"{sources.ATTENTION}, {sources.issue(2641)}"
+            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=source)
+        if spec.config.qk_norm:  # the loader only warns about their weights
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its norms of queries and keys,"
             message += " so their output is wrong"
-            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=QUANTIZE)
+            yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=sources.QUANTIZE)
 
 
 def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
@@ -176,5 +141,5 @@ def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
             if any(fnmatchcase(layer_tensor(n, "attention.dense"), pattern) for n in range(spec.config.num_layers)):
                 message = f"{pattern!r} keeps attention.dense in 16 bits, but with an FP8 KV cache its input is FP8"
                 hint = "exclude modules without attention.dense, or kv_cache: none"
-                key, source = f"quantization.exclude.{number}", f"{ATTENTION}, {ATTENTION_PLUGIN}"
+                key, source = f"quantization.exclude.{number}", f"{sources.ATTENTION}, {sources.ATTENTION_PLUGIN}"
                 yield spec.diagnostic(key, "fp8", message, hint, source=source)

@@ -8,9 +8,9 @@ from typing import Any
 
 from trtspec.backends.common.trtllm_versions import BuildOption, find_version_spec, minors_with
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.arguments import option_arguments
+from trtspec.backends.tensorrt_llm import specs
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
-from trtspec.backends.tensorrt_llm.specs import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, engine_specs, speculation_mode
+from trtspec.backends.tensorrt_llm.specs import engine_specs, speculation_mode
 from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.core.registry import did_you_mean
 
@@ -76,7 +76,7 @@ def check_options_allowed(context: PlanContext) -> Iterator[Diagnostic]:
 def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
     """A value has the option's type and is one of its choices."""
     for name, option, value in _recipe_options(context):
-        if option_arguments(option, value) is None:
+        if specs.option_arguments(option, value) is None:
             expected = f"one of {', '.join(option.choices)}" if option.choices else _TYPES[option.type]
             hint = did_you_mean(str(value), option.choices)
             yield _diagnostic(name, "bad-value", f"{name} must be {expected}, not {quote_value(value)}", hint, BUILD)
@@ -94,27 +94,23 @@ def check_cache_reuse_options(context: PlanContext) -> Iterator[Diagnostic]:
     """Without paged context attention the runtime disables KV cache reuse and rejects external drafts."""
     for name, is_lost in (("use_paged_context_fmha", _off), ("streamingllm", _on)):
         if is_lost(context, name):
-            is_needed = speculation_mode(context) in (EXTERNAL, EAGLE)
+            is_needed = speculation_mode(context) in (specs.EXTERNAL, specs.EAGLE)
             message = f"{name} disables paged context attention, and therefore KV cache reuse"
             message += f"; {context.method_name} needs it" if is_needed else ""
             yield _diagnostic(name, "kv-reuse", message, "remove it", BATCHING, warns=not is_needed)
 
 
-def check_fp8_attention_enabled(context: PlanContext) -> Iterator[Diagnostic]:
-    """With paged context attention, the builder disables FP8 attention if the cache is not FP8."""
-    for spec in engine_specs(context) if _on(context, "use_fp8_context_fmha") else ():
-        if not spec.has_fp8_context_fmha:
-            message = f"use_fp8_context_fmha needs FP8 weights and an FP8 KV cache; the {spec.role} does not have both"
+def check_fp8_attention(context: PlanContext) -> Iterator[Diagnostic]:
+    """The builder enables FP8 attention of prompts for an FP8 cache, and disables it otherwise."""
+    name = "use_fp8_context_fmha"
+    for spec in engine_specs(context):
+        if _on(context, name) and not spec.has_fp8_context_fmha:
+            message = f"{name} needs FP8 weights and an FP8 KV cache; the {spec.role} does not have both"
             hint = f"{spec.path}.quantization: {{weights: fp8, kv_cache: fp8}}, or remove the option"
-            yield _diagnostic("use_fp8_context_fmha", "fp8", message, hint, f"{BUILDER}, NVIDIA/TensorRT-LLM#2125")
-
-
-def check_fp8_attention_disabled(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder always enables FP8 attention for an FP8 cache."""
-    for spec in engine_specs(context) if _off(context, "use_fp8_context_fmha") else ():
-        if spec.has_fp8_context_fmha:
-            message = f"the {spec.role}'s FP8 KV cache enables use_fp8_context_fmha again"
-            yield _diagnostic("use_fp8_context_fmha", "fp8", message, "remove it, or set kv_cache: none", BUILDER)
+            yield _diagnostic(name, "fp8", message, hint, f"{BUILDER}, NVIDIA/TensorRT-LLM#2125")
+        elif _off(context, name) and spec.has_fp8_context_fmha:
+            message = f"the {spec.role}'s FP8 KV cache enables {name} again"
+            yield _diagnostic(name, "fp8", message, "remove it, or set kv_cache: none", BUILDER)
 
 
 def check_context_logits(context: PlanContext) -> Iterator[Diagnostic]:
@@ -122,9 +118,8 @@ def check_context_logits(context: PlanContext) -> Iterator[Diagnostic]:
     drafts = bool(speculation_mode(context))
     for name in ("gather_context_logits", "gather_all_token_logits"):
         if _on(context, name):
-            message = f"{name} disables KV cache reuse" + (
-                "; trtllm-build rejects it with speculation" if drafts else ""
-            )
+            message = f"{name} disables KV cache reuse"
+            message += "; trtllm-build rejects it with speculation" if drafts else ""
             yield _diagnostic(name, "kv-reuse", message, "remove it", f"{BUILD}, {BATCHING}", warns=not drafts)
 
 
@@ -161,7 +156,7 @@ def check_fusions(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder disables fusions that do not apply and reports it only in its log."""
     target = engine_specs(context)[0]
     fuses = target.mapping.tensor > 1 and target.config.architecture == "LlamaForCausalLM"
-    is_plain = target.mode in ("", EXTERNAL, LOOKAHEAD, MEDUSA)
+    is_plain = target.mode in ("", specs.EXTERNAL, specs.LOOKAHEAD, specs.MEDUSA)
     reduces = _on(context, "reduce_fusion")
     if reduces and not (fuses and is_plain):
         message = "the builder disables reduce_fusion: it supports only Llama models divided over several GPUs"

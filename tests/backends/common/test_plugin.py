@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.backends.steps import files
-from trtspec.backends.steps.files import CompilePlugins
+from trtspec.backends.common import steps
+from trtspec.backends.common.steps import CompilePlugins
 from trtspec.kernels.build import LIBRARY, LibrarySpec, Toolchain
 from trtspec.store.step import Inputs
 
@@ -31,7 +31,7 @@ class Told:
 def test_plugin_step_writes_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tmp_path / "made.so"
     made.write_bytes(b"library")
-    monkeypatch.setattr(files, "build_library", lambda spec: made)
+    monkeypatch.setattr(steps, "build_library", lambda spec: made)
     (tmp_path / "out").mkdir()
     told = Told()
     CompilePlugins(SPEC).run(tmp_path / "out", Inputs({}), told)

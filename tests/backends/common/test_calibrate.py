@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests._support.tiny import PAIR_VOCAB, make_llama, make_tokenizer
-from trtspec.backends.steps.convert import Calibrate, calibrate_checkpoint
+from trtspec.backends.common.convert import Calibrate, calibrate_checkpoint
 from trtspec.checkpoints.conversion import ACTIVATIONS, load_activations
 from trtspec.checkpoints.source import load_source
 from trtspec.core.errors import CheckpointError
@@ -115,7 +115,7 @@ import os, signal, sys
 from pathlib import Path
 from typing import Any
 from trtspec.engine.prompts.prompt import Prompt
-from trtspec.backends.steps.convert import calibrate_checkpoint
+from trtspec.backends.common.convert import calibrate_checkpoint
 from trtspec.engine import calibration
 calibration.SAVE_EVERY_S = 0
 passed = calibration._Calibration.pass_layer

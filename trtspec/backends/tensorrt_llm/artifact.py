@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton repository of TensorRT-LLM engines for the C++ backend of TensorRT-LLM 1.0 to 1.2, and its launch.
+"""The artifact of TensorRT-LLM engines: converted checkpoints, their engines, and a Triton repository for both.
 
     ensemble, tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft if there is a draft model
     preprocessing, postprocessing: for clients that call tensorrt_llm directly
 
-Python models resolve paths relative to their own directory. The C++ backend resolves them relative to the server's
-working directory (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so
-`relocate` writes a copy with absolute paths.
+The repository is for the C++ backend of TensorRT-LLM 1.0 to 1.2. Python models resolve paths relative to their own
+directory. The C++ backend resolves them relative to the server's working directory
+(NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so `relocate` writes a
+copy with absolute paths.
 
 An engine requires the GPU, the driver and the versions that built it. Mismatches that would fail during loading, or
 silently use other kernels, are rejected before a server starts. There is one process, or one per rank.
@@ -17,39 +18,52 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.common.build_tools import installed_versions
+from trtspec.backends.common.steps import (
+    EmitRepository,
+    companion_steps,
+    conversion_steps,
+    padding_notes,
+    read_models,
+    serving_settings,
+)
 from trtspec.backends.common.trtllm_versions import container_images, is_release
-from trtspec.backends.serving import Launch, ServingHooks, with_absolute_paths
-from trtspec.backends.steps.files import EmitRepository
-from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, PlacedModel, no_pools
-from trtspec.backends.tensorrt_llm.toolchain import BUILDER, PACKAGE
+from trtspec.backends.context import PlanContext
+from trtspec.backends.serving import Launch, ServingHooks, relocate
+from trtspec.backends.tensorrt_llm.build import BuildEngine, DescribeEngines
+from trtspec.backends.tensorrt_llm.placement import (
+    ENVIRONMENT,
+    LAUNCH,
+    EnginePlacement,
+    PlacedModel,
+    no_pools,
+    plan_placement,
+)
+from trtspec.backends.tensorrt_llm.specs import build_arguments, engine_specs, is_greedy_only
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER, PACKAGE, probe_toolchain
 from trtspec.core.errors import DeployError
 from trtspec.core.files import read_bounded
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 from trtspec.core.paths import model_repository_dir
+from trtspec.methods.lookahead import LookaheadOptions
 from trtspec.serving.triton.names import BLS, DRAFT, ENGINE_MODELS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 from trtspec.serving.triton.nvidia_compat import NVIDIA
-from trtspec.serving.triton.repository_writer import (
-    CONFIG,
-    Parameters,
-    ServingSettings,
-    WarmupSample,
-    emit_model,
-    write_model,
-)
+from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, WarmupSample, emit_model
 from trtspec.store.artifact import Manifest
-from trtspec.store.artifact_paths import TOKENIZER, engine, from_model
+from trtspec.store.artifact_paths import REPOSITORY, TOKENIZER, checkpoint, engine, from_model
+from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 PROMPT_LEN = 16
 PERIOD = 4  # a repetitive prompt, for which lookahead can draft
 STEPS = 2
 TOKEN = 1  # the first token id: 0 is often an end id
 MODELS = Path(__file__).with_name("models")
-PATHS = ("gpt_model_path", "tokenizer_dir")
 # The engine silently clamps larger values (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
 # @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
 MAX_TOP_K = 1024
@@ -58,19 +72,8 @@ DRAFTED_OUTSIDE = ("draft_target", "ngram")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 Choices = tuple[tuple[int, ...], ...]
 MAX_LAUNCH_BYTES = 1 << 20
+TOOL_FACTS = ("kind", "image", "tensorrt_llm", "tensorrt", "gpu", "sm", "driver", "missing")
 MOST_RANKS = 512
-
-
-def samples(max_batch_size: int, max_seq_len: int, draft_len: int, drafted_outside: int) -> tuple[WarmupSample, ...]:
-    """Return an engine's samples; lengths are in tokens, `drafted_outside` is the number of external draft tokens."""
-    prompt = [TOKEN + place % PERIOD for place in range(max(1, min(PROMPT_LEN, max_seq_len - STEPS * (draft_len + 1))))]
-    text = {"input_ids": prompt, "input_lengths": [len(prompt)], "request_output_len": [STEPS * (draft_len + 1)]}
-    kinds = {"texts": text}
-    if drafted_outside:
-        draft = [TOKEN + place % PERIOD for place in range(drafted_outside)]
-        kinds["drafts"] = text | {"draft_input_ids": draft, "request_output_len": [drafted_outside + 1]}
-    sizes = dict.fromkeys((1, max_batch_size))
-    return tuple(WarmupSample(f"{size}-{kind}", size, inputs) for kind, inputs in kinds.items() for size in sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,26 +125,18 @@ class EmitEngineRepository(EmitRepository):
             emit_model(out, model, settings, _text(settings), source=model_repository_dir() / BLS)
 
 
-def relocate(repository: Path, out: Path, artifact: str) -> None:
-    """Write a copy of an artifact's repository to `out` with absolute paths.
-
-    `artifact` is the artifact's path for the server, which may differ in a container.
-    """
-    from trtspec.serving.triton.config import load_config, set_parameter  # planning needs no protobuf
-
-    for source in sorted(path.parent for path in repository.glob(f"*/{CONFIG}")):
-        config = load_config(source / CONFIG)
-        for key in PATHS:
-            if key in config.parameters:
-                path = config.parameters[key].string_value
-                set_parameter(config, key, with_absolute_paths(path, source.name, artifact))
-        write_model(out / source.name, source, config)
-
-
 def _samples(settings: EngineRepositorySettings, role: str) -> tuple[WarmupSample, ...]:
-    """Return the warm-up samples of an engine: the target verifies external drafts, without logits."""
-    outside = settings.draft_len if role == "target" and settings.method in DRAFTED_OUTSIDE else 0
-    return samples(settings.max_batch_size, settings.max_seq_len, settings.draft_len, outside)
+    """Return the warm-up samples of an engine: texts, and external drafts that the target verifies, without logits."""
+    new_tokens = STEPS * (settings.draft_len + 1)
+    prompt_len = max(1, min(PROMPT_LEN, settings.max_seq_len - new_tokens))
+    prompt = [TOKEN + place % PERIOD for place in range(prompt_len)]
+    text = {"input_ids": prompt, "input_lengths": [prompt_len], "request_output_len": [new_tokens]}
+    kinds = {"texts": text}
+    if role == "target" and settings.method in DRAFTED_OUTSIDE and settings.draft_len:
+        draft = [TOKEN + place % PERIOD for place in range(settings.draft_len)]
+        kinds["drafts"] = text | {"draft_input_ids": draft, "request_output_len": [settings.draft_len + 1]}
+    sizes = dict.fromkeys((1, settings.max_batch_size))
+    return tuple(WarmupSample(f"{size}-{kind}", size, inputs) for kind, inputs in kinds.items() for size in sizes)
 
 
 def _engine(settings: EngineRepositorySettings, placed: PlacedModel, path: str) -> Parameters:
@@ -195,24 +190,73 @@ def _tree(choices: Choices) -> str:
     return ",".join(f"{{{_joined(choice)}}}" for choice in choices)
 
 
+def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    """Return the steps. Raise TrtspecError if another TensorRT-LLM than the recipe's is installed."""
+    engine_, build = context.resolved.engine, context.resolved.engine.build
+    toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu)
+    checkpoints, cache = conversion_steps(context, reader), Path(build.timing_cache)
+    timing_cache = (reader.read(cache.parent, [cache]),) if build.timing_cache else ()
+    arguments = {spec.role: tuple(build_arguments(spec.role, context)) for spec in engine_specs(context)}
+    engines = tuple(
+        BuildEngine(role, checkpoints[role], words, toolchain, timing_cache, build.timeout_s)
+        for role, words in arguments.items()
+    )
+    placement = plan_placement(context)
+    steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
+    steps |= {engine(built.role): built for built in engines}
+    steps |= companion_steps(context, reader)
+    steps[REPOSITORY] = EmitEngineRepository(read_models(MODELS), _settings(context, placement))
+    steps[""] = DescribeEngines(engines, json.dumps(asdict(placement), indent=2))
+    notes, lacks = padding_notes(context), {}
+    if lack := toolchain.lack():
+        why = f"this machine cannot build the engines ({toolchain.missing}); their keys may change: {toolchain.hint}"
+        notes = (*notes, why)
+        lacks = {engine(built.role): lack for built in engines}
+    return ArtifactPlan(
+        steps,
+        tools={"tensorrt_llm": toolchain.tensorrt_llm, "tensorrt": toolchain.tensorrt},
+        gpu={"name": toolchain.gpu, "sm": toolchain.sm, "driver": toolchain.driver},
+        notes=notes,
+        devices=toolchain.devices,
+        lacks=lacks,
+        facts={"placement": asdict(placement), "toolchain": {key: getattr(toolchain, key) for key in TOOL_FACTS}},
+    )
+
+
+def _settings(context: PlanContext, placement: EnginePlacement) -> EngineRepositorySettings:
+    recipe, options = context.resolved, context.options
+    sizes = (options.window, options.ngram, options.verification) if isinstance(options, LookaheadOptions) else ()
+    return EngineRepositorySettings(
+        **vars(serving_settings(context)),
+        method=recipe.speculation.method,
+        draft_len=recipe.speculation.draft_len,
+        options=json.dumps(recipe.speculation.options, sort_keys=True),
+        max_seq_len=recipe.engine.max_seq_len,
+        vocab_size=engine_specs(context)[0].config.vocab_size,
+        target=placement.model(ENGINE_MODELS["target"]),
+        draft=placement.model(ENGINE_MODELS["draft"]) if context.draft else None,
+        choices=tuple(getattr(options, "paths", ())),
+        lookahead=sizes,
+        fast_logits=placement.fast_logits,
+        greedy_only=is_greedy_only(context),
+        schedule=tuple((each.max_batch, each.draft_len) for each in recipe.speculation.schedule),
+    )
+
+
 def check_machine(artifact: Path, manifest: Manifest) -> None:
     """Raise DeployError if this machine differs from the one that the artifact's engines were built for."""
     built = {**manifest.tools, **manifest.gpu}
     here = _machine(find_gpu(str(built.get("name"))))
-    odd = [
-        f"{key} {built.get(key)} when built, {value} here" for key, value in here.items() if _differs(key, built, value)
-    ]
+    odd = []
+    for key, value in here.items():
+        recorded = built.get(key)
+        # candidates match the image's release
+        if not is_release(value, str(recorded)) if key == "tensorrt_llm" else recorded != value:
+            odd.append(f"{key} {recorded} when built, {value} here")
     if odd:
+        message = f"the engines were built for another machine: {'; '.join(odd)}"
         hint = "build the recipe on this machine; converted checkpoints are reused"
-        raise DeployError(
-            f"the engines were built for another machine: {'; '.join(odd)}", where=str(artifact), hint=hint
-        )
-
-
-def _differs(key: str, built: dict[str, Any], value: object) -> bool:
-    """Return whether a fact of this machine differs from the build's; candidates match the image's release."""
-    recorded = built.get(key)
-    return not is_release(value, str(recorded)) if key == "tensorrt_llm" else recorded != value
+        raise DeployError(message, where=str(artifact), hint=hint)
 
 
 def read_launch(artifact: Path) -> Launch:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trtspec.checkpoints.conversion import ACTIVATIONS, Activations, Conversion, load_activations, plan_conversion
-from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.rules import Matched
 from trtspec.checkpoints.sharding import ParallelMapping
@@ -89,7 +88,10 @@ def calibrate_checkpoint(
 
     model = load_model(root, "auto")
     config = model.config
-    texts = _tokenize(root, prompts, min(max_len, _most_positions(config)))
+    scaling = config.rope_scaling
+    # LongRoPE's factors for long texts do not apply to typical texts
+    most = scaling.original_max_position if scaling and scaling.kind == "longrope" else config.max_positions
+    texts = _tokenize(root, prompts, min(max_len, most))
     largest = max(map(max, texts))
     if largest >= config.vocab_size:
         message = f"the tokenizer produces the id {largest}, but the model has {config.vocab_size} entries"
@@ -99,19 +101,12 @@ def calibrate_checkpoint(
     return Activations(**measure(config, model.matched, texts, plus=plus, on_bytes=on_bytes, notes=notes, stamp=stamp))
 
 
-def _most_positions(config: ModelConfig) -> int:
-    """Return the length limit of measured texts: LongRoPE's factors for long texts do not apply to typical texts."""
-    scaling = config.rope_scaling
-    return scaling.original_max_position if scaling and scaling.kind == "longrope" else config.max_positions
-
-
 def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:
     tokenizer = Tokenizer(root)
     texts = [tokenizer.encode(prompt.text)[:max_len] for prompt in prompts]
     if not any(texts):
-        raise CheckpointError(
-            "the tokenizer produces no tokens for the prompts", where=str(root), hint="choose other calibration prompts"
-        )
+        hint = "choose other calibration prompts"
+        raise CheckpointError("the tokenizer produces no tokens for the prompts", where=str(root), hint=hint)
     return [text for text in texts if text]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.steps.convert import Calibrate, ConvertCheckpoint
-from trtspec.backends.steps.files import CopyFiles, read_models
+from trtspec.backends.common.convert import Calibrate, ConvertCheckpoint
+from trtspec.backends.common.steps import CopyFiles, read_models
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import StepError
