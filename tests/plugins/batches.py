@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from trtspec.kernels.bit_exact import ChainBatch, ChainResult, DraftKind, Mode, TreeBatch, TreeResult
+from trtspec.kernels.bit_exact import (
+    ChainBatch,
+    ChainResult,
+    DraftKind,
+    Mode,
+    TreeBatch,
+    TreeResult,
+)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DRAFTS = ("deterministic", "logits", "probabilities", "reduced")

@@ -31,7 +31,8 @@ from tests.engines import ROOT, engine_python
 from tests.serving.triton.exposed import REQUESTS, exported_metrics
 from trtspec.backends.embedded import BACKEND as TORCH
 from trtspec.backends.vllm import BACKEND, VARIABLE
-from trtspec.bench.artifact import engine_settings, load_manifest, open_artifact
+from trtspec.bench.artifact import engine_settings, open_artifact
+from trtspec.bench.artifact import load_manifest
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.journal import DeploymentRecord

@@ -103,7 +103,7 @@ def cache_context(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KV
 
 def _turn(heads: Tensor, norm: Tensor | None, window: Window, config: ModelConfig) -> Tensor:
     if norm is not None and config.qk_norm_over_heads:
-        parts = heads.split([config.num_heads, config.num_kv_heads], 1)
+        parts = torch.split_with_sizes(heads, [config.num_heads, config.num_kv_heads], 1)
         heads = torch.cat([F.rms_norm(part, part.shape[1:], None, config.norm_epsilon) for part in parts], 1) * norm
     elif norm is not None:
         heads = F.rms_norm(heads, (config.head_size,), None, config.norm_epsilon) * norm
@@ -205,17 +205,14 @@ class Decoder:
             if number not in skipped.attention:
                 hidden = self._attention(hidden, number, layer, window)
             if number not in skipped.mlp:
-                hidden = layer.mlp.add_to(hidden, self._normed(hidden, layer.post_norm))
+                hidden = layer.mlp.add_to(hidden, self.norm(hidden, layer.post_norm))
         normed = self.norm(hidden, self.final_norm)
         kept |= {len(self.layers): hidden, FINAL: normed}
         features = torch.cat([kept[aux_layer][:count] for aux_layer in aux_layers], -1) if aux_layers else None
         return self.lm_head(normed)[:count] if at is None else self.lm_head(normed[at]), features
 
-    def _normed(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
-        return hidden if weight is None else self.norm(hidden, weight)
-
     def _attention(self, hidden: Tensor, number: int, layer: DecoderLayer, window: Window) -> Tensor:
-        qkv = layer.qkv(self._normed(hidden, layer.input_norm))
+        qkv = layer.qkv(self.norm(hidden, layer.input_norm))
         seen = window.near if layer.has_window and window.near else window
         mixed = attend(qkv[: window.rows * window.width], layer, number, seen, self.cache, self.config)
         if padding := len(hidden) - len(mixed):

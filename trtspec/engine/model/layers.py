@@ -68,8 +68,10 @@ class Norm:
         # x / rms(x) is x / hypot(|x|, this) times the root of the width
         self._offset = torch.tensor((width * epsilon) ** 0.5, device=device)
 
-    def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Normalize hidden [n, width] with a weight [width] from `WeightLoader.norm`."""
+    def __call__(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalize hidden [n, width] with a weight [width] from `WeightLoader.norm`; None leaves it unchanged."""
+        if weight is None:
+            return hidden
         if hidden.dtype != torch.float32:
             return F.rms_norm(hidden, weight.shape, weight, self._epsilon)
         # a third of the operations; at batch 1 the overhead of an operation exceeds its arithmetic
