@@ -82,7 +82,11 @@ class ServerPorts:
 def find_server() -> TritonServer:
     """Return the tritonserver to use; the error for a missing one explains how to install it."""
     if named := os.environ.get(VARIABLE):
-        return TritonServer(_executable(named), f"${VARIABLE}", environment=_environment([]))
+        path = Path(named).expanduser().absolute()
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            hint = "set it to tritonserver's path"
+            raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint=hint)
+        return TritonServer(path, f"${VARIABLE}", environment=_environment([]))
     if found := shutil.which("tritonserver"):
         return TritonServer(Path(found), "PATH", environment=_environment([]))
     if wheel := _wheel():
@@ -149,13 +153,6 @@ def probe_server() -> list[DoctorCheck]:
         found = DoctorCheck("tritonserver", True, f"{server.executable} ({server.source})")
         wheel = wheel if server.backends else None
     return [found, *wheel.checks()] if wheel else [found]
-
-
-def _executable(named: str) -> Path:
-    path = Path(named).expanduser().absolute()
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint="set it to tritonserver's path")
-    return path
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
