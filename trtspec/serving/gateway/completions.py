@@ -21,17 +21,12 @@ from trtspec.serving.gateway.generation import (
     TokenGeneration,
 )
 from trtspec.serving.gateway.http import HttpExchange
-from trtspec.serving.gateway.parameters import RequestParameters, RequestSizeLimits, check_model, read_parameters
+from trtspec.serving.gateway.parameters import RequestParameters, check_model, read_parameters
 from trtspec.serving.gateway.prompts import Prompt, PromptReader
-from trtspec.serving.gateway.triton import (
-    StopParameters,
-    TritonClient,
-    TritonModelInfo,
-    choice_seed,
-    text_request,
-    token_request,
-)
+from trtspec.serving.gateway.triton import TritonClient, TritonModelInfo, choice_seed, text_request, token_request
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
+from trtspec.serving.triton.python_models.tensors import NO_ID
+from trtspec.serving.triton.python_models.token_io import stop_sequences
 
 MAX_RESUMES = 2  # attempts to resume one completion
 MANY_BIASES = 1000  # larger maps are parsed in a thread so that the event loop keeps serving
@@ -81,20 +76,28 @@ class ChoiceGeneration:
 
 @dataclass
 class CompletionJob:
-    """A parsed request: its prompts, and the parameters shared by its completions."""
+    """A parsed request: its prompts and the parameters shared by its completions, then the completions themselves.
+
+    `seconds` is the time that they took.
+    """
 
     asked: RequestParameters
     prompts: Sequence[Prompt]
     chat: bool
-    makings: list[ChoiceGeneration] = field(default_factory=list)
+    grown: list[GenerationState] = field(default_factory=list)
+    seconds: float = 0.0
 
     @property
     def texts(self) -> int:
         return len(self.prompts) * int(self.asked["n"])
 
     @property
-    def grown(self) -> list[GenerationState]:
-        return [making.text for making in self.makings]
+    def drafted(self) -> int:
+        return sum(text.drafted for text in self.grown)
+
+    @property
+    def accepted(self) -> int:
+        return sum(text.accepted for text in self.grown)
 
 
 class Completions:
@@ -102,17 +105,11 @@ class Completions:
 
     def __init__(self, config: GatewayConfig, triton: TritonClient, prompts: PromptReader) -> None:
         self._config, self._triton, self._prompts = config, triton, prompts
-        self._sizes = RequestSizeLimits(config.max_input_len, config.limits.max_choices, prompts.bias_len)
-
-    @property
-    def most_values(self) -> int:
-        """Return the maximum number of JSON values in a request."""
-        return self._sizes.most_values
 
     async def read(self, body: Mapping[str, Any], *, chat: bool) -> CompletionJob:
         """Parse a request body; raises ApiError if it is invalid."""
         check_model(body, self._config.model)
-        self._sizes.check(body)
+        self._prompts.check_sizes(body)
         biases = body.get("logit_bias")
         if isinstance(biases, dict) and len(biases) > MANY_BIASES:
             asked = await asyncio.to_thread(read_parameters, body, chat=chat)
@@ -147,13 +144,14 @@ class Completions:
         """Build the model request of each completion and return the deltas of all."""
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
-        job.makings = [
+        makings = [
             self._start_choice(model, prompt, fitted, choice)
             for prompt in job.prompts
             for fitted in [self._prompts.fitted(asked, prompt, param)]
             for choice in range(asked["n"])
         ]
-        return merge_deltas([making.deltas(self._triton, rescue) for making in job.makings])
+        job.grown = [making.text for making in makings]
+        return merge_deltas([making.deltas(self._triton, rescue) for making in makings])
 
     def _start_choice(
         self, model: TritonModelInfo, prompt: Prompt, asked: RequestParameters, choice: int
@@ -163,25 +161,27 @@ class Completions:
             prompt = self._prompts.as_sent(prompt, takes_flag=ADD_SPECIAL_TOKENS in model.inputs)
             text: GenerationState = TextGeneration(asked, prompt, own_counts=model.own_counts)
             return ChoiceGeneration(text, text_request(model, prompt, asked, seed))
-        text, ends = TokenGeneration(asked, prompt, self._prompts.tokenizer, self._prompts.pieces), self._ends(asked)
-        bias_len = self._prompts.bias_len
+        text = TokenGeneration(asked, prompt, self._prompts.tokenizer, self._prompts.pieces)
+        end_id, stop_words = self._ends(asked)
+
+        def request(ids: Sequence[int], asked: RequestParameters) -> Any:
+            return token_request(model, ids, asked, seed, end_id, stop_words, self._prompts.bias_len)
 
         def rest() -> Any:
             if len(prompt) + len(text.ids) > self._config.max_input_len:
                 return None
             left = replace(asked, max_tokens=(asked.max_tokens or 0) - len(text.ids))
-            return token_request(model, (*prompt, *text.ids), left, seed, ends, bias_len)
+            return request((*prompt, *text.ids), left)
 
-        request = token_request(model, prompt, asked, seed, ends, bias_len)
-        return ChoiceGeneration(text, request, rest if is_resumable(asked) else None)
+        return ChoiceGeneration(text, request(prompt, asked), rest if is_resumable(asked) else None)
 
-    def _ends(self, asked: RequestParameters) -> StopParameters:
-        """Return the engine's stop conditions; stop strings without a token sequence are found in the text only."""
-        words = self._prompts.stop_sequences(asked.stop)
+    def _ends(self, asked: RequestParameters) -> tuple[int, list[list[int]]]:
+        """Return the engine's end id and stop words; stop strings without a token sequence are found in the text."""
+        words = stop_sequences(self._prompts.pieces, asked.stop)
         end_ids = self._prompts.tokenizer.end_ids
         if asked["ignore_eos"] or not end_ids:
-            return StopParameters(words=words)
-        return StopParameters(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
+            return NO_ID, words
+        return end_ids[0], [*words, *([token] for token in self._config.stop_ids)]
 
     async def _stream(
         self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
@@ -201,7 +201,7 @@ class Completions:
     async def _respond_complete(
         self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
     ) -> None:
-        found: list[list[Delta]] = [[] for _ in job.makings]
+        found: list[list[Delta]] = [[] for _ in job.grown]
         async for index, delta in deltas:
             found[index].append(delta)
         await exchange.respond(200, form.complete_response(job.grown, [_joined(each) for each in found]))

@@ -22,6 +22,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats, Update
 
 Kind = Literal["counter", "gauge", "histogram"]
+REPORTS: dict[Kind, str] = {"counter": "increment", "gauge": "set", "histogram": "observe"}  # methods of Triton's API
 
 # Bucket bounds in seconds, from the time of a step to the patience of a user.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -238,7 +239,6 @@ class EngineMetrics:
         self._changed.set()
 
     def breaker(self, is_open: bool) -> None:
-        """Record whether the circuit breaker is open."""
         self._breaker_open = is_open
         self._changed.set()
 
@@ -260,15 +260,15 @@ class EngineMetrics:
         for text in texts:
             text.add_news(sums)
             for family, seconds in text.take_times():
-                exported.observe(family, seconds)
+                exported.report(family, seconds)
         for text in ended:
             sums[REQUESTS, text.reason or "error"] += 1
         for (family, value), amount in sums.items():
-            exported.increment(family, value, amount)
+            exported.report(family, amount, value)
         running, waiting = self._occupancy()
-        exported.set(RUNNING, running)
-        exported.set(WAITING, waiting)
-        exported.set(BREAKER, int(self._breaker_open))
+        exported.report(RUNNING, running)
+        exported.report(WAITING, waiting)
+        exported.report(BREAKER, int(self._breaker_open))
 
     def _counted(self) -> tuple[int, int]:
         with self._lock:
@@ -318,22 +318,12 @@ class TritonMetrics:
             for value in family.known or ("",) * (not family.label):
                 self._metric(family, value)
 
-    def increment(self, family: MetricSpec, value: str, amount: float) -> None:
-        """Increase a counter."""
-        if amount > 0 and family in self._made:
-            self._metric(family, value).increment(amount)
+    def report(self, family: MetricSpec, amount: float, value: str = "") -> None:
+        """Increase a counter, add to a histogram or set a gauge; `value` is that of the family's own label."""
+        if family in self._made and (amount > 0 or family.kind != "counter"):
+            getattr(self._metric(family, value), REPORTS[family.kind])(amount)
 
-    def observe(self, family: MetricSpec, amount: float) -> None:
-        """Add a value to a histogram."""
-        if family in self._made:
-            self._metric(family).observe(amount)
-
-    def set(self, family: MetricSpec, amount: float) -> None:
-        """Set a gauge."""
-        if family in self._made:
-            self._metric(family).set(amount)
-
-    def _metric(self, family: MetricSpec, value: str = "") -> Any:
+    def _metric(self, family: MetricSpec, value: str) -> Any:
         if (family, value) not in self._metrics:
             labels = self._labels | ({family.label: value} if family.label else {})
             buckets = {"buckets": list(family.buckets)} if family.buckets else {}
