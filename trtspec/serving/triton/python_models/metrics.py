@@ -117,7 +117,7 @@ class RequestMetrics:
         self._first_at = 0.0
         self._first_tokens = 0
         self._counts = self._published = Stats()
-        self._times: deque[tuple[MetricSpec, float]] = deque()  # thread-safe
+        self.times: deque[tuple[MetricSpec, float]] = deque()  # in seconds, until they are reported; thread-safe
         self.has_started = self._has_waited = False
         self.reason: str | None = None
 
@@ -130,7 +130,7 @@ class RequestMetrics:
         self.has_started = True
         if not self._has_waited:
             self._has_waited = True
-            self._times.append((QUEUE, time.monotonic() - self._arrived if queue_s is None else queue_s))
+            self.times.append((QUEUE, time.monotonic() - self._arrived if queue_s is None else queue_s))
 
     def updated(self, update: Update) -> None:
         """Record an update of an engine that reports all counts."""
@@ -146,7 +146,7 @@ class RequestMetrics:
         self._counts = counts
         if not self._first_tokens and counts.new_tokens:
             self._first_at, self._first_tokens = time.monotonic(), counts.new_tokens
-            self._times.append((TTFT, self._first_at - self._arrived))
+            self.times.append((TTFT, self._first_at - self._arrived))
 
     def ended(self, reason: str, counts: Stats | None = None) -> None:
         """Record the finish reason and the final counts.
@@ -162,9 +162,9 @@ class RequestMetrics:
         self.reason = reason
         further = self._counts.new_tokens - self._first_tokens
         if self._first_tokens and further > 0:
-            self._times.append((TPOT, (now - self._first_at) / further))
+            self.times.append((TPOT, (now - self._first_at) / further))
         if self._counts.new_tokens:
-            self._times.append((DURATION, now - self._arrived))
+            self.times.append((DURATION, now - self._arrived))
         self._on_end(self)
 
     def failed(self, error: Exception) -> None:
@@ -183,10 +183,6 @@ class RequestMetrics:
         places = zip_longest(now.accepted_by_position, before.accepted_by_position, fillvalue=0)
         for place, (accepted, earlier) in enumerate(places, 1):
             sums[BY_POSITION, str(place)] += accepted - earlier
-
-    def take_times(self) -> list[tuple[MetricSpec, float]]:
-        """Return the times measured since the previous call, in seconds."""
-        return [self._times.popleft() for _ in range(len(self._times))]
 
 
 PERIOD_S = 0.5
@@ -259,8 +255,8 @@ class EngineMetrics:
             texts = [*ended, *self._open]
         for text in texts:
             text.add_news(sums)
-            for family, seconds in text.take_times():
-                exported.report(family, seconds)
+            while text.times:
+                exported.report(*text.times.popleft())
         for text in ended:
             sums[REQUESTS, text.reason or "error"] += 1
         for (family, value), amount in sums.items():
