@@ -22,7 +22,9 @@ def generate_stream(client: Client, request: Mapping[str, Any], model: str = "en
     limits: dict[str, Any] = {"timeout_s": client.timeout_s, "max_bytes": MAX_BYTES}
     with http_request(client.where, path, method="POST", body=body, **limits) as answer:
         if answer.status != 200:
-            raise DeployError(f"the server answered {answer.status}: {json.loads(answer.read())['error']}")
+            content = answer.read()
+            message = json.loads(content)["error"] if content.startswith(b"{") else content.decode()
+            raise DeployError(f"the server answered {answer.status}: {message}")
         buffer = b""
         for chunk in answer.chunks():
             *lines, buffer = (buffer + chunk).split(b"\n")
