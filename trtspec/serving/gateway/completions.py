@@ -31,7 +31,7 @@ from trtspec.serving.triton.python_models.token_io import stop_sequences
 MAX_RESUMES = 2  # attempts to resume one completion
 MANY_BIASES = 1000  # larger maps are parsed in a thread so that the event loop keeps serving
 ResumeFn: TypeAlias = "Callable[[ApiError], Awaitable[TritonClient | None]]"
-MergedDeltas: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
+IndexedDeltas: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
 
 
 @dataclass
@@ -44,34 +44,29 @@ class ChoiceGeneration:
     # input limit.
     rest: Callable[[], Any] | None = None
 
-    async def deltas(self, triton: TritonClient, rescue: ResumeFn) -> AsyncGenerator[Delta, None]:
-        """Yield the visible pieces of the completion; closing the iterator cancels the model request.
+    async def deltas(self, index: int, triton: TritonClient, rescue: ResumeFn | None) -> IndexedDeltas:
+        """Yield `index` and the visible pieces of the completion; closing the iterator cancels the model request.
 
         If the stream breaks off, the server returned by `rescue` generates the rest.
         """
         for attempt in range(1 + MAX_RESUMES):
             try:
-                async with aclosing(self._deltas(triton)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                async with aclosing(triton.generate(self.request)) as responses:
+                    async for outputs, last in responses:
+                        delta = self.text.take(outputs, last=last)
+                        if delta.text or delta.finish_reason or delta.logprobs:
+                            yield index, delta
+                        if delta.finish_reason:
+                            return
                 return
             except ApiError as error:
                 able = error.status >= 500 and self.text.completion_tokens and attempt < MAX_RESUMES
                 rest = self.rest() if able and self.rest is not None else None
-                other = None if rest is None else await rescue(error)
+                other = None if rest is None or rescue is None else await rescue(error)
                 if other is None:
                     raise
                 triton, self.request = other, rest
                 self.text.resume()
-
-    async def _deltas(self, triton: TritonClient) -> AsyncGenerator[Delta, None]:
-        async with aclosing(triton.generate(self.request)) as responses:
-            async for outputs, last in responses:
-                delta = self.text.take(outputs, last=last)
-                if delta.text or delta.finish_reason or delta.logprobs:
-                    yield delta
-                if delta.finish_reason:
-                    return
 
 
 @dataclass
@@ -136,11 +131,11 @@ class Completions:
 
     async def generate_silent(self, job: CompletionJob) -> None:
         """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
-        async with aclosing(await self._begin(job, _nobody)) as deltas:
+        async with aclosing(await self._begin(job, None)) as deltas:
             async for _ in deltas:
                 pass
 
-    async def _begin(self, job: CompletionJob, rescue: ResumeFn) -> MergedDeltas:
+    async def _begin(self, job: CompletionJob, rescue: ResumeFn | None) -> IndexedDeltas:
         """Build the model request of each completion and return the deltas of all."""
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
@@ -151,7 +146,8 @@ class Completions:
             for choice in range(asked["n"])
         ]
         job.grown = [making.text for making in makings]
-        return merge_deltas([making.deltas(self._triton, rescue) for making in makings])
+        sources = [making.deltas(index, self._triton, rescue) for index, making in enumerate(makings)]
+        return sources[0] if len(sources) == 1 else merge_deltas(sources)
 
     def _start_choice(
         self, model: TritonModelInfo, prompt: Prompt, asked: RequestParameters, choice: int
@@ -184,7 +180,7 @@ class Completions:
         return end_ids[0], [*words, *([token] for token in self._config.stop_ids)]
 
     async def _stream(
-        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
+        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: IndexedDeltas
     ) -> None:
         """Send the events; the response starts with the first token so that earlier errors have an HTTP status."""
         begun: set[int] = set()
@@ -199,16 +195,12 @@ class Completions:
         await exchange.end_stream()
 
     async def _respond_complete(
-        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
+        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: IndexedDeltas
     ) -> None:
         found: list[list[Delta]] = [[] for _ in job.grown]
         async for index, delta in deltas:
             found[index].append(delta)
         await exchange.respond(200, form.complete_response(job.grown, [_joined(each) for each in found]))
-
-
-async def _nobody(error: ApiError) -> None:
-    """Decline to resume a completion."""
 
 
 def is_greedy(asked: RequestParameters) -> bool:
@@ -222,40 +214,35 @@ def is_resumable(asked: RequestParameters) -> bool:
     return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
 
 
-async def merge_deltas(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield the deltas of several completions as they arrive, each with its index; closing it closes the sources."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as source:
-            async for delta in source:
-                yield 0, delta
-        return
-    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(len(sources))
-    tasks = [asyncio.ensure_future(_put(queue, index, source)) for index, source in enumerate(sources)]
+async def merge_deltas(sources: Sequence[IndexedDeltas]) -> IndexedDeltas:
+    """Yield the deltas of several completions as they arrive; closing it closes the sources."""
+    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(len(sources))
+    tasks = [asyncio.ensure_future(_put(queue, source)) for source in sources]
     try:
         running = len(sources)
         while running:
-            index, item = await queue.get()
-            if isinstance(item, BaseException):
+            item = await queue.get()
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 running -= 1
             else:
-                yield index, item
+                yield item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _put(queue: asyncio.Queue[Any], index: int, source: AsyncGenerator[Delta, None]) -> None:
+async def _put(queue: asyncio.Queue[Any], source: IndexedDeltas) -> None:
     try:
         async with aclosing(source) as deltas:
-            async for delta in deltas:
-                await queue.put((index, delta))
+            async for item in deltas:
+                await queue.put(item)
     except Exception as error:
-        await queue.put((index, error))
+        await queue.put(error)
     else:
-        await queue.put((index, None))
+        await queue.put(None)
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:
