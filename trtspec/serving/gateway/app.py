@@ -184,7 +184,7 @@ async def _version(state: GatewayState, request: Request) -> Response:
 
 
 async def _metrics(state: GatewayState, request: Request) -> Response:
-    text = state.metrics.render(state.gate.texts, state.versions.counts())
+    text = state.metrics.render(state.gate.texts, state.versions.all.values())
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

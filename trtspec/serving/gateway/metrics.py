@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from trtspec.serving.gateway.config import MirrorStats
+if TYPE_CHECKING:
+    from trtspec.serving.gateway.router import RevisionBackend
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,16 +39,6 @@ class Histogram:
         return found
 
 
-@dataclass(frozen=True)
-class RevisionMetrics:
-    """Exported counters of a revision: percent of new requests, finished requests by outcome, mirrored requests."""
-
-    revision: int
-    share: int
-    ended: Mapping[str, int]
-    shadow: MirrorStats | None = None
-
-
 class GatewayMetrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # endpoint, status
@@ -56,11 +47,11 @@ class GatewayMetrics:
         self.in_flight = 0
         self.duration, self.first_token = Histogram(), Histogram()
 
-    def render(self, texts: int, revisions: Sequence[RevisionMetrics] = ()) -> str:
+    def render(self, texts: int, revisions: Collection[RevisionBackend]) -> str:
         """Return all metrics; `texts` completions are in progress."""
-        shares = [f'{{revision="{each.revision}"}} {each.share / 100:g}' for each in revisions]
-        mirrors = {each.revision: each.shadow for each in revisions if each.shadow}
-        ended = {each.revision: each.ended for each in revisions}
+        shares = [f'{{revision="{each.route.revision}"}} {each.route.share / 100:g}' for each in revisions]
+        ended = {each.route.revision: each.ended for each in revisions}
+        mirrors = {each.route.revision: each.shadow.mirror_stats for each in revisions if each.shadow}
         shadowed = {
             revision: {"ok": seen.sent - seen.failed, "failed": seen.failed, "dropped": seen.dropped}
             for revision, seen in mirrors.items()

@@ -38,7 +38,6 @@ from trtspec.serving.gateway.config import (
 )
 from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError
 from trtspec.serving.gateway.http import HttpExchange
-from trtspec.serving.gateway.metrics import RevisionMetrics
 from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.triton import TritonClient
 
@@ -260,14 +259,6 @@ class Router:
             sight = RouterStats(self._generation, seen, self._shadow[1].mirror_stats if self._shadow else MirrorStats())
             with suppress(OSError):  # a full disk must not fail requests
                 await asyncio.to_thread(write_router_stats, router_stats_path(self._file), sight)
-
-    def counts(self) -> list[RevisionMetrics]:
-        return [
-            RevisionMetrics(
-                each.route.revision, each.route.share, each.ended, each.shadow.mirror_stats if each.shadow else None
-            )
-            for each in self.all.values()
-        ]
 
     async def close(self) -> None:
         if self._shadow:
