@@ -144,7 +144,7 @@ class TritonPythonModel(ThreadedModel):
             responder.send_failure(error)
 
     def steps(self, job: GenerationRequest, line: ReconnectingStream, inputs: HeldTensors) -> Generator[DecodeStep]:
-        """Yield the steps of one completion.
+        """Return the steps of one completion.
 
         Draft lengths are chosen by measured speed, unless the request sets num_draft_tokens. A sampled request with a
         seed follows the schedule only, because its random numbers depend on the steps and it must be reproducible.
@@ -155,7 +155,7 @@ class TritonPythonModel(ThreadedModel):
             lengths = self.lengths if inputs.scalar("num_draft_tokens") is None else None
             again = not sampling.greedy and inputs.scalar("seed") is not None
             drafter = FallbackDrafter(drafter, self.breaker, lengths, self.note_fallback, by_speed=not again)
-        yield from generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
+        return generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
 
     def note_fallback(self, reason: str, error: TrtspecError | None) -> None:
         """Count that the target continues without the draft; log the reason, except while the breaker is open."""
