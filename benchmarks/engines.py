@@ -26,8 +26,7 @@ from typing import Any
 from machine import environment
 from quickstart import DRAFT_LEN, MAX_TOKENS, ROOT, Ours, Peer, prompt_texts
 
-from trtspec.backends.vllm.artifact import MODEL_JSON
-from trtspec.backends.vllm.artifact import relocate
+from trtspec.backends.vllm.artifact import MODEL_JSON, relocate
 from trtspec.deployment.containers import environment as vllm
 
 Run = Callable[[], dict[str, Any]]

@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import environment
 from benchmarks.vllm_front import serving
-from trtspec.backends.vllm.artifact import MODEL_JSON
-from trtspec.backends.vllm.artifact import relocate
+from trtspec.backends.vllm.artifact import MODEL_JSON, relocate
 from trtspec.core.paths import recipes_dir
 
 RECIPES = {"draft_target": "quickstart", "ngram": "quickstart-ngram", "eagle3": "quickstart-eagle3"}

@@ -80,7 +80,7 @@ def kept(root: Path, models: Path) -> Iterator[Kept]:
     """Serve all models in `models`; files are written to `root`."""
     os.environ |= {"TRTSPEC_STATE": str(root / "state"), "TRTSPEC_CACHE": str(root / "cache")}
     journal, ports, prefix = DeploymentJournal(NAME), ServerPorts(*free_ports(3)), f"trtspec_{secrets.token_hex(8)}_"
-    served = Served(Client(ports.http, timeout_s=60), ports.grpc, journal.log, ports.metrics)
+    served = Served(Client(f"http://127.0.0.1:{ports.http}"), ports.grpc, journal.log, ports.metrics)
     supervisor = Supervisor(journal, _keeper(journal, models, ports, prefix))
     pid = os.getpid()
     record = DeploymentRecord(
@@ -107,7 +107,7 @@ def _keeper(journal: DeploymentJournal, models: Path, ports: ServerPorts, prefix
     new_token(journal.root)
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     argv = ("sh", "-c", APPEND, str(journal.log), *command)
-    child = ProcessSpec("tritonserver", argv, Client(ports.http).where, server.environment, LOADING_S)
+    child = ProcessSpec("tritonserver", argv, f"http://127.0.0.1:{ports.http}", server.environment, LOADING_S)
     write_process_specs(place / "server.json", [child])
     return EndKeeper(journal.root, place, prefix)
 

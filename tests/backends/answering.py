@@ -20,6 +20,7 @@ import pytest
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.exposed import exported_metrics, metrics_added
 from tests.serving.triton.serving import Served
+from tests.serving.triton.streams import generate_stream
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.processes import wait_until
 from trtspec.serving.triton.client import Client
@@ -68,7 +69,7 @@ class AnswersFromATable:
         assert answer["acceptance_rate"] == 0.75
 
     def test_stream_pieces_add_up_to_the_answer_and_its_counts(self, client: Client) -> None:
-        events = list(client.generate_stream({"text_input": "prompt 2", "max_tokens": 64}))
+        events = list(generate_stream(client, {"text_input": "prompt 2", "max_tokens": 64}))
         assert len(events) > 4
         assert "".join(event["text_output"] for event in events) == ANSWERS["prompt 2"]
         assert events[-1]["num_output_tokens"] == len(ANSWERS["prompt 2"].encode())

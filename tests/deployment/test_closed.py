@@ -292,7 +292,7 @@ def test_model_code_upload_requires_the_token(deployment: LocalDeployment, tmp_p
     assert not (tmp_path / "run").exists()
     status, _ = asked(deployment, "POST", path, body, **{HEADER: token})
     assert (tmp_path / "run").exists(), "the attack succeeds with the token"
-    Client(deployment.record.http, token=token).load("ensemble")
+    assert Client.at(deployment.record.endpoints["http"], token=token).controls()
     assert status in (200, 400)
 
 

@@ -19,6 +19,7 @@ from tests._support.deployed import deploy_local
 from tests._support.manifests import resolved
 from tests.serving.triton.artifact import ENGINE, make_artifact, rewrite_manifest
 from tests.serving.triton.exposed import exported_metrics
+from tests.serving.triton.streams import generate_stream
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.core.processes import wait_until
 from trtspec.deployment.journal import DeploymentRecord
@@ -103,7 +104,7 @@ def triton_stream(record: DeploymentRecord, begun: Queue[str]) -> tuple[int, str
     """Return the number of received chunks and the error after them."""
     pieces = 0
     try:
-        for _ in Client.at(record.endpoints["http"], 120).generate_stream(ENDLESS):
+        for _ in generate_stream(Client.at(record.endpoints["http"], 120), ENDLESS):
             if not pieces:
                 begun.put("stream")
             pieces += 1

@@ -110,7 +110,8 @@ def test_local_deployment_lifecycle_from_deploy_to_stop(deploy) -> None:
         "pid": server.process.pid,
         "revision": 1,
     }
-    assert Client(server.record.http).generate({"text_input": "hé", "max_tokens": 1})["text_output"] == "hé"
+    client = Client.at(server.record.endpoints["http"])
+    assert client.generate({"text_input": "hé", "max_tokens": 1})["text_output"] == "hé"
 
     found = status("echo")
     assert found["probe"] == {"ok": True, "seconds": found["probe"]["seconds"], "error": None}

@@ -190,7 +190,8 @@ def test_port_occupied_during_model_load_is_replaced(which: str, echo: Path) -> 
     port = thief.held.getsockname()[1]
     thief.held.close()
     assert getattr(server.record, which) != port
-    assert Client(server.record.http).generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
+    client = Client.at(server.record.endpoints["http"])
+    assert client.generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
     [said] = [what for state, what in thief.told if state == "ports" and "retrying" in what]
     assert said.startswith(f"{which} port {port} is in use by ")
 

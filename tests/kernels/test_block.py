@@ -15,8 +15,7 @@ import torch
 
 from tests.kernels import reference, test_chain
 from tests.kernels.distribution import Array, Box, Case, Rule, Table, boxes, is_lossless, text_distribution
-from tests.kernels.scenarios import BLOCKS, Corners, Identity, Scenario, boxes_of, verify_block, verify_chain
-from tests.kernels.scenarios import sampled
+from tests.kernels.scenarios import BLOCKS, Corners, Identity, Scenario, boxes_of, sampled, verify_block, verify_chain
 from trtspec.kernels import chain
 from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.verifier import DraftVerifier

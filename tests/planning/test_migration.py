@@ -13,8 +13,7 @@ from tests.conftest import Run
 from trtspec.backends.base import backends_for_method
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.core.errors import TrtspecError
-from trtspec.planning.migration import migrate
-from trtspec.planning.migration import Migration
+from trtspec.planning.migration import Migration, migrate
 from trtspec.recipe.schema import Recipe
 
 REVISION = "0" * 40

@@ -15,8 +15,7 @@ from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import StepError
 from trtspec.core.paths import model_repository_dir
 from trtspec.store.digest import DigestCache
-from trtspec.store.files import FileReader, Files
-from trtspec.store.files import UNREAD
+from trtspec.store.files import UNREAD, FileReader, Files
 from trtspec.store.step import Inputs, StepProgress
 
 LONG_AGO = 10**18

@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
+from trtspec.backends.edge_llm.repository import MODEL_JSON
 
 from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.backends.edge_llm.test_steps import install, show_gpu, tools  # noqa: F401 - a fixture
 from tests.conftest import Run
 from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
+from tests.serving.triton.streams import generate_stream
 from trtspec.backends.edge_llm.artifact import MODEL_JSON
 from trtspec.bench.run_gates import DEPLOY_PROMPTS
 from trtspec.engine.prompts.load import load_prompts
@@ -49,7 +51,7 @@ def test_edge_llm_artifact_is_deployed_benchmarked_and_stopped(
         assert left_out == {"min_speedup": "request", "min_acceptance": "engine"}, "lossless held"
         whole = client.generate({"text_input": "Hello", "max_tokens": 64})
         assert (whole["text_output"], whole["num_output_tokens"]) == ("".join(ANSWER), 3)
-        events = list(client.generate_stream({"text_input": "Hello", "max_tokens": 64}))
+        events = list(generate_stream(client, {"text_input": "Hello", "max_tokens": 64}))
         assert [event["text_output"] for event in events] == ANSWER
         assert measured(trtspec, built, "Hello")["speedup"] > 0
         assert listed(trtspec) == ("quickstart-eagle3", "live", "edge_llm", "eagle3")

@@ -17,6 +17,7 @@ import yaml
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
+from tests.serving.triton.streams import generate_stream
 from trtspec.backends.common.steps import token_models
 from trtspec.backends.llmapi.artifact import MODEL_YAML, MODELS
 from trtspec.core.errors import DeployError
@@ -116,7 +117,7 @@ def test_failed_request_returns_an_error_and_the_next_is_served(change, message:
     with pytest.raises(DeployError, match=message):
         client.generate({**request, **change})
     with pytest.raises(DeployError, match=message):
-        list(client.generate_stream({**request, **change}))
+        list(generate_stream(client, {**request, **change}))
     assert client.generate(request)["text_output"] == ANSWERS["until"]
 
 

@@ -12,6 +12,7 @@ from tests.backends.deployed import deployed, lend_packages, listed, measured, r
 from tests.conftest import Run
 from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
+from tests.serving.triton.streams import generate_stream
 from trtspec.backends.sglang.artifact import ENGINE_JSON
 from trtspec.bench.run_gates import DEPLOY_PROMPTS
 from trtspec.checkpoints.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ def test_sglang_artifact_is_deployed_benchmarked_and_stopped(
         whole = client.generate({"text_input": "Hello", "max_tokens": 64})
         assert whole["text_output"] == ANSWER
         assert (whole["total_draft_tokens"], whole["total_accepted_draft_tokens"]) == (12, 9)
-        events = list(client.generate_stream({"text_input": "Hello", "max_tokens": 64}))
+        events = list(generate_stream(client, {"text_input": "Hello", "max_tokens": 64}))
         assert len(events) > 2
         assert "".join(event["text_output"] for event in events) == ANSWER
         assert measured(trtspec, built, "Hello")["speculative"]["acceptance_rate"] == 0.75

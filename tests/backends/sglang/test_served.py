@@ -17,6 +17,7 @@ import pytest
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.serving.triton.serving import DOUBLES, Served, serving
+from tests.serving.triton.streams import generate_stream
 from trtspec.backends.common.steps import token_models
 from trtspec.backends.sglang.artifact import ENGINE_JSON, MODELS
 from trtspec.checkpoints.tokenizer import Tokenizer
@@ -135,7 +136,7 @@ def test_requests_beyond_the_queue_limit_are_rejected(tmp_path: Path) -> None:
 
         def ask(_: int) -> str:
             try:
-                return "served" if list(served.client.generate_stream(asked, "tensorrt_llm")) else ""
+                return "served" if list(generate_stream(served.client, asked, "tensorrt_llm")) else ""
             except DeployError as error:
                 return error.message
 

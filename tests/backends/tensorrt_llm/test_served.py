@@ -22,6 +22,7 @@ import pytest
 from tests.backends.tensorrt_llm.golden import REPOSITORIES
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.serving import start_server
+from tests.serving.triton.streams import generate_stream
 from trtspec.backends.serving import relocate
 from trtspec.backends.tensorrt_llm.artifact import EmitEngineRepository
 from trtspec.checkpoints.tokenizer import Tokenizer
@@ -116,7 +117,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     process = start_server(server, [*command, "--exit-on-error=false"], root / "log")
     started = start_time(process.pid)  # also identifies the children of a process that exited
-    client = Client(ports.http, timeout_s=60)
+    client = Client(f"http://127.0.0.1:{ports.http}")
     try:
         deadline = time.monotonic() + LOADING_S
         while not client.is_ready() and process.poll() is None and time.monotonic() < deadline:
@@ -164,7 +165,7 @@ def test_ensemble_text_equals_the_targets_text(served: Served, method: str) -> N
 @pytest.mark.parametrize("method", [method for method in REPOSITORIES if REPOSITORIES[method].streaming])
 def test_stream_pieces_are_whole_characters(served: Served, method: str) -> None:
     request = {"text_input": PROMPT, "max_tokens": TOKENS}
-    pieces = [event["text_output"] for event in served.client.generate_stream(request, f"{method}-ensemble")]
+    pieces = [event["text_output"] for event in generate_stream(served.client, request, f"{method}-ensemble")]
     assert len(pieces) > 20
     assert "".join(pieces) == script()
     assert not any("\ufffd" in piece for piece in pieces)

@@ -29,10 +29,10 @@ from tests._support.forked import Computing, run
 from tests._support.processes import words_of
 from tests.engines import ROOT, engine_python
 from tests.serving.triton.exposed import REQUESTS, exported_metrics
+from tests.serving.triton.streams import generate_stream
 from trtspec.backends.embedded import BACKEND as TORCH
 from trtspec.backends.vllm import BACKEND, VARIABLE
-from trtspec.bench.artifact import engine_settings, open_artifact
-from trtspec.bench.artifact import load_manifest
+from trtspec.bench.artifact import engine_settings, load_manifest, open_artifact
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until
 from trtspec.deployment.journal import DeploymentRecord
@@ -219,7 +219,7 @@ def build(root: Path, method: str, *options: str, **speculation: Any) -> Path:
 
 
 def stream(client: Client, prompt: str, **asked: Any) -> list[dict[str, Any]]:
-    return list(client.generate_stream({"text_input": prompt, "max_tokens": MAX_TOKENS, **asked}))
+    return list(generate_stream(client, {"text_input": prompt, "max_tokens": MAX_TOKENS, **asked}))
 
 
 def text(client: Client, prompt: str, **asked: Any) -> str:
@@ -351,7 +351,7 @@ def test_killed_vllm_ends_its_requests_and_its_stub(served: Served) -> None:
     begun: list[dict[str, Any]] = []
 
     def ask() -> None:
-        for event in served.client.generate_stream(asked):
+        for event in generate_stream(served.client, asked):
             begun.append(event)
 
     with ThreadPoolExecutor(1) as pool:

@@ -18,6 +18,7 @@ import pytest
 from tests.backends.source_golden import VLLM_CASES, emit_vllm
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.serving import Served, serving
+from tests.serving.triton.streams import generate_stream
 from trtspec.backends.vllm.artifact import stage
 from trtspec.core.errors import DeployError
 from trtspec.serving.triton.client import Client
@@ -81,7 +82,7 @@ def test_neutral_request_fields_are_accepted(client: Client) -> None:
 
 
 def test_stream_pieces_add_up_to_the_answer(client: Client) -> None:
-    events = list(client.generate_stream(CANONICAL))
+    events = list(generate_stream(client, CANONICAL))
     assert [event["text_output"] for event in events] == ANSWERS["prompt 1"]
     assert sum(event["num_output_tokens"] for event in events) == 5
 
@@ -123,7 +124,7 @@ def test_unsupported_request_returns_an_error_and_the_next_is_served(change, mes
     with pytest.raises(DeployError, match=message):
         client.generate({**CANONICAL, **change})
     with pytest.raises(DeployError, match=message):
-        list(client.generate_stream({**CANONICAL, **change}))
+        list(generate_stream(client, {**CANONICAL, **change}))
     assert client.generate(CANONICAL)["num_output_tokens"] == 5
 
 

@@ -22,6 +22,7 @@ from tests.report.monitoring.prometheus import Prometheus, prometheus, promtool
 from tests.serving.triton.artifact import ENGINE, SERVING, VOCAB, make_artifact
 from tests.serving.triton.exposed import exposition
 from tests.serving.triton.serving import Served, serving
+from tests.serving.triton.streams import generate_stream
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import model_repository_dir
 from trtspec.core.processes import wait_until
@@ -86,7 +87,7 @@ def work(served: Served) -> None:
     with ThreadPoolExecutor(STREAMS) as pool:
         answers = list(pool.map(served.client.generate, asked))
         drafted = [each | {"num_draft_tokens": DRAFT_LEN} for each in asked]  # explicit, not the adaptive length
-        pairs = pool.map(lambda each: list(served.client.generate_stream(each, model="tensorrt_llm_bls")), drafted)
+        pairs = pool.map(lambda each: list(generate_stream(served.client, each, model="tensorrt_llm_bls")), drafted)
         assert all(events[-1]["num_output_tokens"] == TOKENS for events in pairs)
     for answer in answers:
         ANSWERED["requests"] += 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def refused(tokenizer: Path, messages: Any) -> dict[str, Any]:
     with pytest.raises(ApiError) as caught:
         asyncio.run(prompts.read({"messages": messages}, 1, chat=True))
     assert caught.value.status == 400
-    return dict(caught.value.document["error"])
+    return dict(json.loads(caught.value.body)["error"])
 
 
 def test_model_without_chat_template_refers_to_the_completions_api(pair_master: Path) -> None:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from tests.report.monitoring.prometheus import promtool
 from trtspec.serving.gateway.config import MirrorStats
-from trtspec.serving.gateway.metrics import GatewayMetrics, RevisionMetrics
+from trtspec.serving.gateway.metrics import GatewayMetrics
 
 SHADOWED = MirrorStats(sent=7, failed=2, compared=4, different=1, dropped=3)
 SAMPLE = re.compile(r'(\w+)(?:\{(?:\w+="[^"]*",?)*\})? -?[\d.e+-]+')
@@ -23,7 +24,10 @@ def exposition() -> str:
     metrics.broken["broken"] += 1
     metrics.duration.observe("/v1/completions", 0.2)
     metrics.first_token.observe("/v1/completions", 0.1)
-    return metrics.render(2, [RevisionMetrics(1, 90, {"ok": 5, "failed": 1}), RevisionMetrics(2, 10, {}, SHADOWED)])
+    mirror = SimpleNamespace(mirror_stats=SHADOWED)
+    first = SimpleNamespace(route=SimpleNamespace(revision=1, share=90), ended={"ok": 5, "failed": 1}, shadow=None)
+    second = SimpleNamespace(route=SimpleNamespace(revision=2, share=10), ended={}, shadow=mirror)
+    return metrics.render(2, [first, second])
 
 
 def test_mirror_counters_exist_only_for_the_mirrored_revision(exposition: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ def refused(body: dict[str, Any], *, chat: bool = False) -> dict[str, Any]:
     with pytest.raises(ApiError) as caught:
         read_parameters(body, chat=chat)
     assert caught.value.status == 400
-    error = caught.value.document["error"]
+    error: dict[str, Any] = json.loads(caught.value.body)["error"]
     assert error["type"] == "invalid_request_error"
     return error
 

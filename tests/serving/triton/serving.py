@@ -82,7 +82,7 @@ def serving(
     log = root / f"server-{ports.http}.log"  # a module may have several servers
     process = start_server(server, command, log)
     started = start_time(process.pid)  # so that the children of a dead server are still found
-    client = Client(ports.http, timeout_s=60)
+    client = Client(f"http://127.0.0.1:{ports.http}")
     try:
         deadline = time.monotonic() + LOADING_S
         while not client.is_ready() and process.poll() is None and time.monotonic() < deadline:

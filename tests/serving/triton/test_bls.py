@@ -126,8 +126,8 @@ ENDLESS, ENDING = StopConditions(frozenset()), StopConditions(frozenset({END}))
 def job(
     sampling: SamplingOptions, draft_len: int = 2, endings: StopConditions = ENDING, **changes
 ) -> GenerationRequest:
-    asked = GenerationRequest(PROMPT, LENGTH, draft_len, sampling, endings, next(iter(endings.end_ids), NO_ID))
-    return replace(asked, **changes)
+    call = ModelCall(PROMPT, LENGTH, sampling, next(iter(endings.end_ids), NO_ID))
+    return GenerationRequest(replace(call, **changes), draft_len, endings)
 
 
 def model_drafter(model: TableModel, sampling: SamplingOptions, **options) -> TokenDrafter:
@@ -153,7 +153,7 @@ def distribution_of(
     fork, distribution = Fork(), defaultdict(float)
     for _ in fork.runs():
         target, draft = target_class(1, fork), TableModel(2, fork)
-        text = said(asked, target, drafter_of(draft, asked.sampling), vocab_size)
+        text = said(asked, target, drafter_of(draft, asked.call.sampling), vocab_size)
         distribution[text] += fork.weight
     return dict(distribution)
 
@@ -163,10 +163,10 @@ def distribution_alone(asked: GenerationRequest) -> dict[Text, float]:
     target, distribution = TableModel(1), {}
 
     def grow(output: Text, weight: float) -> None:
-        if len(output) == asked.max_tokens or output[-1:] == (END,):
+        if len(output) == asked.call.new_tokens or output[-1:] == (END,):
             distribution[output] = weight
             return
-        for token, share in enumerate(target.distribution([*PROMPT, *output], asked.sampling)):
+        for token, share in enumerate(target.distribution([*PROMPT, *output], asked.call.sampling)):
             if share > 0.0:
                 grow((*output, token), weight * share)
 
@@ -231,16 +231,16 @@ def test_draft_logits_at_another_temperature_change_the_distribution() -> None:
 @pytest.mark.parametrize("drafter_of", [model_drafter, lookup_drafter], ids=["model", "lookup"])
 @pytest.mark.parametrize("endings", [ENDLESS, ENDING], ids=["endless", "ending"])
 def test_greedy_text_equals_the_target(draft_len: int, target_class, drafter_of, endings: StopConditions) -> None:
-    asked = job(SamplingOptions(), draft_len, max_tokens=30, endings=endings)
+    asked = job(SamplingOptions(), draft_len, new_tokens=30, endings=endings)
     target, ids = target_class(1), list[int]()
-    while len(ids) < asked.max_tokens and (endings is ENDLESS or ids[-1:] != [END]):
+    while len(ids) < asked.call.new_tokens and (endings is ENDLESS or ids[-1:] != [END]):
         ids.append(int(target.logits([*PROMPT, *ids]).argmax()))
-    assert said(asked, target, drafter_of(TableModel(2), asked.sampling)) == tuple(ids)
+    assert said(asked, target, drafter_of(TableModel(2), asked.call.sampling)) == tuple(ids)
 
 
 def test_top_k_1_is_greedy_and_sends_drafts_without_logits() -> None:
     asked, target = job(SamplingOptions(0.9, top_k=1)), TableTarget(1)
-    said(asked, target, model_drafter(TableModel(2), asked.sampling))
+    said(asked, target, model_drafter(TableModel(2), asked.call.sampling))
     assert all(call.draft.logits is None for call in target.calls)
     assert any(call.draft.ids for call in target.calls)
 
@@ -248,11 +248,11 @@ def test_top_k_1_is_greedy_and_sends_drafts_without_logits() -> None:
 def test_call_seeds_are_distinct_and_reproducible() -> None:
     def seeds(seed: int) -> list[int]:
         asked, target, draft = (
-            job(SamplingOptions(1.0, seed=seed), max_tokens=20, endings=ENDLESS),
+            job(SamplingOptions(1.0, seed=seed), new_tokens=20, endings=ENDLESS),
             TableTarget(1),
             TableModel(2),
         )
-        list(generate(asked, target, model_drafter(draft, asked.sampling), VOCAB))
+        list(generate(asked, target, model_drafter(draft, asked.call.sampling), VOCAB))
         return [call.sampling.seed for call in (*target.calls, *draft.calls)]
 
     assert len(set(seeds(7))) == len(seeds(7)) > 10
@@ -262,25 +262,25 @@ def test_call_seeds_are_distinct_and_reproducible() -> None:
 
 
 def test_draft_length_leaves_room_for_one_target_token() -> None:
-    asked, target, draft = job(SamplingOptions(), 50, max_tokens=9, endings=ENDLESS), TableTarget(1), TableModel(1)
-    [step, *_] = steps = list(generate(asked, target, model_drafter(draft, asked.sampling), VOCAB))
+    asked, target, draft = job(SamplingOptions(), 50, new_tokens=9, endings=ENDLESS), TableTarget(1), TableModel(1)
+    [step, *_] = steps = list(generate(asked, target, model_drafter(draft, asked.call.sampling), VOCAB))
     assert (draft.calls[0].new_tokens, target.calls[0].new_tokens) == (8, 9)
     assert (step.drafted, step.accepted, len(step.ids), step.finish_reason) == (8, 8, 9, "length")
     assert len(steps) == 1
 
 
 def test_last_token_is_generated_without_a_draft() -> None:
-    asked, target, draft = job(SamplingOptions(), max_tokens=1, endings=ENDLESS), TableTarget(1), TableModel(2)
-    assert len(said(asked, target, model_drafter(draft, asked.sampling))) == 1
+    asked, target, draft = job(SamplingOptions(), new_tokens=1, endings=ENDLESS), TableTarget(1), TableModel(2)
+    assert len(said(asked, target, model_drafter(draft, asked.call.sampling))) == 1
     assert draft.calls == []
     assert target.calls[0].new_tokens == 1
 
 
 def test_step_counts_of_drafted_and_accepted_tokens_add_up() -> None:
-    asked = job(SamplingOptions(), 3, max_tokens=40, endings=ENDLESS)
-    own = list(generate(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling), VOCAB))
+    asked = job(SamplingOptions(), 3, new_tokens=40, endings=ENDLESS)
+    own = list(generate(asked, TableTarget(1), model_drafter(TableModel(1), asked.call.sampling), VOCAB))
     assert sum(step.accepted for step in own) == sum(step.drafted for step in own) == 30
-    other = list(generate(asked, TableTarget(1), model_drafter(TableModel(5), asked.sampling), VOCAB))
+    other = list(generate(asked, TableTarget(1), model_drafter(TableModel(5), asked.call.sampling), VOCAB))
     accepted, drafted = sum(step.accepted for step in other), sum(step.drafted for step in other)
     assert 0 <= accepted < drafted
     assert accepted + len(other) == 40, "each step yields one token more than it accepts"
@@ -293,7 +293,7 @@ def test_target_without_drafter_is_called_once_with_all_stop_conditions() -> Non
             yield from (ModelAnswer([token]) for token in self.alone(call).ids)
 
     told = {"end_id": 77, "stop_words": [[1, 0, 2]], "lookahead": (3, 2, 1), "streams": True}
-    asked = job(SamplingOptions(0.5, seed=9), 0, max_tokens=99, endings=ENDLESS, **told)
+    asked = job(SamplingOptions(0.5, seed=9), 0, new_tokens=99, endings=ENDLESS, **told)
     target = Streaming(1)
     steps = list(generate(asked, target, None))
     assert [len(step.ids) for step in steps] == [1] * 99
@@ -301,7 +301,7 @@ def test_target_without_drafter_is_called_once_with_all_stop_conditions() -> Non
     [call] = target.calls
     assert (call.new_tokens, call.draft, call.wants_counts) == (99, TokenDraft(), True)
     assert {name: getattr(call, name) for name in told} == told
-    assert call.sampling == asked.sampling, "the text must equal the target's own with this seed"
+    assert call.sampling == asked.call.sampling, "the text must equal the target's own with this seed"
 
 
 def test_draft_counts_of_a_self_drafting_target_are_forwarded() -> None:
@@ -310,7 +310,7 @@ def test_draft_counts_of_a_self_drafting_target_are_forwarded() -> None:
     def target(call: ModelCall) -> list[ModelAnswer]:
         return answers
 
-    steps = list(generate(job(SamplingOptions(), 0, max_tokens=9), target, None))
+    steps = list(generate(job(SamplingOptions(), 0, new_tokens=9), target, None))
     assert [(step.ids, step.drafted, step.accepted) for step in steps] == [
         ([0, 1], 3, 1),
         ([], 2, 0),
@@ -322,17 +322,17 @@ def test_draft_counts_of_a_self_drafting_target_are_forwarded() -> None:
 
 def test_verification_call_has_no_end_id_and_no_streaming() -> None:
     asked, target = job(SamplingOptions(), streams=True), TableTarget(1)
-    said(asked, target, model_drafter(TableModel(2), asked.sampling))
+    said(asked, target, model_drafter(TableModel(2), asked.call.sampling))
     assert all((call.end_id, call.streams) == (NO_ID, False) for call in target.calls if call.draft.ids)
 
 
 def test_empty_target_answer_is_not_counted_as_a_verification() -> None:
-    asked, draft = job(SamplingOptions(), 5, max_tokens=3, endings=ENDLESS), Scripted(ModelAnswer([0, 1]))
+    asked, draft = job(SamplingOptions(), 5, new_tokens=3, endings=ENDLESS), Scripted(ModelAnswer([0, 1]))
 
     def target(call: ModelCall) -> list[ModelAnswer]:
         return [ModelAnswer([]), ModelAnswer([0, 1, 1])]
 
-    [step] = generate(asked, target, RemoteModelDrafter(draft, asked.sampling, draws=True))
+    [step] = generate(asked, target, RemoteModelDrafter(draft, asked.call.sampling, draws=True))
     assert (step.ids, step.drafted, step.accepted) == ([0, 1, 1], 2, 2)
 
 
@@ -348,10 +348,10 @@ class Scripted:
 
 
 def test_short_or_empty_draft_is_verified_unchanged() -> None:
-    asked = job(SamplingOptions(), 5, max_tokens=4, endings=ENDLESS)
+    asked = job(SamplingOptions(), 5, new_tokens=4, endings=ENDLESS)
     draft = Scripted(ModelAnswer([0]), ModelAnswer([]), ModelAnswer([]))
     target = Scripted(ModelAnswer([0, 1]), ModelAnswer([1]), ModelAnswer([0]))
-    assert said(asked, target, RemoteModelDrafter(draft, asked.sampling, draws=True)) == (0, 1, 1, 0)
+    assert said(asked, target, RemoteModelDrafter(draft, asked.call.sampling, draws=True)) == (0, 1, 1, 0)
     assert [(list(call.draft.ids), call.new_tokens) for call in target.calls] == [([0], 2), ([], 1), ([], 1)]
 
 
@@ -362,15 +362,15 @@ def test_empty_target_answer_ends_the_generation() -> None:
 
 
 def test_tokens_after_the_end_id_are_discarded() -> None:
-    asked = job(SamplingOptions(), 3, max_tokens=9)
+    asked = job(SamplingOptions(), 3, new_tokens=9)
     draft, target = Scripted(ModelAnswer([0, END, 1])), Scripted(ModelAnswer([0, END, 1, 1]))
-    [step] = generate(asked, target, RemoteModelDrafter(draft, asked.sampling, draws=True))
+    [step] = generate(asked, target, RemoteModelDrafter(draft, asked.call.sampling, draws=True))
     assert (step.ids, step.finish_reason, step.drafted, step.accepted) == ([0], "end_id", 3, 3)
 
 
 def test_draft_model_without_logits_is_an_error_with_a_hint() -> None:
     asked = job(SamplingOptions(1.0))
-    drafter = RemoteModelDrafter(Scripted(ModelAnswer([0, 1])), asked.sampling, draws=True)
+    drafter = RemoteModelDrafter(Scripted(ModelAnswer([0, 1])), asked.call.sampling, draws=True)
     with pytest.raises(TrtspecError, match="the draft model gave no logits") as caught:
         list(generate(asked, TableTarget(1), drafter))
     assert caught.value.hint == "build its engine to gather generation logits"
@@ -399,8 +399,8 @@ def test_draft_model_samples_with_temperature_only_and_scales_its_logits() -> No
 
 
 def test_lookup_draft_has_one_hot_probabilities() -> None:
-    asked, target = job(SamplingOptions(1.0), prompt=(0, 1, 0, 1), max_tokens=9), Scripted(ModelAnswer([0, END]))
-    list(generate(asked, target, lookup_drafter(TableModel(2), asked.sampling), VOCAB))
+    asked, target = job(SamplingOptions(1.0), text=(0, 1, 0, 1), new_tokens=9), Scripted(ModelAnswer([0, END]))
+    list(generate(asked, target, lookup_drafter(TableModel(2), asked.call.sampling), VOCAB))
     guess = target.calls[0].draft
     assert list(guess.ids) == [0, 1]
     assert np.allclose(
@@ -431,11 +431,11 @@ def guarded(drafter: TokenDrafter, breaker: CircuitBreaker | None = None, length
     ), fallbacks
 
 
-LONG = job(SamplingOptions(), 3, max_tokens=200, endings=ENDLESS)
+LONG = job(SamplingOptions(), 3, new_tokens=200, endings=ENDLESS)
 
 
 def whole(asked: GenerationRequest) -> Text:
-    return said(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling))
+    return said(asked, TableTarget(1), model_drafter(TableModel(1), asked.call.sampling))
 
 
 @pytest.mark.parametrize("failing", [{1}, {3}, {2, 4, 5}, range(999)], ids=str)
@@ -521,7 +521,8 @@ def test_chosen_draft_lengths_are_drafted_and_measured() -> None:
 
     target, draft = TableTarget(1), TableModel(1)
     drafter, _ = guarded(model_drafter(draft, SamplingOptions()), lengths=Given(3))
-    steps = list(generate(replace(LONG, max_tokens=3 + ALONE_TOKENS + 2 + 4 + 3), target, drafter, VOCAB))
+    asked = job(SamplingOptions(), 3, new_tokens=3 + ALONE_TOKENS + 2 + 4 + 3, endings=ENDLESS)
+    steps = list(generate(asked, target, drafter, VOCAB))
     assert [len(step.ids) for step in steps] == [3, ALONE_TOKENS, 2, 4, 3]
     assert noted == [(2, 3), (0, ALONE_TOKENS), (1, 2), (3, 4)]
 

@@ -22,8 +22,8 @@ from trtspec.core.processes import wait_until
 from trtspec.engine.generation.circuit_breaker import FAILURES
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.serving.triton.config import load_config
-from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, ScheduledDraftLen
-from trtspec.serving.triton.python_models.bls import ModelAnswer, ModelCall, TokenDraft
+from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenChoice
+from trtspec.serving.triton.python_models.bls import LOOKAHEAD_SIZES, ModelAnswer, ModelCall, ServerModel, TokenDraft
 from trtspec.serving.triton.python_models.grpc_client import (
     LONGEST_TEXT_S,
     LocalServerClient,
@@ -32,9 +32,8 @@ from trtspec.serving.triton.python_models.grpc_client import (
     local_grpc_address,
 )
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
-from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
 from trtspec.serving.triton.python_models.responses import parse_error_id
-from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, decode_token_lists
+from trtspec.serving.triton.python_models.tensors import decode_token_lists
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -404,18 +403,21 @@ def answer_of(model: Any, request: Request) -> str:
     return "".join(answer.outputs["text_output"].item().decode() for answer, _ in request.sender.sent)
 
 
-def test_draft_length_policy_is_fixed_scheduled_or_adaptive_by_request(root, pb_utils) -> None:
+def test_draft_length_is_fixed_scheduled_or_adaptive_by_request(root, pb_utils, monkeypatch) -> None:
     model = start(root, pb_utils, draft_len_schedule="[[1, 3], [2, 0]]")
-    for inputs, kind in (
-        ({"num_draft_tokens": np.array([[2]], np.int32)}, None),
-        ({"seed": np.array([[7]], np.uint64), "top_p": np.array([[0.9]], np.float32)}, ScheduledDraftLen),
-        ({"top_p": np.array([[0.9]], np.float32)}, AdaptiveDraftLen),
-        ({"seed": np.array([[7]], np.uint64)}, AdaptiveDraftLen),
-    ):
-        tensors = HeldTensors(RequestTensors(pb_utils, ask(**inputs)), model.inputs)
-        lengths = model.draft_len_policy(model.read(tensors), tensors)
-        assert (type(lengths) if lengths else None) is kind
     assert model.lengths.limit() == 3
+    called: list[str] = []
+    monkeypatch.setattr(AdaptiveDraftLen, "choose", lambda self: called.append("by speed") or DraftLenChoice(0, 0, 0.0))
+    monkeypatch.setattr(AdaptiveDraftLen, "limit", lambda self: called.append("scheduled") or 0)
+    for inputs, policy in (
+        ({"num_draft_tokens": np.array([[2]], np.int32)}, set()),
+        ({"seed": np.array([[7]], np.uint64), "top_p": np.array([[0.9]], np.float32)}, {"scheduled"}),
+        ({"top_p": np.array([[0.9]], np.float32)}, {"by speed"}),
+        ({"seed": np.array([[7]], np.uint64)}, {"by speed"}),
+    ):
+        called.clear()
+        answer_of(model, ask(**inputs))
+        assert {*called} == policy, inputs
     model.finalize()
 
 

@@ -23,6 +23,7 @@ import pytest
 from tests._support.tiny import convert, greedy, make_llama, reference_model
 from tests.serving.triton.artifact import VOCAB, make_tokenizer
 from tests.serving.triton.serving import serving
+from tests.serving.triton.streams import generate_stream
 from tests.serving.triton.two_models import DRAFT, DRAFT_LEN, ENGINE, PLACES, SERVING, TARGET, engine, lines
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
@@ -99,7 +100,7 @@ def expected(tokenizer: Tokenizer) -> dict[str, str]:
 
 def streamed(client: Client, prompt: str, model: str = "ensemble", **request: Any) -> list[dict[str, Any]]:
     asked = {"text_input": prompt, "max_tokens": TOKENS, **request}
-    return list(client.generate_stream(asked, model))
+    return list(generate_stream(client, asked, model))
 
 
 def text_of(events: Sequence[dict[str, Any]]) -> str:
@@ -129,7 +130,7 @@ def test_stream_of_byte_tokens_concatenates_to_whole_characters(client: Client, 
     tokenizer, prompt = Tokenizer(pair / "byte-tokenizer"), "né ✓"
     ids = greedy(reference_model(pair / "bytes"), tokenizer.encode(prompt), TOKENS)
     request = {"text_input": prompt, "max_tokens": TOKENS, "end_id": -1, "exclude_input_in_output": False}
-    events = list(client.generate_stream(request, "bytes_bls"))
+    events = list(generate_stream(client, request, "bytes_bls"))
     assert text_of(events) == tokenizer.decode([*tokenizer.encode(prompt), *ids])
     assert len(events) > 5
     assert client.generate(request, "bytes_bls")["text_output"] == text_of(events)
@@ -261,14 +262,14 @@ def test_invalid_request_is_rejected_with_the_reason(change: dict[str, Any], mes
     with pytest.raises(DeployError, match=message):
         client.generate(request)
     with pytest.raises(DeployError, match=message):
-        list(client.generate_stream(request))
+        list(generate_stream(client, request))
 
 
 @pytest.mark.every_python
 def test_disconnected_clients_free_their_slots(client: Client) -> None:
     """More clients disconnect than there are slots, each from a request that would take a minute."""
     for _ in range(3 * PLACES):
-        connection = HTTPConnection(client.host, client.port, timeout=30)
+        connection = HTTPConnection(client.where.removeprefix("http://"), timeout=30)
         asked = {"text_input": "a", "max_tokens": 500, "stream": True, "end_id": -1}
         connection.request("POST", "/v2/models/tensorrt_llm_bls/generate_stream", json.dumps(asked))
         connection.getresponse().read1(1)

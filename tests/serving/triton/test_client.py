@@ -39,7 +39,7 @@ def serving(answer: Callable[[socket.socket], None], timeout_s: float = 5.0) -> 
 
     threading.Thread(target=serve, daemon=True).start()
     try:
-        yield Client(listener.getsockname()[1], timeout_s=timeout_s), received
+        yield Client(f"http://{LOOPBACK}:{listener.getsockname()[1]}", timeout_s), received
     finally:
         listener.close()
 
@@ -73,47 +73,22 @@ def test_generate_sends_json_and_returns_the_response() -> None:
 
 
 def test_server_error_message_is_forwarded() -> None:
-    with serving(whole("400 Bad Request", b'{"error": "beam_width 2 is not supported"}')) as (client, _):
-        with pytest.raises(DeployError, match="the server answered 400: beam_width 2 is not supported"):
-            client.generate({})
-        with pytest.raises(DeployError, match="the server answered 400: beam_width 2 is not supported"):
-            list(client.generate_stream({}))
+    with (
+        serving(whole("400 Bad Request", b'{"error": "beam_width 2 is not supported"}')) as (client, _),
+        pytest.raises(DeployError, match="the server answered 400: beam_width 2 is not supported"),
+    ):
+        client.generate({})
     with (
         serving(whole("500 Oops", b"<html>")) as (client, _),
         pytest.raises(DeployError, match="the server answered 500: <html>"),
     ):
-        client.load("m")
+        client.statistics()
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[1]", b"[" * 100_000])
 def test_response_that_is_not_a_json_object_is_an_error(body: bytes) -> None:
     with serving(whole("200 OK", body)) as (client, _), pytest.raises(DeployError, match="is not a JSON object"):
         client.generate({})
-
-
-def test_stream_yields_events_split_across_chunks() -> None:
-    events = b'data: {"text_output":"a"}\n\ndata: {"text_output":"b"}\n\n: comment\n\n'
-
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(EVENT_STREAM)
-        for start in range(0, len(events), 7):
-            connection.sendall(chunk(events[start : start + 7]))
-        connection.sendall(chunk(b""))
-
-    with serving(answer) as (client, received):
-        assert [event["text_output"] for event in client.generate_stream({"max_tokens": 2})] == ["a", "b"]
-    assert json.loads(received[0].split(b"\n")[1]) == {"stream": True, "max_tokens": 2}
-
-
-def test_error_event_in_a_stream_is_raised() -> None:
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(EVENT_STREAM + chunk(b'data: {"text_output":"a"}\n\ndata: {"error":"stub died"}\n\n'))
-
-    with serving(answer) as (client, _):
-        stream = client.generate_stream({})
-        assert next(stream) == {"text_output": "a"}
-        with pytest.raises(DeployError, match="the server answered: stub died"):
-            next(stream)
 
 
 @pytest.mark.slow
@@ -129,7 +104,7 @@ def test_silent_or_slow_server_times_out() -> None:
             serving(answer, timeout_s=0.3) as (client, _),
             pytest.raises(StepTimeout, match=r"no answer within 0.3 s"),
         ):
-            list(client.generate_stream({}))
+            client.generate({})
 
 
 def test_endless_response_is_an_error_at_the_size_limit(monkeypatch) -> None:
@@ -139,18 +114,14 @@ def test_endless_response_is_an_error_at_the_size_limit(monkeypatch) -> None:
             connection.sendall(chunk(b"x" * 65536))
 
     monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 1 << 20)
-    monkeypatch.setattr(client_module, "MAX_EVENT_BYTES", 1 << 18)
-    with serving(flood) as (client, _):
-        with pytest.raises(DeployError, match="an event exceeds 262,144 bytes"):
-            list(client.generate_stream({}))
-        with pytest.raises(DeployError, match="the response exceeds 1,048,576 bytes"):
-            client.generate({})
+    with serving(flood) as (client, _), pytest.raises(DeployError, match="the response exceeds 1,048,576 bytes"):
+        client.generate({})
 
 
 def test_unreachable_server_error_has_its_address() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-    client = Client(port, timeout_s=1)
+    client = Client(f"http://{LOOPBACK}:{port}", timeout_s=1)
     assert not client.is_ready()
     with pytest.raises(DeployError, match="the server cannot be reached") as caught:
         client.generate({})

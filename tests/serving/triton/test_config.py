@@ -48,7 +48,7 @@ def find(descriptor, name):
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_config_fields_match_the_public_proto(oracle, message: str) -> None:
-    ours = triton_config._config_class().DESCRIPTOR.file.pool.FindMessageTypeByName(f"inference.{message}")
+    ours = triton_config._CLASS.DESCRIPTOR.file.pool.FindMessageTypeByName(f"inference.{message}")
     theirs = find(oracle.DESCRIPTOR, message)
     for name, field in ours.fields_by_name.items():
         other = theirs.fields_by_name[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from trtspec.core.errors import Overloaded
 from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.python_models.grpc_client import LocalServerClient
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
-from trtspec.serving.triton.python_models.responses import RequestLimit, RequestSlots, parse_error_id
+from trtspec.serving.triton.python_models.responses import REQUESTS_PER_PLACE, RequestLimit, parse_error_id
 
 TEXT = "né!"
 
@@ -61,13 +61,16 @@ def pieces(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
     return [ids_of("n", continues=False, **counts), ids_of("é!", continues=True, **counts)]
 
 
-def start(root: Path, models: Models, *, decoupled: bool = True, **changes: str) -> tuple[Any, Any]:
+def start(
+    root: Path, models: Models, *, decoupled: bool = True, max_batch_size: int = 8, **changes: str
+) -> tuple[Any, Any]:
     pb_utils = make_pb_utils()
     module = load_model("ensemble", pb_utils)
     module.local_server_client = lambda: LocalServerClient(models.address)
     args = model_args(model_repository_dir() / "ensemble", tokenizer_dir=str(root), **changes)
     if not decoupled:
         args["model_config"] = args["model_config"].replace('"decoupled": true', '"decoupled": false')
+    args["model_config"] = args["model_config"].replace('"max_batch_size": 8', f'"max_batch_size": {max_batch_size}')
     model = module.TritonPythonModel()
     model.initialize(args)
     return model, pb_utils
@@ -217,15 +220,22 @@ def test_invalid_prompt_text_is_rejected_before_the_engine_is_called(
     assert (sent[0][0].error.code, models.made, tokenized) == ("invalid", [], [text] if not text else [])
 
 
-def test_request_without_a_free_slot_blocks_until_one_is_released() -> None:
-    places, going = RequestSlots(1), threading.Event()
-    with ThreadPoolExecutor(places.count) as threads, ThreadPoolExecutor(1) as executing:
-        for _ in range(places.count):
-            places.hold(lambda: threads.submit(going.wait, WAIT_S))
-        third = executing.submit(places.hold, lambda: threads.submit(going.wait, WAIT_S))
-        assert not third.done()
+def test_request_without_a_free_slot_blocks_until_one_is_released(root: Path, models: Models) -> None:
+    going = threading.Event()
+
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
+        going.wait(WAIT_S)
+        return pieces(model, inputs)
+
+    models.serve = serve
+    model, _ = start(root, models, max_batch_size=1)
+    model.execute([ask() for _ in range(REQUESTS_PER_PLACE)])
+    with ThreadPoolExecutor(1) as executing:
+        third = executing.submit(model.execute, [ask()])
+        assert not wait({third}, 0.2).done
         going.set()
         third.result(WAIT_S)
+    model.finalize()
 
 
 def test_request_limit_rejects_requests_beyond_the_queue_size() -> None:

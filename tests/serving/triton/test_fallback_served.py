@@ -21,6 +21,7 @@ import pytest
 
 from tests._support.tiny import greedy, reference_model
 from tests.serving.triton.serving import Served, serving
+from tests.serving.triton.streams import generate_stream
 from tests.serving.triton.two_models import DRAFT_LEN, TARGET, draft_process, lines, make_pair, metric, reload
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.processes import is_alive, start_time, wait_until
@@ -65,7 +66,7 @@ def ask(client: Client, prompt: str, tokens: int = TOKENS, begun: Semaphore | No
     """Return a text; call `begun` with its first part."""
     asked = {"text_input": prompt, "max_tokens": tokens, "end_id": -1, "num_draft_tokens": DRAFT_LEN, "stream": True}
     parts = []
-    for event in client.generate_stream(asked):
+    for event in generate_stream(client, asked):
         if begun and not parts:
             begun.release()
         parts.append(event["text_output"])

@@ -115,8 +115,8 @@ def test_metrics_are_exported_from_a_single_thread(args, pb_utils) -> None:
     """Two concurrent calls crash tritonserver 2.51."""
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     callers = set()
-    real = metrics._exported.increment
-    metrics._exported.increment = lambda *given: (callers.add(threading.current_thread().name), real(*given))[1]
+    real = metrics._exported.report
+    metrics._exported.report = lambda *given: (callers.add(threading.current_thread().name), real(*given))[1]
     threads = [threading.Thread(target=lambda: metrics.text().ended("stop", Stats(1, 2))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -143,7 +143,7 @@ def test_failing_export_disables_only_the_metrics(args, pb_utils) -> None:
     def fail(*given: object) -> None:
         raise RuntimeError("Triton takes no more")
 
-    metrics._exported.increment = fail
+    metrics._exported.report = fail
     for _ in range(3):
         metrics.text().ended("stop", Stats(1, 2))
     metrics.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.utils import triton_to_np_dtype
 
 from tests.serving.triton.artifact import SERVING, emit_repository, make_tokenizer
 from tests.serving.triton.fakes import make_pb_utils
@@ -17,8 +18,9 @@ from tests.serving.triton.test_models import ask, start
 from trtspec.backends.code_policy import _models
 from trtspec.engine.generation.request import NO_EDITS, SamplingOptions
 from trtspec.serving.gateway.parameters import read_parameters
-from trtspec.serving.gateway.triton import NUMPY, StopParameters, TritonModelInfo, token_request
+from trtspec.serving.gateway.triton import TritonModelInfo, token_request
 from trtspec.serving.triton.config import load_config
+from trtspec.serving.triton.python_models.tensors import NO_ID
 
 SETTINGS = {
     "do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.3, "min_length": 6,
@@ -77,9 +79,9 @@ def _tensors(artifact: Path, **body: Any) -> dict[str, Any]:
     """Return the tensors that the gateway sends for a request body."""
     model = TritonModelInfo.of(load_config(artifact / "model_repository" / "tensorrt_llm" / "config.pbtxt"))
     asked = read_parameters({"prompt": "x", **body}, chat=False)
-    message = token_request(model, [1, 2], asked, 5, StopParameters(), 64)
+    message = token_request(model, [1, 2], asked, 5, NO_ID, [], 64)
     return {
-        tensor.name: np.frombuffer(raw, NUMPY[tensor.datatype]).tolist()
+        tensor.name: np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).tolist()
         for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True)
     }
 

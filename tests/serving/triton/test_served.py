@@ -25,6 +25,7 @@ import pytest
 
 from tests._support.deployed import deploy_local
 from tests.serving.triton.artifact import ENGINE, SERVING, VOCAB, emit_repository, make_artifact, write_manifest
+from tests.serving.triton.streams import generate_stream
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import wait_until
@@ -68,7 +69,7 @@ def record(artifact: Path, tmp_path_factory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def client(record) -> Client:
-    return Client(record.http, timeout_s=30)
+    return Client(f"http://127.0.0.1:{record.http}", timeout_s=30)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def expected(artifact: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def streamed(client: Client, prompt: str, **request: Any) -> str:
-    events = list(client.generate_stream({"text_input": prompt, "max_tokens": TOKENS, **request}))
+    events = list(generate_stream(client, {"text_input": prompt, "max_tokens": TOKENS, **request}))
     assert len(events) > 1
     return "".join(event["text_output"] for event in events)
 
@@ -181,7 +182,7 @@ def test_invalid_request_is_rejected_and_the_next_is_served(change, message: str
     with pytest.raises(DeployError, match=message):
         client.generate({**CANONICAL, **change})
     with pytest.raises(DeployError, match=message):
-        list(client.generate_stream({**CANONICAL, **change}))
+        list(generate_stream(client, {**CANONICAL, **change}))
     assert client.generate(CANONICAL)["num_output_tokens"]
 
 
@@ -209,7 +210,7 @@ def test_log_probabilities_are_consistent_in_whole_and_streamed_responses(client
     assert whole["cum_log_probs"] == pytest.approx(sum(whole["output_log_probs"]), rel=1e-5)
     assert len(whole["top_logprobs"]) == len(whole["top_logprob_ids"]) == 3 * 20
     assert whole["top_logprobs"][::3] == whole["output_log_probs"], "the most probable token is the greedy one"
-    pieces = list(client.generate_stream(request))
+    pieces = list(generate_stream(client, request))
     assert [row for piece in pieces for row in _rows(piece.get("output_log_probs", []))] == whole["output_log_probs"]
     assert "output_log_probs" not in client.generate(CANONICAL)
 
@@ -373,7 +374,7 @@ def test_overload_is_reported_as_a_full_queue(client: Client) -> None:
 
         def ask(model: str, refused: Event) -> str:
             try:
-                for _ in client.generate_stream(asked[model], model):
+                for _ in generate_stream(client, asked[model], model):
                     if refused.is_set():
                         break
                 return "served"
@@ -398,7 +399,7 @@ def test_repository_without_streaming_returns_whole_responses(
     emit_repository(copy / "model_repository", replace(SERVING, streaming=False), engine, has_draft=False)
     write_manifest(copy, "tiny")
     record = deploy_local(copy, DeployOptions(timeout_s=120)).record
-    client = Client(record.http, timeout_s=30)
+    client = Client(f"http://127.0.0.1:{record.http}", timeout_s=30)
     try:
         with ThreadPoolExecutor(4) as pool:
             ask = [{"text_input": prompt, "max_tokens": TOKENS} for prompt in PROMPTS]

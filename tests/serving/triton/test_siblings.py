@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trtspec.core.processes import process_state, wait_until
-from trtspec.serving.triton.python_models import remote_model
-from trtspec.serving.triton.python_models.remote_model import kill_stopped
+from trtspec.serving.triton.python_models import bls
+from trtspec.serving.triton.python_models.bls import kill_stopped
 
 
 def test_only_a_stopped_stub_of_the_same_model_and_server_is_killed(
@@ -22,15 +22,15 @@ def test_only_a_stopped_stub_of_the_same_model_and_server_is_killed(
     place = tmp_path / "triton_python_backend_stub" / "draft" / "1"
     stub = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)", str(place)])
     try:
-        monkeypatch.setattr(remote_model.os, "getppid", os.getpid)
+        monkeypatch.setattr(bls.os, "getppid", os.getpid)
         assert kill_stopped("draft") == []
         os.kill(stub.pid, signal.SIGSTOP)
         assert wait_until(lambda: process_state(stub.pid) == "T", 10)
         assert kill_stopped("target") == []
-        monkeypatch.setattr(remote_model.os, "getppid", lambda: 1)
+        monkeypatch.setattr(bls.os, "getppid", lambda: 1)
         assert kill_stopped("draft") == []
         assert process_state(stub.pid) == "T"
-        monkeypatch.setattr(remote_model.os, "getppid", os.getpid)
+        monkeypatch.setattr(bls.os, "getppid", os.getpid)
         assert kill_stopped("draft") == [stub.pid]
         assert stub.wait(10) == -signal.SIGKILL
     finally:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-
-from trtspec.serving.triton.names import SOCKETS
 
 PROXY_SOCKET = "front.sock"  # health checks of the supervisor, independent of the proxy's ports
 PORT_IN_USE = errno.EADDRINUSE  # exit status if a port is in use
@@ -20,18 +17,8 @@ STARTED_MESSAGE = "listening"
 UNAVAILABLE_MESSAGE = "the server is not accepting requests: it is starting, restarting or stopping"
 
 
-@dataclass(frozen=True)
-class ProxyPort:
-    """A port of the proxy: the server's socket behind it and the forwarded methods."""
-
-    socket: str
-    methods: tuple[bytes, ...]
-
-
-PROXY_PORTS: Mapping[str, ProxyPort] = {
-    "http": ProxyPort(SOCKETS["http"], (b"GET", b"POST")),
-    "metrics": ProxyPort(SOCKETS["metrics"], (b"GET",)),
-}
+# The ports of the proxy, each before the server's socket of this name, and the forwarded methods.
+PROXY_PORTS: Mapping[str, tuple[bytes, ...]] = {"http": (b"GET", b"POST"), "metrics": (b"GET",)}
 
 
 def proxy_command(directory: Path, host: str, ports: Mapping[str, int]) -> list[str]:

@@ -21,7 +21,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.http_hosts import allowed_hosts, host_rules
 from trtspec.serving.front import PORT_IN_USE, PROXY_PORTS, PROXY_SOCKET, STARTED_MESSAGE
 from trtspec.serving.front.proxy import ClientConnection, HealthConnection, ProxyState
-from trtspec.serving.triton.names import DISCONNECTS
+from trtspec.serving.triton.names import DISCONNECTS, SOCKETS
 
 LOG = logging.getLogger("front")
 MOST = 1024
@@ -63,8 +63,8 @@ async def _serve(front: ProxyState, listening: dict[str, socket.socket]) -> None
         loop.add_signal_handler(number, over.set)
     checks = loop.create_task(front.check())
     servers = []
-    for name, door in PROXY_PORTS.items():
-        connection = partial(ClientConnection, front, door.socket, door.methods)
+    for name, methods in PROXY_PORTS.items():
+        connection = partial(ClientConnection, front, SOCKETS[name], methods)
         servers.append(await loop.create_server(connection, sock=listening[name], backlog=BACKLOG))
     servers.append(await loop.create_unix_server(partial(HealthConnection, front), PROXY_SOCKET))
     gc.freeze()
@@ -72,16 +72,10 @@ async def _serve(front: ProxyState, listening: dict[str, socket.socket]) -> None
     await over.wait()  # unbounded: runs until SIGTERM or SIGINT
     for server in servers:
         server.close()
-    await _flush(front)
-    checks.cancel()
-
-
-async def _flush(front: ProxyState) -> None:
-    """Wait until clients have received their responses, at most FLUSH_S."""
-    loop = asyncio.get_running_loop()
     deadline = loop.time() + FLUSH_S
     while loop.time() < deadline and any(each.is_responding for each in front.clients):
         await asyncio.sleep(0.02)
+    checks.cancel()
 
 
 def _listen(host: str, port: int, name: str) -> socket.socket | None:

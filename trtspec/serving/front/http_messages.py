@@ -65,8 +65,6 @@ RETRY_AFTER_S = 1
 
 
 class RequestRejected(Exception):
-    """A rejected request: the status and message of the response."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status, self.message = status, message
@@ -170,7 +168,9 @@ def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], for
     expects = headers.get(b"expect", [b""])[0].lower()
     if expects not in (b"", b"100-continue"):
         raise RequestRejected(417, "the only supported expectation is 100-continue")
-    _check_upgrade(headers)
+    # h2c is what some clients offer with each request but do not need
+    if {value.lower() for value in headers.get(b"upgrade", ())} - {b"h2c"}:
+        raise RequestRejected(501, "protocols other than HTTP/1.1 are not supported")
     connection = {word.strip().lower() for value in headers.get(b"connection", ()) for word in value.split(b",")}
     keeps = minor == b"1" and b"close" not in connection
     if not keeps:
@@ -229,12 +229,6 @@ def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
 
 def _too_large() -> RequestRejected:
     return RequestRejected(413, f"the request body exceeds {MAX_BODY_BYTES:,} bytes")
-
-
-def _check_upgrade(headers: dict[bytes, list[bytes]]) -> None:
-    """Reject protocol upgrades except h2c, which some clients offer with each request but do not need."""
-    if {value.lower() for value in headers.get(b"upgrade", ())} - {b"h2c"}:
-        raise RequestRejected(501, "protocols other than HTTP/1.1 are not supported")
 
 
 def _encoding(headers: dict[bytes, list[bytes]]) -> str:

@@ -94,11 +94,6 @@ class ProxyState:
                 if now - since > DEPARTED_S:
                     server.close()
 
-    def counts(self) -> bytes:
-        """Return the proxy's counters as JSON."""
-        counts = {"connections": len(self.clients), "held_bytes": self.held}
-        return json.dumps(counts | {"served": self.served, "refused": self.refused}).encode()
-
 
 class ClientConnection(asyncio.Protocol):
     """A client's connection: requests are handled one after another."""
@@ -268,7 +263,6 @@ class ClientConnection(asyncio.Protocol):
         self._connecting = self._loop.create_task(self._upstream.connect(self._server))
 
     def responded(self, closes: bool) -> None:
-        """Handle the end of the response."""
         self._front.served += 1
         self._upstream = None
         self.release()
@@ -425,7 +419,9 @@ class HealthConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        body = self._front.counts()
+        front = self._front
+        counts = {"connections": len(front.clients), "held_bytes": front.held}
+        body = json.dumps(counts | {"served": front.served, "refused": front.refused}).encode()
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
         self._transport.write(head % len(body) + body)
         self._transport.close()

@@ -36,7 +36,6 @@ def serve(config: GatewayConfig) -> None:
 
 
 def server_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
-    """Return the uvicorn configuration."""
     protocol: Any = partial(LimitedConnection, ConnectionLimits(max_connections()))  # uvicorn only calls it
     return uvicorn.Config(
         app,

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -61,11 +60,16 @@ class GatewayState:
         self.open.add(exchange)
         self.metrics.in_flight += 1
         try:
-            await exchange.run(partial(self._answer, chat=chat))
+            await exchange.run(self._answer(exchange, chat=chat))
         finally:
             self.open.discard(exchange)
             self.metrics.in_flight -= 1
-            self._count_completion(exchange, endpoint)
+            self.count(endpoint, exchange.status, exchange.error)
+            self.metrics.duration.observe(endpoint, time.monotonic() - exchange.began_at)
+            if exchange.first_token_at is not None:
+                self.metrics.first_token.observe(endpoint, exchange.first_token_at - exchange.began_at)
+            if exchange.broken:
+                self.metrics.broken[exchange.broken] += 1
 
     async def _answer(self, exchange: HttpExchange, *, chat: bool) -> None:
         """Answer one request; raises ApiError if it is rejected."""
@@ -78,14 +82,6 @@ class GatewayState:
         self.metrics.requests[endpoint, status] += 1
         if error is not None and error.status in REJECTED:
             self.metrics.rejected[error.code or "unknown"] += 1
-
-    def _count_completion(self, exchange: HttpExchange, endpoint: str) -> None:
-        self.count(endpoint, exchange.status, exchange.error)
-        self.metrics.duration.observe(endpoint, time.monotonic() - exchange.began_at)
-        if exchange.first_token_at is not None:
-            self.metrics.first_token.observe(endpoint, exchange.first_token_at - exchange.began_at)
-        if exchange.broken:
-            self.metrics.broken[exchange.broken] += 1
 
     def error_response(self, endpoint: str, error: ApiError) -> Response:
         """Count an error and return its response."""
@@ -188,7 +184,7 @@ async def _version(state: GatewayState, request: Request) -> Response:
 
 
 async def _metrics(state: GatewayState, request: Request) -> Response:
-    text = state.metrics.render(state.gate.texts, state.versions.counts())
+    text = state.metrics.render(state.gate.texts, state.versions.all.values())
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

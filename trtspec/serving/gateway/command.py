@@ -7,7 +7,9 @@ Used by the process that starts the gateway; imports none of the gateway's own d
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from trtspec.core.files import replace_file
@@ -83,7 +85,7 @@ def same_text(manifest: Manifest) -> str:
 
 def write_config(config: GatewayConfig, path: Path) -> None:
     """Write a configuration file that only the current user can read."""
-    replace_file(path, config.render(), mode=0o600)
+    replace_file(path, (json.dumps(asdict(config), indent=2) + "\n").encode(), mode=0o600)
 
 
 def gateway_command(path: Path) -> list[str]:

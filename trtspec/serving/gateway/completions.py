@@ -21,22 +21,17 @@ from trtspec.serving.gateway.generation import (
     TokenGeneration,
 )
 from trtspec.serving.gateway.http import HttpExchange
-from trtspec.serving.gateway.parameters import RequestParameters, RequestSizeLimits, check_model, read_parameters
+from trtspec.serving.gateway.parameters import RequestParameters, check_model, read_parameters
 from trtspec.serving.gateway.prompts import Prompt, PromptReader
-from trtspec.serving.gateway.triton import (
-    StopParameters,
-    TritonClient,
-    TritonModelInfo,
-    choice_seed,
-    text_request,
-    token_request,
-)
+from trtspec.serving.gateway.triton import TritonClient, TritonModelInfo, choice_seed, text_request, token_request
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
+from trtspec.serving.triton.python_models.tensors import NO_ID
+from trtspec.serving.triton.python_models.token_io import stop_sequences
 
 MAX_RESUMES = 2  # attempts to resume one completion
 MANY_BIASES = 1000  # larger maps are parsed in a thread so that the event loop keeps serving
 ResumeFn: TypeAlias = "Callable[[ApiError], Awaitable[TritonClient | None]]"
-MergedDeltas: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
+IndexedDeltas: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
 
 
 @dataclass
@@ -49,52 +44,55 @@ class ChoiceGeneration:
     # input limit.
     rest: Callable[[], Any] | None = None
 
-    async def deltas(self, triton: TritonClient, rescue: ResumeFn) -> AsyncGenerator[Delta, None]:
-        """Yield the visible pieces of the completion; closing the iterator cancels the model request.
+    async def deltas(self, index: int, triton: TritonClient, rescue: ResumeFn | None) -> IndexedDeltas:
+        """Yield `index` and the visible pieces of the completion; closing the iterator cancels the model request.
 
         If the stream breaks off, the server returned by `rescue` generates the rest.
         """
         for attempt in range(1 + MAX_RESUMES):
             try:
-                async with aclosing(self._deltas(triton)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                async with aclosing(triton.generate(self.request)) as responses:
+                    async for outputs, last in responses:
+                        delta = self.text.take(outputs, last=last)
+                        if delta.text or delta.finish_reason or delta.logprobs:
+                            yield index, delta
+                        if delta.finish_reason:
+                            return
                 return
             except ApiError as error:
                 able = error.status >= 500 and self.text.completion_tokens and attempt < MAX_RESUMES
                 rest = self.rest() if able and self.rest is not None else None
-                other = None if rest is None else await rescue(error)
+                other = None if rest is None or rescue is None else await rescue(error)
                 if other is None:
                     raise
                 triton, self.request = other, rest
                 self.text.resume()
 
-    async def _deltas(self, triton: TritonClient) -> AsyncGenerator[Delta, None]:
-        async with aclosing(triton.generate(self.request)) as responses:
-            async for outputs, last in responses:
-                delta = self.text.take(outputs, last=last)
-                if delta.text or delta.finish_reason or delta.logprobs:
-                    yield delta
-                if delta.finish_reason:
-                    return
-
 
 @dataclass
 class CompletionJob:
-    """A parsed request: its prompts, and the parameters shared by its completions."""
+    """A parsed request: its prompts and the parameters shared by its completions, then the completions themselves.
+
+    `seconds` is the time that they took.
+    """
 
     asked: RequestParameters
     prompts: Sequence[Prompt]
     chat: bool
-    makings: list[ChoiceGeneration] = field(default_factory=list)
+    grown: list[GenerationState] = field(default_factory=list)
+    seconds: float = 0.0
 
     @property
     def texts(self) -> int:
         return len(self.prompts) * int(self.asked["n"])
 
     @property
-    def grown(self) -> list[GenerationState]:
-        return [making.text for making in self.makings]
+    def drafted(self) -> int:
+        return sum(text.drafted for text in self.grown)
+
+    @property
+    def accepted(self) -> int:
+        return sum(text.accepted for text in self.grown)
 
 
 class Completions:
@@ -102,17 +100,11 @@ class Completions:
 
     def __init__(self, config: GatewayConfig, triton: TritonClient, prompts: PromptReader) -> None:
         self._config, self._triton, self._prompts = config, triton, prompts
-        self._sizes = RequestSizeLimits(config.max_input_len, config.limits.max_choices, prompts.bias_len)
-
-    @property
-    def most_values(self) -> int:
-        """Return the maximum number of JSON values in a request."""
-        return self._sizes.most_values
 
     async def read(self, body: Mapping[str, Any], *, chat: bool) -> CompletionJob:
         """Parse a request body; raises ApiError if it is invalid."""
         check_model(body, self._config.model)
-        self._sizes.check(body)
+        self._prompts.check_sizes(body)
         biases = body.get("logit_bias")
         if isinstance(biases, dict) and len(biases) > MANY_BIASES:
             asked = await asyncio.to_thread(read_parameters, body, chat=chat)
@@ -139,21 +131,23 @@ class Completions:
 
     async def generate_silent(self, job: CompletionJob) -> None:
         """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
-        async with aclosing(await self._begin(job, _nobody)) as deltas:
+        async with aclosing(await self._begin(job, None)) as deltas:
             async for _ in deltas:
                 pass
 
-    async def _begin(self, job: CompletionJob, rescue: ResumeFn) -> MergedDeltas:
+    async def _begin(self, job: CompletionJob, rescue: ResumeFn | None) -> IndexedDeltas:
         """Build the model request of each completion and return the deltas of all."""
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
-        job.makings = [
+        makings = [
             self._start_choice(model, prompt, fitted, choice)
             for prompt in job.prompts
             for fitted in [self._prompts.fitted(asked, prompt, param)]
             for choice in range(asked["n"])
         ]
-        return merge_deltas([making.deltas(self._triton, rescue) for making in job.makings])
+        job.grown = [making.text for making in makings]
+        sources = [making.deltas(index, self._triton, rescue) for index, making in enumerate(makings)]
+        return sources[0] if len(sources) == 1 else merge_deltas(sources)
 
     def _start_choice(
         self, model: TritonModelInfo, prompt: Prompt, asked: RequestParameters, choice: int
@@ -163,28 +157,30 @@ class Completions:
             prompt = self._prompts.as_sent(prompt, takes_flag=ADD_SPECIAL_TOKENS in model.inputs)
             text: GenerationState = TextGeneration(asked, prompt, own_counts=model.own_counts)
             return ChoiceGeneration(text, text_request(model, prompt, asked, seed))
-        text, ends = TokenGeneration(asked, prompt, self._prompts.tokenizer, self._prompts.pieces), self._ends(asked)
-        bias_len = self._prompts.bias_len
+        text = TokenGeneration(asked, prompt, self._prompts.tokenizer, self._prompts.pieces)
+        end_id, stop_words = self._ends(asked)
+
+        def request(ids: Sequence[int], asked: RequestParameters) -> Any:
+            return token_request(model, ids, asked, seed, end_id, stop_words, self._prompts.bias_len)
 
         def rest() -> Any:
             if len(prompt) + len(text.ids) > self._config.max_input_len:
                 return None
             left = replace(asked, max_tokens=(asked.max_tokens or 0) - len(text.ids))
-            return token_request(model, (*prompt, *text.ids), left, seed, ends, bias_len)
+            return request((*prompt, *text.ids), left)
 
-        request = token_request(model, prompt, asked, seed, ends, bias_len)
-        return ChoiceGeneration(text, request, rest if is_resumable(asked) else None)
+        return ChoiceGeneration(text, request(prompt, asked), rest if is_resumable(asked) else None)
 
-    def _ends(self, asked: RequestParameters) -> StopParameters:
-        """Return the engine's stop conditions; stop strings without a token sequence are found in the text only."""
-        words = self._prompts.stop_sequences(asked.stop)
+    def _ends(self, asked: RequestParameters) -> tuple[int, list[list[int]]]:
+        """Return the engine's end id and stop words; stop strings without a token sequence are found in the text."""
+        words = stop_sequences(self._prompts.pieces, asked.stop)
         end_ids = self._prompts.tokenizer.end_ids
         if asked["ignore_eos"] or not end_ids:
-            return StopParameters(words=words)
-        return StopParameters(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
+            return NO_ID, words
+        return end_ids[0], [*words, *([token] for token in self._config.stop_ids)]
 
     async def _stream(
-        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
+        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: IndexedDeltas
     ) -> None:
         """Send the events; the response starts with the first token so that earlier errors have an HTTP status."""
         begun: set[int] = set()
@@ -199,16 +195,12 @@ class Completions:
         await exchange.end_stream()
 
     async def _respond_complete(
-        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: MergedDeltas
+        self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: IndexedDeltas
     ) -> None:
-        found: list[list[Delta]] = [[] for _ in job.makings]
+        found: list[list[Delta]] = [[] for _ in job.grown]
         async for index, delta in deltas:
             found[index].append(delta)
         await exchange.respond(200, form.complete_response(job.grown, [_joined(each) for each in found]))
-
-
-async def _nobody(error: ApiError) -> None:
-    """Decline to resume a completion."""
 
 
 def is_greedy(asked: RequestParameters) -> bool:
@@ -222,40 +214,35 @@ def is_resumable(asked: RequestParameters) -> bool:
     return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
 
 
-async def merge_deltas(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield the deltas of several completions as they arrive, each with its index; closing it closes the sources."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as source:
-            async for delta in source:
-                yield 0, delta
-        return
-    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(len(sources))
-    tasks = [asyncio.ensure_future(_put(queue, index, source)) for index, source in enumerate(sources)]
+async def merge_deltas(sources: Sequence[IndexedDeltas]) -> IndexedDeltas:
+    """Yield the deltas of several completions as they arrive; closing it closes the sources."""
+    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(len(sources))
+    tasks = [asyncio.ensure_future(_put(queue, source)) for source in sources]
     try:
         running = len(sources)
         while running:
-            index, item = await queue.get()
-            if isinstance(item, BaseException):
+            item = await queue.get()
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 running -= 1
             else:
-                yield index, item
+                yield item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _put(queue: asyncio.Queue[Any], index: int, source: AsyncGenerator[Delta, None]) -> None:
+async def _put(queue: asyncio.Queue[Any], source: IndexedDeltas) -> None:
     try:
         async with aclosing(source) as deltas:
-            async for delta in deltas:
-                await queue.put((index, delta))
+            async for item in deltas:
+                await queue.put(item)
     except Exception as error:
-        await queue.put((index, error))
+        await queue.put(error)
     else:
-        await queue.put((index, None))
+        await queue.put(None)
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:

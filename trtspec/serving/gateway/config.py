@@ -83,10 +83,6 @@ class GatewayConfig:
     routes_file: str = ""
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
-    def render(self) -> bytes:
-        """Return the content of the configuration file."""
-        return (json.dumps(asdict(self), indent=2) + "\n").encode()
-
 
 def load_config(path: Path) -> GatewayConfig:
     """Read a configuration file; raises TrtspecError if it is invalid."""
@@ -207,7 +203,6 @@ class RouterStats:
 
 
 def write_routes(path: Path, routes: Routes) -> None:
-    """Replace the routes file."""
     replace_file(path, json.dumps(asdict(routes)).encode())
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import Any
 
 from trtspec.serving.triton.python_models.responses import client_message, new_error_id
 
 RETRY_AFTER_S = 1
 SHUTTING_DOWN = "shutting_down"
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # of other statuses below 500: invalid_request_error
+log = logging.getLogger(__name__)
 PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+){2,}/?")  # do not reveal the server's directories to clients
 
 
@@ -42,14 +43,10 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     @property
-    def document(self) -> dict[str, Any]:
-        """Return the body of the response."""
-        described = {"message": self.message, "type": self._type, "param": self.param, "code": self.code}
-        return {"error": described}
-
-    @property
     def body(self) -> bytes:
-        return json.dumps(self.document).encode()
+        kind = "server_error" if self.status >= 500 else TYPES.get(self.status, "invalid_request_error")
+        described = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": described}).encode()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,17 +54,8 @@ class ApiError(Exception):
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
-    @property
-    def _type(self) -> str:
-        if self.status == 401:
-            return "authentication_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "server_error" if self.status >= 500 else "invalid_request_error"
-
 
 def invalid_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """Return the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -91,9 +79,6 @@ def shutting_down() -> ApiError:
 def overloaded(message: str) -> ApiError:
     """Return the error for a valid request that the server cannot accept now."""
     return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
-
-
-log = logging.getLogger(__name__)
 
 
 def internal_error(what: str, details: str, *, code: str = "internal_error") -> ApiError:

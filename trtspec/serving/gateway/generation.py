@@ -207,11 +207,10 @@ class CompletionFormat:
         self._texts_a_prompt, self._draft_len = texts_a_prompt, draft_len
         self._fingerprint = fingerprint or None
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-        self._event = f"data: {self._opened(self.chunk_name)}, "
+        self._event = f"data: {json.dumps(self._document(self.chunk_name))[:-1]}, "
         self._end = ', "usage": null}\n\n' if include_usage else "}\n\n"
 
     def chunk(self, index: int, delta: Delta, *, first: bool) -> bytes:
-        """Return the event of a delta."""
         choice = self._choice(index, delta, first)
         return f'{self._event}"choices": [{choice}]{self._end}'.encode()
 
@@ -220,7 +219,6 @@ class CompletionFormat:
         return f'{self._event}"choices": [], {json.dumps(self._counted(texts))[1:-1]}}}\n\n'.encode()
 
     def complete_response(self, texts: Sequence[GenerationState], deltas: Sequence[Delta]) -> bytes:
-        """Return the body of a non-streamed response."""
         choices = [self._document_choice(index, delta) for index, delta in enumerate(deltas)]
         return json.dumps({**self._document(self.object_name), "choices": choices, **self._counted(texts)}).encode()
 
@@ -235,9 +233,6 @@ class CompletionFormat:
     def _document(self, kind: str) -> dict[str, Any]:
         return {**self._head, "object": kind, "system_fingerprint": self._fingerprint}
 
-    def _opened(self, kind: str) -> str:
-        return json.dumps(self._document(kind))[:-1]
-
     def _choice(self, index: int, delta: Delta, first: bool) -> str:
         logprobs = _completion_logprobs(delta.logprobs)
         return (
@@ -251,8 +246,6 @@ class CompletionFormat:
 
 
 class ChatFormat(CompletionFormat):
-    """The format of a chat response."""
-
     prefix, object_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def _choice(self, index: int, delta: Delta, first: bool) -> str:

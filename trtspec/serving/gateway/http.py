@@ -15,7 +15,7 @@ import asyncio
 import json
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -52,7 +52,6 @@ class RequestBodies:
         self._bytes += more
 
     def release(self, count: int) -> None:
-        """Subtract the bytes of a finished body."""
         self._bytes -= count
 
     async def parse(self, raw: bytes, most_values: int) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class HttpExchange:
         status: HTTP status of the response, 0 before it starts.
         error: the error sent to the client.
         broken: why the stream ended early.
-        ended: why `look` ended the work.
+        ended: why `check` ended the work.
     """
 
     def __init__(
@@ -127,9 +126,9 @@ class HttpExchange:
         self._work: asyncio.Future[None] | None = None
         self.ended: ApiError | None = None
 
-    async def run(self, answer: Callable[[HttpExchange], Awaitable[None]]) -> None:
+    async def run(self, answer: Coroutine[Any, Any, None]) -> None:
         """Run `answer` until it finishes, fails, or the client disconnects."""
-        self._work = asyncio.ensure_future(answer(self))
+        self._work = asyncio.ensure_future(answer)
         gone = asyncio.ensure_future(self._departure())
         try:
             await asyncio.wait({self._work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,12 +170,10 @@ class HttpExchange:
             self._bodies.release(sum(map(len, parts)))
 
     async def begin_stream(self) -> None:
-        """Send the headers of an event stream."""
         self._streams = True
         await self._begin(200, STREAM)
 
     async def write(self, event: bytes) -> None:
-        """Send one event."""
         self._since, self._writes = time.monotonic(), True
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         self._writes = False
@@ -191,7 +188,7 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _finish(self) -> None:
-        """Handle the end of the work: success, cancellation by `look`, or an error."""
+        """Handle the end of the work: success, cancellation by `check`, or an error."""
         assert self._work is not None
         if not self._work.done():
             self._work.cancel()

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from trtspec.serving.gateway.config import MirrorStats
+if TYPE_CHECKING:
+    from trtspec.serving.gateway.router import RevisionBackend
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,35 +39,7 @@ class Histogram:
         return found
 
 
-@dataclass(frozen=True)
-class RevisionMetrics:
-    """Exported counters of a revision: percent of new requests, finished requests by outcome, mirrored requests."""
-
-    revision: int
-    share: int
-    ended: Mapping[str, int]
-    shadow: MirrorStats | None = None
-
-    @property
-    def shadowed(self) -> dict[str, int]:
-        """Return the mirrored requests by outcome."""
-        seen = self.shadow
-        return {"ok": seen.sent - seen.failed, "failed": seen.failed, "dropped": seen.dropped} if seen else {}
-
-    @property
-    def compared(self) -> dict[str, int]:
-        """Return the mirrored greedy completions by whether they equal those sent to clients."""
-        seen = self.shadow
-        return {"same": seen.compared - seen.different, "different": seen.different} if seen else {}
-
-    def samples(self, outcomes: Mapping[str, int]) -> list[str]:
-        """Return the samples of a counter by outcome."""
-        return [f'{{revision="{self.revision}",outcome="{outcome}"}} {n}' for outcome, n in outcomes.items()]
-
-
 class GatewayMetrics:
-    """The gateway's counters, gauges and histograms."""
-
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # endpoint, status
         self.rejected: Counter[str] = Counter()  # the error's code
@@ -74,12 +47,19 @@ class GatewayMetrics:
         self.in_flight = 0
         self.duration, self.first_token = Histogram(), Histogram()
 
-    def render(self, texts: int, revisions: Sequence[RevisionMetrics] = ()) -> str:
+    def render(self, texts: int, revisions: Collection[RevisionBackend]) -> str:
         """Return all metrics; `texts` completions are in progress."""
-        shares = [f'{{revision="{each.revision}"}} {each.share / 100:g}' for each in revisions]
-        ended = [sample for each in revisions for sample in each.samples(each.ended)]
-        shadowed = [sample for each in revisions for sample in each.samples(each.shadowed)]
-        compared = [sample for each in revisions for sample in each.samples(each.compared)]
+        shares = [f'{{revision="{each.route.revision}"}} {each.route.share / 100:g}' for each in revisions]
+        ended = {each.route.revision: each.ended for each in revisions}
+        mirrors = {each.route.revision: each.shadow.mirror_stats for each in revisions if each.shadow}
+        shadowed = {
+            revision: {"ok": seen.sent - seen.failed, "failed": seen.failed, "dropped": seen.dropped}
+            for revision, seen in mirrors.items()
+        }
+        compared = {
+            revision: {"same": seen.compared - seen.different, "different": seen.different}
+            for revision, seen in mirrors.items()
+        }
         requests = [f'{{endpoint="{name}",status="{status}"}} {n}' for (name, status), n in self.requests.items()]
         lines = [
             *_family("requests_total", "counter", "Finished requests by endpoint and HTTP status.", requests),
@@ -88,9 +68,9 @@ class GatewayMetrics:
             *_by_reason("rejected_total", "Requests rejected because of API keys, rate or load.", self.rejected),
             *_by_reason("broken_streams_total", "Streams that ended early, by reason.", self.broken),
             *_family("revision_share_ratio", "gauge", "Share of new requests routed to a revision.", shares),
-            *_family("revision_requests_total", "counter", "Finished requests of a revision by outcome.", ended),
-            *_family("shadow_requests_total", "counter", "Requests mirrored to a revision, by outcome.", shadowed),
-            *_family("shadow_texts_total", "counter", "Mirrored greedy completions, by comparison result.", compared),
+            *_by_outcome("revision_requests_total", "Finished requests of a revision by outcome.", ended),
+            *_by_outcome("shadow_requests_total", "Requests mirrored to a revision, by outcome.", shadowed),
+            *_by_outcome("shadow_texts_total", "Mirrored greedy completions, by comparison result.", compared),
         ]
         for name, histogram, description in (
             ("request_duration_seconds", self.duration, "Seconds from a request to the end of its response."),
@@ -102,6 +82,15 @@ class GatewayMetrics:
 
 def _by_reason(name: str, description: str, counts: Counter[str]) -> list[str]:
     return _family(name, "counter", description, [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()])
+
+
+def _by_outcome(name: str, description: str, counts: Mapping[int, Mapping[str, int]]) -> list[str]:
+    samples = [
+        f'{{revision="{revision}",outcome="{outcome}"}} {n}'
+        for revision, outcomes in counts.items()
+        for outcome, n in outcomes.items()
+    ]
+    return _family(name, "counter", description, samples)
 
 
 def _family(name: str, kind: str, description: str, samples: list[str]) -> list[str]:

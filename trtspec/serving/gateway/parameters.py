@@ -9,7 +9,6 @@ limit would otherwise be ignored.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,14 +17,13 @@ from typing import Any
 
 from trtspec.engine.prompts.prompt import is_text
 from trtspec.serving.gateway.config import GatewayConfig
-from trtspec.serving.gateway.errors import ApiError, invalid_request, too_long, unsupported
+from trtspec.serving.gateway.errors import ApiError, invalid_request, unsupported
+from trtspec.serving.triton.python_models.fields import json_preview
 
 MAX_INT32 = 2**31 - 1
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100
-MAX_SHOWN = 64
-OTHER_VALUES = 10_000  # JSON values of a request other than token ids and biases
 TOKEN_ID = re.compile(r"[0-9]{1,10}")
 NUMBER, INTEGER, BOOLEAN = "number", "integer", "boolean"
 
@@ -44,15 +42,15 @@ class Parameter:
         if value is None:
             return self.default
         if not self._is_kind(value):
+            article = "an" if self.kind == INTEGER else "a"
             raise invalid_request(
-                f"{name} is {_json_preview(value)}, expected {_article(self.kind)}", name, "invalid_type"
+                f"{name} is {json_preview(value)}, expected {article} {self.kind}", name, "invalid_type"
             )
         if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            raise invalid_request(f"{name} is {_json_preview(value)}, expected {self.low} to {self.high}", name)
+            raise invalid_request(f"{name} is {json_preview(value)}, expected {self.low} to {self.high}", name)
         return value
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema."""
         bounds = {"minimum": self.low, "maximum": self.high}
         return {"type": [self.kind, "null"], **{key: bound for key, bound in bounds.items() if bound is not None}}
 
@@ -137,7 +135,6 @@ IGNORED = (
     "reasoning_effort",
     "verbosity",
 )
-_ENCODER = json.JSONEncoder(ensure_ascii=True)
 STRUCTURED = ("model", "stop", "stream_options", "logit_bias")
 
 
@@ -167,7 +164,7 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> RequestParameters
     _check_names(body, table, "messages" if chat else "prompt")
     for name, accepted in NEUTRAL.items():
         if body.get(name) is not None and body[name] not in accepted:
-            raise unsupported(f"{name} {_json_preview(body[name])}", name)
+            raise unsupported(f"{name} {json_preview(body[name])}", name)
     values = {name: parameter.read(name, body.get(name)) for name, parameter in table.items()}
     max_tokens = values["max_tokens"]
     if values.get("max_completion_tokens") is not None:
@@ -183,37 +180,6 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> RequestParameters
     )
 
 
-@dataclass(frozen=True)
-class RequestSizeLimits:
-    """Limits on the sizes of a request's parts, checked before their values are read."""
-
-    max_input_len: int
-    max_choices: int
-    vocab_size: int
-
-    @property
-    def most_values(self) -> int:
-        """Return the maximum number of JSON values in a request."""
-        return self.max_choices * self.max_input_len + self.vocab_size + OTHER_VALUES
-
-    def check(self, body: Mapping[str, Any]) -> None:
-        """Raise ApiError if the prompt or `logit_bias` has more entries than any valid request."""
-        bias, prompt = body.get("logit_bias"), body.get("prompt")
-        if isinstance(bias, dict) and len(bias) > self.vocab_size:
-            raise invalid_request(
-                f"logit_bias has {len(bias):,} entries, but the model has {self.vocab_size:,} token ids", "logit_bias"
-            )
-        if not isinstance(prompt, list) or not prompt:
-            return
-        several = not isinstance(prompt[0], int)
-        if several and len(prompt) > self.max_choices:
-            message = f"prompt has {len(prompt):,} items; one request can have at most {self.max_choices} completions"
-            raise invalid_request(message, "prompt")
-        for each in prompt if several else [prompt]:
-            if isinstance(each, list) and len(each) > self.max_input_len:
-                raise too_long(len(each), 0, self.max_input_len, "prompt")
-
-
 def _check_names(body: Mapping[str, Any], table: Mapping[str, Parameter], text: str) -> None:
     known = {text, *STRUCTURED, *table, *NEUTRAL, *IGNORED}
     for name in body:
@@ -221,7 +187,7 @@ def _check_names(body: Mapping[str, Any], table: Mapping[str, Parameter], text: 
             near = FOREIGN_NAMES.get(name) or next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
             hint = f"; did you mean {near}?" if near in known else ""
             raise invalid_request(
-                f"Unrecognized request argument supplied: {_json_preview(name)}{hint}", name[:64], "unknown_parameter"
+                f"Unrecognized request argument supplied: {json_preview(name)}{hint}", name[:64], "unknown_parameter"
             )
 
 
@@ -245,7 +211,6 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
-    """Return the nonzero biases by token id."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -255,7 +220,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     number = Parameter(NUMBER, 0.0, -MAX_BIAS, MAX_BIAS)
     for key in value:
         if not TOKEN_ID.fullmatch(key):
-            raise invalid_request(f"logit_bias has {_json_preview(key)}, expected token ids as strings", "logit_bias")
+            raise invalid_request(f"logit_bias has {json_preview(key)}, expected token ids as strings", "logit_bias")
     biases = {int(key): number.read("logit_bias", bias) for key, bias in value.items()}
     return {token: float(bias) for token, bias in biases.items() if bias}
 
@@ -285,22 +250,7 @@ def check_model(body: Mapping[str, Any], served: str) -> None:
 
 
 def model_not_found(model: str) -> ApiError:
-    """Return the error for a model that is not served."""
-    return ApiError(404, f"The model {_json_preview(model)} does not exist", param="model", code="model_not_found")
-
-
-def _json_preview(value: Any) -> str:
-    """Return a value as JSON, truncated; reads only the start of a large value."""
-    text = ""
-    for part in _ENCODER.iterencode(value[:MAX_SHOWN] if isinstance(value, str) else value):
-        text += part[:MAX_SHOWN]
-        if len(text) > MAX_SHOWN:
-            return f"{text[: MAX_SHOWN - 4]}..."
-    return text
-
-
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind == INTEGER else f"a {kind}"
+    return ApiError(404, f"The model {json_preview(model)} does not exist", param="model", code="model_not_found")
 
 
 STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
@@ -350,25 +300,21 @@ FAILS = (400, 401, 403, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 
 
 def describe(config: GatewayConfig, version: str) -> dict[str, Any]:
-    """Return the OpenAPI document."""
-    text = {"prompt": PROMPT}, {"messages": MESSAGES}
+    model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "trtspec", "version": version},
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "paths": {
-            "/v1/completions": {"post": _post(_body(config, COMPLETION, text[0]))},
-            "/v1/chat/completions": {"post": _post(_body(config, CHAT, text[1]))},
+            "/v1/completions": {"post": _post(_body(config, COMPLETION, {"prompt": PROMPT}))},
+            "/v1/chat/completions": {"post": _post(_body(config, CHAT, {"messages": MESSAGES}))},
             "/v1/models": {"get": _get()},
-            "/v1/models/{model}": {"get": {**_get(404), "parameters": [_MODEL]}},
+            "/v1/models/{model}": {"get": {**_get(404), "parameters": [model]}},
             "/health": {"get": _get(503)},
             "/version": {"get": _get()},
             "/metrics": {"get": _get(kind="text/plain")},
         },
     }
-
-
-_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _body(config: GatewayConfig, table: Mapping[str, Parameter], text: Mapping[str, Any]) -> dict[str, Any]:

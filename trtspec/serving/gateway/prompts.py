@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
-from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.text import TextPieces
 from trtspec.engine.prompts.chat import ChatTemplate
 from trtspec.engine.prompts.prompt import ChatError, is_text
@@ -21,6 +19,7 @@ from trtspec.serving.gateway.parameters import RequestParameters
 
 Prompt: TypeAlias = "tuple[int, ...] | str"
 
+OTHER_VALUES = 10_000  # JSON values of a request other than token ids and biases
 THREADED_BYTES = 4 << 10  # longer texts are tokenized in a thread so that the event loop keeps serving
 
 
@@ -39,6 +38,29 @@ class PromptReader:
         self._template = ChatTemplate(root, self.max_bytes)
         self._template.start()
 
+    @property
+    def most_values(self) -> int:
+        """Return the maximum number of JSON values in a request."""
+        return self._config.limits.max_choices * self._config.max_input_len + self.bias_len + OTHER_VALUES
+
+    def check_sizes(self, body: Mapping[str, Any]) -> None:
+        """Raise ApiError if the prompt or `logit_bias`, not read yet, has more entries than any valid request."""
+        bias, prompt = body.get("logit_bias"), body.get("prompt")
+        if isinstance(bias, dict) and len(bias) > self.bias_len:
+            raise invalid_request(
+                f"logit_bias has {len(bias):,} entries, but the model has {self.bias_len:,} token ids", "logit_bias"
+            )
+        if not isinstance(prompt, list) or not prompt:
+            return
+        most, longest = self._config.limits.max_choices, self._config.max_input_len
+        several = not isinstance(prompt[0], int)
+        if several and len(prompt) > most:
+            message = f"prompt has {len(prompt):,} items; one request can have at most {most} completions"
+            raise invalid_request(message, "prompt")
+        for each in prompt if several else [prompt]:
+            if isinstance(each, list) and len(each) > longest:
+                raise too_long(len(each), 0, longest, "prompt")
+
     async def read(self, body: Mapping[str, Any], texts_a_prompt: int, *, chat: bool) -> list[Prompt]:
         """Return the prompts of a request; raises ApiError if they are invalid, too long or too many."""
         prompts = [] if chat else _prompts(body.get("prompt"))
@@ -46,7 +68,14 @@ class PromptReader:
         if texts > most:
             raise invalid_request(f"the request asks for {texts} completions; the limit is {most}", "n")
         if chat:
-            text = await self._chat_text(body.get("messages"))
+            if not self._template.is_there:
+                raise invalid_request(
+                    "this model has no chat template; use the completions API", "messages", "no_chat_template"
+                )
+            try:
+                text = await self._template.render_async(body.get("messages"))
+            except ChatError as error:
+                raise ApiError(400, error.message, param=error.param, code=error.code) from None
             return [await self._encoded(text, "messages", add_special_tokens=False)]
         adds = body.get("add_special_tokens") is not False
         return [await self._prompt(prompt, add_special_tokens=adds) for prompt in prompts]
@@ -71,24 +100,6 @@ class PromptReader:
         if prompt_len + max_tokens > limit:
             raise too_long(prompt_len, max_tokens, limit, param)
         return replace(asked, max_tokens=max_tokens)
-
-    def stop_sequences(self, stops: Sequence[str]) -> list[list[int]]:
-        """Return the stop strings that have a token sequence as ids, for the engine to stop at."""
-        words = []
-        for stop in stops:
-            with suppress(TrtspecError):
-                words.append(self.pieces.encode(stop))
-        return words
-
-    async def _chat_text(self, messages: Any) -> RenderedText:
-        if not self._template.is_there:
-            raise invalid_request(
-                "this model has no chat template; use the completions API", "messages", "no_chat_template"
-            )
-        try:
-            return await self._template.render_async(messages)
-        except ChatError as error:
-            raise ApiError(400, error.message, param=error.param, code=error.code) from None
 
     def as_sent(self, prompt: str, *, takes_flag: bool) -> str:
         """Return a prompt for a text model; raises ApiError if the model would alter a rendered chat.

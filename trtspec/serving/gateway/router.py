@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from trtspec.serving.gateway.config import (
 )
 from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError
 from trtspec.serving.gateway.http import HttpExchange
-from trtspec.serving.gateway.metrics import RevisionMetrics
 from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.triton import TritonClient
 
@@ -46,23 +45,6 @@ log = logging.getLogger(__name__)
 
 MAX_CONCURRENT = 4  # mirrored requests in progress
 MAX_PAIRS = 1000  # latency pairs kept
-
-
-@dataclass(frozen=True)
-class CompletionResult:
-    """The outcome of a request: digests of its completions, seconds and token counts."""
-
-    digests: tuple[bytes, ...]
-    seconds: float
-    drafted: int
-    accepted: int
-
-    @classmethod
-    def of(cls, job: CompletionJob, seconds: float) -> CompletionResult:
-        """Return the outcome of a finished job."""
-        texts = job.grown
-        drafted, accepted = sum(text.drafted for text in texts), sum(text.accepted for text in texts)
-        return cls(tuple(text.digest for text in texts), seconds, drafted, accepted)
 
 
 class TrafficMirror:
@@ -77,11 +59,10 @@ class TrafficMirror:
 
     @property
     def mirror_stats(self) -> MirrorStats:
-        """Return the statistics so far."""
         old_s, new_s = zip(*self._pairs, strict=True) if self._pairs else ((), ())
         return replace(self._seen, old_s=old_s, new_s=new_s)
 
-    def offer(self, body: dict[str, Any], job: CompletionJob, baseline: CompletionResult) -> None:
+    def offer(self, body: dict[str, Any], live: CompletionJob) -> None:
         """Mirror a finished request if its turn has come and there is capacity; does not block."""
         self._answered += 1
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
@@ -89,7 +70,7 @@ class TrafficMirror:
         if len(self._tasks) >= MAX_CONCURRENT or self._is_busy():
             self._seen.dropped += 1
             return
-        task = asyncio.ensure_future(self._send(body, job.chat, is_greedy(job.asked), baseline))
+        task = asyncio.ensure_future(self._send(body, live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -98,31 +79,32 @@ class TrafficMirror:
         for task in self._tasks:
             task.cancel()
 
-    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, baseline: CompletionResult) -> None:
+    async def _send(self, body: dict[str, Any], live: CompletionJob) -> None:
         try:
-            job = await self._completions.read(body, chat=chat)
+            job = await self._completions.read(body, chat=live.chat)
             began = time.monotonic()
             await self._completions.generate_silent(job)
+            job.seconds = time.monotonic() - began
         except ApiError as error:
             self._fail(error.message)
         except Exception as error:
             log.exception("a mirrored request failed")
             self._fail(type(error).__name__)
         else:
-            self._compare(baseline, CompletionResult.of(job, time.monotonic() - began), greedy)
+            self._compare(live, job)
 
     def _fail(self, message: str) -> None:
         self._seen.sent += 1
         self._seen.failed += 1
         self._seen.said = message
 
-    def _compare(self, old: CompletionResult, new: CompletionResult, greedy: bool) -> None:
+    def _compare(self, old: CompletionJob, new: CompletionJob) -> None:
         seen = self._seen
         self._pairs.append((old.seconds, new.seconds))
         seen.sent += 1
-        if greedy:
-            seen.compared += len(old.digests)
-            seen.different += sum(one != other for one, other in zip(old.digests, new.digests, strict=True))
+        if is_greedy(old.asked):
+            seen.compared += len(old.grown)
+            seen.different += sum(one.digest != other.digest for one, other in zip(old.grown, new.grown, strict=True))
         seen.drafted += old.drafted
         seen.accepted += old.accepted
         seen.new_drafted += new.drafted
@@ -148,7 +130,6 @@ class RevisionBackend:
         self.forget()
 
     def forget(self) -> None:
-        """Reset the statistics."""
         self._seen = BackendStats()
         self._first_token: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._per_token: deque[float] = deque(maxlen=MAX_SAMPLES)
@@ -159,7 +140,7 @@ class RevisionBackend:
 
     async def answer(
         self, exchange: HttpExchange, body: dict[str, Any], rescue: ResumeFn, *, chat: bool
-    ) -> tuple[CompletionJob, CompletionResult]:
+    ) -> CompletionJob:
         """Answer a request and record the outcome; client errors do not count as failures of the revision."""
         job = await self.completions.read(body, chat=chat)
         with self._gate.reserve(job.texts):
@@ -172,9 +153,9 @@ class RevisionBackend:
                 raise
             else:
                 self.note("")
-                result = CompletionResult.of(job, time.monotonic() - began)
-                self._sample(exchange, job, result)
-                return job, result
+                job.seconds = time.monotonic() - began
+                self._sample(exchange, job)
+                return job
             finally:
                 self.open -= 1
 
@@ -184,9 +165,9 @@ class RevisionBackend:
         self._seen.failed += bool(failure)
         self._seen.said = failure or self._seen.said
 
-    def _sample(self, exchange: HttpExchange, job: CompletionJob, result: CompletionResult) -> None:
-        self._seen.drafted += result.drafted
-        self._seen.accepted += result.accepted
+    def _sample(self, exchange: HttpExchange, job: CompletionJob) -> None:
+        self._seen.drafted += job.drafted
+        self._seen.accepted += job.accepted
         tokens = sum(text.completion_tokens for text in job.grown)
         if exchange.first_token_at is not None:
             self._first_token.append(exchange.first_token_at - exchange.began_at)
@@ -223,7 +204,7 @@ class Router:
     @property
     def most_values(self) -> int:
         """Return the maximum number of JSON values in a request, over all revisions."""
-        return max(version.completions.most_values for version in self.all.values())
+        return max(version.prompts.most_values for version in self.all.values())
 
     async def answer(self, exchange: HttpExchange, body: dict[str, Any], *, chat: bool) -> None:
         """Answer a request with the next revision, or with another if that fails before the response starts.
@@ -233,7 +214,7 @@ class Router:
         """
         version = self._next()
         try:
-            job, outcome = await version.answer(exchange, body, partial(self._resume_on, version), chat=chat)
+            job = await version.answer(exchange, body, partial(self._resume_on, version), chat=chat)
         except ApiError as error:
             other = next(iter(self._replacements(version)), None)
             refuses = (
@@ -257,7 +238,7 @@ class Router:
                 version.note(f"it rejects a request that revision {other.route.revision} accepts: {error.message}")
         else:
             if self._shadow and self._shadow[0] is not version:
-                self._shadow[1].offer(body, job, outcome)
+                self._shadow[1].offer(body, job)
 
     async def refresh(self) -> None:
         """Load changed routes, retire unused revisions, and write the statistics."""
@@ -268,22 +249,16 @@ class Router:
             if (stamp := (stat.st_mtime_ns, stat.st_ino)) != self._stamp:
                 self._stamp = stamp
                 await self._load_routes()
-        await self._retire()
+        for revision in self.all.keys() - self._listed:
+            if not self.all[revision].open:
+                await self.all.pop(revision).triton.close()
+                self._changed = True
         if len(self.all) > 1 or self._changed:
             self._changed = False
             seen = {each.route.revision: each.observed for each in self.all.values()}
             sight = RouterStats(self._generation, seen, self._shadow[1].mirror_stats if self._shadow else MirrorStats())
             with suppress(OSError):  # a full disk must not fail requests
                 await asyncio.to_thread(write_router_stats, router_stats_path(self._file), sight)
-
-    def counts(self) -> list[RevisionMetrics]:
-        """Return the exported counters of each revision."""
-        return [
-            RevisionMetrics(
-                each.route.revision, each.route.share, each.ended, each.shadow.mirror_stats if each.shadow else None
-            )
-            for each in self.all.values()
-        ]
 
     async def close(self) -> None:
         if self._shadow:
@@ -368,12 +343,6 @@ class Router:
             self._shadow = wanted, wanted.shadow
         if wanted and self._shadow:
             self._shadow[1].share = wanted.route.shadow
-
-    async def _retire(self) -> None:
-        for revision in self.all.keys() - self._listed:
-            if not self.all[revision].open:
-                await self.all.pop(revision).triton.close()
-                self._changed = True
 
 
 def router_stats_path(routes: Path) -> Path:

@@ -9,14 +9,13 @@ import logging
 import secrets
 import struct
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from trtspec.checkpoints.tokenizer import RenderedText
@@ -36,17 +35,22 @@ from trtspec.serving.triton.nvidia_compat import MODEL, PARAMETER
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES, rename_fields
 from trtspec.serving.triton.python_models.grpc_client import (
     ASKS_FOR_LAST,
-    IS_LAST,
     NO_LIMIT,
+    infer_request,
     is_last,
     status_from_message,
 )
 from trtspec.serving.triton.python_models.responses import REFUSED, SHUTTING_DOWN, client_message, parse_error_id
-from trtspec.serving.triton.python_models.tensors import NO_ID, encode_token_lists
+from trtspec.serving.triton.python_models.tensors import NO_ID, Array, encode_token_lists
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps", "accepted_by_position")
 LOG_PROBS, TOP_LOG_PROBS, TOP_IDS = "output_log_probs", "top_logprobs", "top_logprob_ids"
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens")
+PENALTIES: dict[str, tuple[Any, float]] = {  # type and value without effect
+    "presence_penalty": (np.float32, 0),
+    "frequency_penalty": (np.float32, 0),
+    "repetition_penalty": (np.float32, 1),
+    "min_tokens": (np.int32, 0),
+}
 BIAS = "embedding_bias"
 WHOLE_PROMPT = (1 << 31) - 1  # OpenAI's penalties count generated tokens only; TensorRT-LLM also counts the prompt
 SEEDS = 1 << 63
@@ -65,7 +69,6 @@ class TritonModelInfo:
 
     @classmethod
     def of(cls, config: Any) -> TritonModelInfo:
-        """Return the model described by a ModelConfig message."""
         outputs = {output.name: list(output.dims) for output in config.output}
         return cls(
             config.name,
@@ -78,77 +81,59 @@ class TritonModelInfo:
         )
 
 
-@dataclass(frozen=True)
-class StopParameters:
-    """The end-of-sequence id and the stop sequences of an engine request."""
-
-    id: int = NO_ID
-    words: Sequence[Sequence[int]] = ()
-
-
 class RequestBuilder:
-    """Builds one ModelInferRequest; a parameter whose tensor the model lacks is an error that names the parameter."""
+    """Collects the tensors of a request; a parameter whose tensor the model lacks is an error that names it."""
 
     def __init__(self, model: TritonModelInfo) -> None:
-        self._model, self.takes_model_defaults = model, model.takes_model_defaults
-        self.message = service_pb2.ModelInferRequest(model_name=model.name)
-        self.message.parameters[ASKS_FOR_LAST].bool_param = True
+        self.model = model
+        self._inputs: list[tuple[str, Array]] = []
 
-    def add(
-        self, name: str, values: Sequence[Any] | npt.NDArray[Any], kind: str, shape: Sequence[int] = (1, 1)
-    ) -> None:
-        """Add a tensor of Triton datatype `kind`; `shape` includes the batch dimension of 1."""
-        if kind == "BYTES":
-            encoded = [value.encode() for value in values]
-            raw = b"".join(struct.pack("<I", len(each)) + each for each in encoded)
-        else:
-            raw = np.asarray(values, NUMPY[kind]).tobytes()
-        self.message.inputs.add(name=name, datatype=kind, shape=shape)
-        self.message.raw_input_contents.append(raw)
+    def add(self, name: str, kind: Any, values: Sequence[Any] | Array) -> None:
+        """Add a tensor of a numpy type; a batch dimension of 1 precedes that of `values`."""
+        self._inputs.append((name, np.asarray(values, kind)[None]))
 
-    def add_optional(self, name: str, value: Any, kind: str) -> None:
+    def add_optional(self, name: str, kind: Any, value: Any) -> None:
         """Add a tensor if the model has it."""
-        if name in self._model.inputs:
-            self.add(name, [value], kind)
+        if name in self.model.inputs:
+            self.add(name, kind, [value])
 
-    def add_requested(self, parameter: str, name: str, value: Any, kind: str) -> None:
+    def add_requested(self, parameter: str, name: str, kind: Any, values: Sequence[Any] | Array) -> None:
         """Add the tensor of a requested parameter; raises ApiError if the model lacks such an input."""
-        if name not in self._model.inputs:
+        if name not in self.model.inputs:
             raise unsupported(parameter, parameter)
-        self.add(name, [value], kind)
+        self.add(name, kind, values)
 
-    def ask_for(self, names: Sequence[str]) -> None:
-        """Request the named outputs, except for outputs that the model lacks."""
-        for name in names:
-            if name in self._model.outputs:
-                self.message.outputs.add(name=name)
-
-
-NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+    def message(self, outputs: Sequence[str]) -> Any:
+        """Return the ModelInferRequest for the outputs, except for those that the model lacks."""
+        message = infer_request(self.model.name, self._inputs, [name for name in outputs if name in self.model.outputs])
+        message.parameters[ASKS_FOR_LAST].bool_param = True
+        return message
 
 
 def token_request(
-    model: TritonModelInfo, ids: Sequence[int], asked: RequestParameters, seed: int, end: StopParameters, bias_len: int
+    model: TritonModelInfo,
+    ids: Sequence[int],
+    asked: RequestParameters,
+    seed: int,
+    end_id: int,
+    stop_words: Sequence[Sequence[int]],
+    bias_len: int,
 ) -> Any:
     """Return a request to a model with token ids as input and output, whose logit bias has `bias_len` values."""
     request = RequestBuilder(model)
-    request.add("input_ids", ids, "INT32", (1, len(ids)))
-    request.add("input_lengths", [len(ids)], "INT32")
-    request.add("request_output_len", [asked.max_tokens], "INT32")
-    request.add("end_id", [end.id], "INT32")
-    request.add("streaming", [asked["stream"] and model.decoupled], "BOOL")
-    if end.words:
-        words = encode_token_lists(end.words)
-        request.add("stop_words_list", words.ravel().tolist(), "INT32", (1, *words.shape))
+    request.add("input_ids", np.int32, ids)
+    request.add("input_lengths", np.int32, [len(ids)])
+    request.add("request_output_len", np.int32, [asked.max_tokens])
+    request.add("end_id", np.int32, [end_id])
+    request.add("streaming", np.bool_, [asked["stream"] and model.decoupled])
+    if stop_words:
+        request.add("stop_words_list", np.int32, encode_token_lists(stop_words))
     if asked.logit_bias:
-        if BIAS not in model.inputs:
-            raise unsupported("logit_bias", "logit_bias")
         dense = np.zeros(bias_len, np.float32)
         dense[[*asked.logit_bias]] = [*asked.logit_bias.values()]
-        request.add(BIAS, dense, "FP32", (1, bias_len))
+        request.add_requested("logit_bias", BIAS, np.float32, dense)
     _add_sampling(request, asked, seed, "runtime_", greedy_temperature=1.0)
-    request.ask_for(["output_ids", "sequence_length", *COUNTS, *_log_probs(request, model, asked)])
-    return request.message
+    return request.message(["output_ids", "sequence_length", *COUNTS, *_log_probs(request, asked)])
 
 
 def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, seed: int) -> Any:
@@ -156,21 +141,20 @@ def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, se
     if asked.logit_bias:  # a text model accepts words, and not every token is a word
         raise unsupported("logit_bias", "logit_bias")
     request = RequestBuilder(model)
-    request.add("text_input", [text], "BYTES")
+    request.add("text_input", object, [text.encode()])
     if isinstance(text, RenderedText):
-        request.add_optional(ADD_SPECIAL_TOKENS, False, "BOOL")
-    request.add("max_tokens", [asked.max_tokens], "INT32")
-    request.add("stream", [asked["stream"] and model.decoupled], "BOOL")
+        request.add_optional(ADD_SPECIAL_TOKENS, np.bool_, False)
+    request.add("max_tokens", np.int32, [asked.max_tokens])
+    request.add("stream", np.bool_, [asked["stream"] and model.decoupled])
     if asked.stop:
-        request.add("stop_words", asked.stop, "BYTES", (1, len(asked.stop)))
+        request.add("stop_words", object, [stop.encode() for stop in asked.stop])
     if asked["ignore_eos"]:
-        request.add_requested("ignore_eos", "end_id", NO_ID, "INT32")
+        request.add_requested("ignore_eos", "end_id", np.int32, [NO_ID])
     for name in ("return_num_input_tokens", "return_num_output_tokens"):
-        request.add_optional(name, True, "BOOL")
+        request.add_optional(name, np.bool_, True)
     _add_sampling(request, asked, seed, "", greedy_temperature=0.0)
-    log_probs = _log_probs(request, model, asked)
-    request.ask_for(["text_output", "num_input_tokens", "num_output_tokens", *COUNTS, *log_probs])
-    return request.message
+    log_probs = _log_probs(request, asked)
+    return request.message(["text_output", "num_input_tokens", "num_output_tokens", *COUNTS, *log_probs])
 
 
 def choice_seed(asked: RequestParameters, choice: int) -> int:
@@ -181,11 +165,6 @@ def choice_seed(asked: RequestParameters, choice: int) -> int:
         return int(asked["seed"]) % SEEDS
     digest = hashlib.blake2b(f"{asked['seed']} {choice}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % SEEDS
-
-
-def read_outputs(response: Any) -> dict[str, bytes]:
-    """Return the raw tensors of a response by name."""
-    return dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=True))
 
 
 def ints(raw: bytes | None) -> list[int]:
@@ -211,45 +190,38 @@ def _add_sampling(
     A model with its own defaults gets only the parameters that the request contains.
     """
     greedy = asked["temperature"] == 0 or asked["top_p"] == 0
-    leaves_out = request.takes_model_defaults and not greedy
+    keeps_defaults = request.model.takes_model_defaults
     for name, tensor, value, kind in (
-        ("temperature", "temperature", greedy_temperature if greedy else asked["temperature"], "FP32"),
-        ("top_k", f"{prefix}top_k", 1 if greedy else max(0, asked["top_k"]), "INT32"),
-        ("top_p", f"{prefix}top_p", 1.0 if greedy else asked["top_p"], "FP32"),
+        ("temperature", "temperature", greedy_temperature if greedy else asked["temperature"], np.float32),
+        ("top_k", f"{prefix}top_k", 1 if greedy else max(0, asked["top_k"]), np.int32),
+        ("top_p", f"{prefix}top_p", 1.0 if greedy else asked["top_p"], np.float32),
     ):
-        if name in asked.given or not leaves_out:
-            request.add(tensor, [value], kind)
-    request.add("seed", [seed], "UINT64")
-    request.add_optional("exclude_input_in_output", True, "BOOL")
-    request.add_optional("return_perf_metrics", True, "BOOL")
-    for name, value, kind in _extra_parameters(asked, keeps_neutral=request.takes_model_defaults):
-        request.add_requested(name, name, value, kind)
-    if asked["presence_penalty"] or asked["frequency_penalty"]:
-        request.add_optional("prompt_ignore_length", WHOLE_PROMPT, "INT32")
-
-
-def _extra_parameters(asked: RequestParameters, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
-    """Yield the parameters that differ from their defaults or, with `keeps_neutral`, that the request contains."""
-    for name in PENALTIES:
-        neutral = 1.0 if name == "repetition_penalty" else 0
-        if asked[name] != neutral or (keeps_neutral and name in asked.given):
-            yield name, asked[name], "INT32" if name == "min_tokens" else "FP32"
+        if name in asked.given or greedy or not keeps_defaults:
+            request.add(tensor, kind, [value])
+    request.add("seed", np.uint64, [seed])
+    request.add_optional("exclude_input_in_output", np.bool_, True)
+    request.add_optional("return_perf_metrics", np.bool_, True)
+    for name, (kind, neutral) in PENALTIES.items():
+        if asked[name] != neutral or (keeps_defaults and name in asked.given):
+            request.add_requested(name, name, kind, [asked[name]])
     if asked["num_draft_tokens"] is not None:
-        yield "num_draft_tokens", asked["num_draft_tokens"], "INT32"
+        request.add_requested("num_draft_tokens", "num_draft_tokens", np.int32, [asked["num_draft_tokens"]])
+    if asked["presence_penalty"] or asked["frequency_penalty"]:
+        request.add_optional("prompt_ignore_length", np.int32, WHOLE_PROMPT)
 
 
-def _log_probs(request: RequestBuilder, model: TritonModelInfo, asked: RequestParameters) -> list[str]:
+def _log_probs(request: RequestBuilder, asked: RequestParameters) -> list[str]:
     """Request log probabilities if needed and return the names of their outputs."""
     if asked.top_logprobs is None:
         return []
-    if LOG_PROBS not in model.outputs or "return_log_probs" not in model.inputs:
+    if LOG_PROBS not in request.model.outputs:
         raise unsupported("logprobs", "logprobs")
-    request.add("return_log_probs", [True], "BOOL")
+    request.add_requested("logprobs", "return_log_probs", np.bool_, [True])
     if not asked.top_logprobs:
         return [LOG_PROBS]
-    if TOP_LOG_PROBS not in model.outputs:
+    if TOP_LOG_PROBS not in request.model.outputs:
         raise unsupported("top_logprobs greater than 0", "top_logprobs")
-    request.add_requested("top_logprobs", "num_top_logprobs", asked.top_logprobs, "INT32")
+    request.add_requested("top_logprobs", "num_top_logprobs", np.int32, [asked.top_logprobs])
     return [LOG_PROBS, TOP_LOG_PROBS, TOP_IDS]
 
 
@@ -292,12 +264,16 @@ class TritonClient:
         """Return whether the server reports the model as ready within READY_TIMEOUT_S."""
         async with self._asking:
             if time.monotonic() - self._asked_at > READY_FOR_S:
-                self._ready = await self._ask_ready()
+                request = service_pb2.ModelReadyRequest(name=self._name)
+                try:
+                    self._ready = bool((await self._stub.ModelReady(request, timeout=READY_TIMEOUT_S)).ready)
+                except grpc.RpcError:
+                    self._ready = False
                 self._asked_at = time.monotonic()
         return self._ready
 
     async def generate(self, request: Any) -> AsyncGenerator[tuple[Mapping[str, bytes], bool], None]:
-        """Yield the tensors of each response and whether it is the last; raises ApiError.
+        """Yield the raw tensors of each response by name, and whether it is the last; raises ApiError.
 
         Closing the iterator cancels the request.
         """
@@ -307,13 +283,16 @@ class TritonClient:
             await call.write(request)
             await call.done_writing()
             while (message := await call.read()) is not grpc.aio.EOF:
-                answered = is_last(message, IS_LAST)
+                answered = is_last(message)
                 if message.error_message:
                     raise _refused(message.error_message)
-                yield read_outputs(message.infer_response), answered
+                response = message.infer_response
+                names = [output.name for output in response.outputs]
+                yield dict(zip(names, response.raw_output_contents, strict=True)), answered
                 if answered:
                     return
-            await self._explain(call)
+            code, details = await call.code(), await call.details()
+            raise _failed(code, details or "") if code != Code.OK else _broken()
         except grpc.RpcError as error:
             raise _failed(error.code(), _details(error)) from None
         finally:
@@ -325,18 +304,6 @@ class TritonClient:
 
     async def close(self) -> None:
         await self._channel.close()
-
-    async def _explain(self, call: Any) -> None:
-        """Raise the error of a stream that ended before its last response."""
-        code, details = await call.code(), await call.details()
-        raise _failed(code, details or "") if code != Code.OK else _broken()
-
-    async def _ask_ready(self) -> bool:
-        try:
-            request = service_pb2.ModelReadyRequest(name=self._name)
-            return bool((await self._stub.ModelReady(request, timeout=READY_TIMEOUT_S)).ready)
-        except grpc.RpcError:
-            return False
 
 
 async def _let_end(call: Any) -> None:

@@ -134,17 +134,12 @@ def _add_field(message: Any, owner: str, name: str, number: int, kind: str) -> N
         field.type_name = f".{PACKAGE}.{type_name}"
 
 
-def _config_class() -> Any:
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(_file_descriptor())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.ModelConfig"))
-
-
-_CLASS = _config_class()
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(_file_descriptor())
+_CLASS: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.ModelConfig"))
 
 
 def load_config(path: Path) -> ModelConfig:
-    """Read a config.pbtxt."""
     try:
         text = read_bounded(path, MAX_BYTES).decode()
     except OSError as error:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.core.errors import DeployError
-from trtspec.core.processes import group_processes, wait_until
+from trtspec.core.processes import group_processes, process_argv, wait_until
 from trtspec.serving.triton.client import HEADER, Client
 from trtspec.serving.triton.server import TritonServer
 
@@ -44,11 +44,11 @@ _VALUES = re.compile(r"://[^/@\s]*:[^/@\s]+@")  # a URL with a password, such as
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without likely secrets, except for the variables named in `TRTSPEC_PASS_ENV`."""
     passed = {name.strip() for name in environment.get(PASS, "").split(",")}
-    return {name: value for name, value in environment.items() if name in passed or not _is_secret(name, value)}
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return name != PASS and bool(_NAMES.search(name) or _VALUES.search(value))
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == PASS or name in passed or not (_NAMES.search(name) or _VALUES.search(value))
+    }
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,16 @@ def scrub_token(process: subprocess.Popen[bytes], token: str) -> None:
     secret, refused = token.encode(), dict[int, Exception]()
 
     def is_hidden() -> bool:
-        group = group_processes(
-            process.pid
-        )  # an MPI launch has several processes, and the launcher may write nothing itself
+        # an MPI launch has several processes, and the launcher may write nothing itself
+        group = group_processes(process.pid)
         wrote = {pid for pid in group if _written(pid)}
         for pid in (each for each in group if each in wrote or (wrote and each == process.pid)):
             try:
                 _overwrite(Path(f"/proc/{pid}"), secret)
             except (OSError, IndexError, ValueError) as error:
                 refused[pid] = error
-        return process.poll() is not None or not any(_holds(pid, secret) for pid in group if pid not in refused)
+        words = (word for pid in group if pid not in refused for word in process_argv(pid))
+        return process.poll() is not None or not any(token in word for word in words)
 
     wait_until(is_hidden, PARSED_TIMEOUT_S, POLL_S)
     for pid, error in refused.items():
@@ -140,13 +140,6 @@ def _written(pid: int) -> bool:
     except OSError:
         return False
     return re.search(r"^wchar: 0$", counts, re.MULTILINE) is None
-
-
-def _holds(pid: int, secret: bytes) -> bool:
-    try:
-        return secret in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def _overwrite(process: Path, secret: bytes) -> None:

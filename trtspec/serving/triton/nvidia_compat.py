@@ -9,7 +9,7 @@ outputs, but responses omit them, as NVIDIA's do if the engine does not produce 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtspec.serving.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
 
@@ -116,10 +116,15 @@ OPTIONAL = ("input_ids",)  # optional in NVIDIA's tensorrt_llm, which then rejec
 def add_nvidia_tensors(config: ModelConfig) -> None:
     """Add the tensors of NVIDIA's model of this name, and the parameter that selects NVIDIA's defaults."""
     known = {tensor.name for tensor in [*config.input, *config.output]}
-    for tensor in _tensors(INPUTS.get(config.name, ""), known):
-        config.input.add(optional=True, **tensor)
-    for tensor in _tensors(OUTPUTS.get(config.name, ""), known):
-        config.output.add(**{key: value for key, value in tensor.items() if key != "allow_ragged_batch"})
+    for name, kind, dims, *flags in _rows(INPUTS.get(config.name, "")):
+        if name not in known:
+            tensor = config.input.add(
+                name=name, data_type=f"TYPE_{kind}", dims=map(int, dims.split(",")), optional=True
+            )
+            tensor.allow_ragged_batch = "R" in flags
+    for name, kind, dims in _rows(OUTPUTS.get(config.name, "")):
+        if name not in known:
+            config.output.add(name=name, data_type=f"TYPE_{kind}", dims=map(int, dims.split(",")))
     for tensor in config.input:
         tensor.optional |= tensor.name in OPTIONAL
     if config.backend == "python":  # TensorRT-LLM's own backend already behaves like NVIDIA's models
@@ -128,19 +133,8 @@ def add_nvidia_tensors(config: ModelConfig) -> None:
 
 def unsupported_inputs(model: str) -> tuple[str, ...]:
     """Return the names of a model's inputs that are declared but unsupported."""
-    return tuple(line.split()[0] for line in INPUTS[model].splitlines() if line.strip())
+    return tuple(row[0] for row in _rows(INPUTS[model]))
 
 
-def _tensors(text: str, known: set[str]) -> list[dict[str, Any]]:
-    """Return the fields of the listed tensors that a model lacks."""
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    return [
-        {
-            "name": name,
-            "data_type": f"TYPE_{kind}",
-            "dims": [int(size) for size in dims.split(",")],
-            "allow_ragged_batch": "R" in flags,
-        }
-        for name, kind, dims, *flags in rows
-        if name not in known
-    ]
+def _rows(tensors: str) -> list[list[str]]:
+    return [line.split() for line in tensors.splitlines() if line.strip()]

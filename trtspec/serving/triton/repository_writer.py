@@ -39,20 +39,17 @@ class WarmupSample:
     requests: int
     inputs: Mapping[str, Sequence[int]]
 
-    def file(self, tensor: str) -> str:
-        """Return the name of the file of an input."""
-        return f"{self.name}-{tensor}.int32"
-
 
 def add_samples(config: ModelConfig, model: Path, samples: Sequence[WarmupSample]) -> None:
     """Add samples to a configuration and write their data below the model's directory."""
     for sample in samples:
         entry = config.model_warmup.add(name=sample.name, batch_size=sample.requests)
         for tensor, values in sample.inputs.items():
+            file = f"{sample.name}-{tensor}.int32"
             entry.inputs[tensor].data_type = INT32
             entry.inputs[tensor].dims.append(len(values))
-            entry.inputs[tensor].input_data_file = sample.file(tensor)
-            path = model / WARMUP / sample.file(tensor)
+            entry.inputs[tensor].input_data_file = file
+            path = model / WARMUP / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(struct.pack(f"<{len(values)}i", *values))
 

@@ -17,7 +17,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -82,7 +81,11 @@ class ServerPorts:
 def find_server() -> TritonServer:
     """Return the tritonserver to use; the error for a missing one explains how to install it."""
     if named := os.environ.get(VARIABLE):
-        return TritonServer(_executable(named), f"${VARIABLE}", environment=_environment([]))
+        path = Path(named).expanduser().absolute()
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            hint = "set it to tritonserver's path"
+            raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint=hint)
+        return TritonServer(path, f"${VARIABLE}", environment=_environment([]))
     if found := shutil.which("tritonserver"):
         return TritonServer(Path(found), "PATH", environment=_environment([]))
     if wheel := _wheel():
@@ -149,13 +152,6 @@ def probe_server() -> list[DoctorCheck]:
         found = DoctorCheck("tritonserver", True, f"{server.executable} ({server.source})")
         wheel = wheel if server.backends else None
     return [found, *wheel.checks()] if wheel else [found]
-
-
-def _executable(named: str) -> Path:
-    path = Path(named).expanduser().absolute()
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint="set it to tritonserver's path")
-    return path
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
@@ -240,7 +236,14 @@ class PytritonWheel:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             fresh = Path(tempfile.mkdtemp(dir=place.parent))
-            self._fill(fresh / "python", links)
+            (fresh / "python").mkdir()
+            for name, target in links.items():
+                path = fresh / "python" / name
+                if name == STUB and _numpy_2():
+                    path.write_bytes(patch_for_numpy_2(target))
+                    path.chmod(0o755)
+                else:
+                    path.symlink_to(target)
         except OSError as error:
             raise DeployError(
                 f"cannot be written: {error.strerror}",
@@ -260,15 +263,6 @@ class PytritonWheel:
         if _numpy_2() and library:  # use this interpreter's libpython instead of the wheel's
             links |= {path.name: library for path in self.libraries.glob("libpython*")}
         return links | {STUB: self.stub}
-
-    def _fill(self, folder: Path, links: Mapping[str, Path]) -> None:
-        folder.mkdir()
-        for name, target in links.items():
-            if name == STUB and _numpy_2():
-                (folder / name).write_bytes(patch_for_numpy_2(target))
-                (folder / name).chmod(0o755)
-            else:
-                (folder / name).symlink_to(target)
 
 
 def patch_for_numpy_2(stub: Path) -> bytes:

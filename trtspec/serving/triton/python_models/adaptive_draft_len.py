@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 FIRST_SAMPLES = 4  # samples of each length before one is preferred
 DECAY = 0.95  # decay of a sample's weight per further sample
@@ -51,17 +50,7 @@ class DraftLenChoice:
     begun: float
 
 
-class DraftLenPolicy(Protocol):
-    """A policy that chooses draft lengths."""
-
-    def choose(self) -> DraftLenChoice:
-        """Return the length of the next draft."""
-
-    def note(self, choice: DraftLenChoice, tokens: int) -> None:
-        """Record the number of tokens of a step that began with `choice` and ends now."""
-
-
-class AdaptiveDraftLen(DraftLenPolicy):
+class AdaptiveDraftLen:
     """Chooses draft lengths for the requests of one model by measured speed; thread-safe."""
 
     def __init__(
@@ -85,11 +74,13 @@ class AdaptiveDraftLen(DraftLenPolicy):
     @contextmanager
     def text(self) -> Iterator[None]:
         """Count a request while it is in progress."""
-        self._count(1)
+        with self._lock:
+            self._texts += 1
         try:
             yield
         finally:
-            self._count(-1)
+            with self._lock:
+                self._texts -= 1
 
     def limit(self) -> int:
         """Return the longest draft that the schedule allows now."""
@@ -98,6 +89,7 @@ class AdaptiveDraftLen(DraftLenPolicy):
         return min(self.most, next((draft_len for texts, draft_len in self._schedule if self._texts <= texts), 0))
 
     def choose(self) -> DraftLenChoice:
+        """Return the length of the next draft."""
         limit = self.limit()
         with self._lock:
             load, now = self._texts.bit_length(), self._now()
@@ -105,6 +97,7 @@ class AdaptiveDraftLen(DraftLenPolicy):
             return DraftLenChoice(self._chosen(load, lengths, now), load, now)
 
     def note(self, choice: DraftLenChoice, tokens: int) -> None:
+        """Record the number of tokens of a step that began with `choice` and ends now."""
         now = self._now()
         with self._lock:
             measured = self._measured[choice.load, choice.draft_len]
@@ -126,20 +119,3 @@ class AdaptiveDraftLen(DraftLenPolicy):
             return preferred
         self._preferred[load] = best
         return best
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._texts += change
-
-
-class ScheduledDraftLen(DraftLenPolicy):
-    """Follows the schedule only, for requests that must be reproducible."""
-
-    def __init__(self, lengths: AdaptiveDraftLen) -> None:
-        self._lengths = lengths
-
-    def choose(self) -> DraftLenChoice:
-        return DraftLenChoice(self._lengths.limit(), 0, 0.0)
-
-    def note(self, choice: DraftLenChoice, tokens: int) -> None:
-        """Ignore measurements, because a fixed length compares nothing."""

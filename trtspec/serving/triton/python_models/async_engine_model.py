@@ -154,7 +154,6 @@ def resolve_model_path(root: Path, model: str) -> str:
 
 
 async def stop_tasks() -> None:
-    """Cancel all tasks of the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

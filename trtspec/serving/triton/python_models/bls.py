@@ -23,27 +23,38 @@ was chosen deterministically. Requests with drafts set no end token; `StopCondit
 
 Every request of a completion has its own seed, and its draft another one, because an engine draws all random numbers of
 a request from the start of one stream.
+
+`ServerModel` converts calls to tensors and tensors to answers; `kill_stopped` ends the process of a stopped model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import os
+import signal
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.circuit_breaker import CircuitBreaker
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.engine.generation.suffixes import SuffixIndex
 from trtspec.engine.generation.text import StopConditions
-from trtspec.serving.triton.python_models.adaptive_draft_len import DraftLenChoice, DraftLenPolicy
+from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenChoice
+from trtspec.serving.triton.python_models.grpc_client import (
+    LONGEST_TEXT_S,
+    ModelError,
+    ReconnectingStream,
+    infer_request,
+    output_arrays,
+)
+from trtspec.serving.triton.python_models.tensors import NO_ID, Array, encode_token_lists
 
-Array = npt.NDArray[Any]
-NO_ID = -1
 ALONE_TOKENS = 32  # tokens of the target alone before drafting is tried again
 ZERO_PROBABILITY_LOGIT = -1e9  # logit of zero probability; not every interface passes infinities
 
@@ -100,20 +111,13 @@ ModelFn = Callable[[ModelCall], Iterable[ModelAnswer]]
 class GenerationRequest:
     """One text to continue; `endings` decide where it ends.
 
-    If nothing is drafted here (`draft_len` 0), the target also gets `end_id` and `stop_words`, so that it stops by
-    itself, `lookahead` and `passed`, and with `streams` it returns tokens one by one.
+    `call` asks the target for the whole text. It is sent if nothing is drafted here (`draft_len` 0). Otherwise calls
+    with drafts replace it, with neither its stop conditions nor `lookahead` and `passed`.
     """
 
-    prompt: Sequence[int]
-    max_tokens: int
+    call: ModelCall
     draft_len: int
-    sampling: SamplingOptions
     endings: StopConditions
-    end_id: int = NO_ID
-    stop_words: Sequence[Sequence[int]] = ()
-    lookahead: tuple[int, ...] = ()
-    streams: bool = False
-    passed: Sequence[tuple[str, Array]] = ()
 
 
 @dataclass(frozen=True)
@@ -177,11 +181,10 @@ class RemoteModelDrafter(TokenDrafter):
         if self._stop_below:
             ids = ids[: _sure_len(logits, self._stop_below)]
             logits = logits[: len(ids)]
-        return TokenDraft(ids, self._drawn_by(logits) if self._draws else None)
-
-    def _drawn_by(self, logits: Array) -> Array:
+        if not self._draws:
+            return TokenDraft(ids)
         temperature = self._sampling.temperature
-        return logits if temperature == 1.0 else logits / temperature
+        return TokenDraft(ids, logits if temperature == 1.0 else logits / temperature)
 
 
 class LookupDrafter(TokenDrafter):
@@ -204,8 +207,10 @@ class FallbackDrafter(TokenDrafter):
         self,
         drafter: TokenDrafter,
         breaker: CircuitBreaker,
-        lengths: DraftLenPolicy | None,
+        lengths: AdaptiveDraftLen | None,
         on_fallback: Callable[[str, TrtspecError | None], None] = lambda reason, error: None,
+        *,
+        by_speed: bool = True,
     ) -> None:
         """Set the policies.
 
@@ -215,8 +220,10 @@ class FallbackDrafter(TokenDrafter):
             lengths: chooses the draft length; without it, the requested length is used.
             on_fallback: called whenever the target continues alone although drafting was wanted, with the reason and
                 the error: "refused" by the draft model, "failed", or "open" (circuit breaker open, no error).
+            by_speed: choose lengths by measured speed; otherwise follow only the schedule of `lengths`.
         """
         self._drafter, self._breaker, self._lengths, self._on_fallback = drafter, breaker, lengths, on_fallback
+        self._by_speed = by_speed
         self._refused = False
         self._choice: DraftLenChoice | None = None
         self._position = 0
@@ -226,8 +233,12 @@ class FallbackDrafter(TokenDrafter):
             return None
         if self._lengths and self._choice:
             self._lengths.note(self._choice, position - self._position)
-        self._choice, self._position = self._lengths.choose() if self._lengths else None, position
-        draft_len = at_most if self._choice is None else self._choice.draft_len
+        self._choice, self._position, draft_len = None, position, at_most
+        if self._lengths and self._by_speed:
+            self._choice = self._lengths.choose()
+            draft_len = self._choice.draft_len
+        elif self._lengths:
+            draft_len = self._lengths.limit()
         if draft_len == 0:
             return None
         if not self._breaker.allows():
@@ -268,12 +279,10 @@ def generate(
     """
     output: list[int] = []
     while True:
-        remaining = job.max_tokens - len(output)
+        text, remaining = [*job.call.text, *output], job.call.new_tokens - len(output)
         at_most = min(job.draft_len, remaining - 1)
-        draft = (
-            drafter.propose([*job.prompt, *output], len(output), at_most) if drafter and at_most > 0 else TokenDraft()
-        )
-        call = _call(job, output, draft, remaining, vocab_size)
+        draft = drafter.propose(text, len(output), at_most) if drafter and at_most > 0 else TokenDraft()
+        call = _call(job, text, remaining, draft, vocab_size)
         given, drafts = 0, draft.ids if draft else ()
         for answer in target(call):
             if not answer.ids and not answer.drafted:
@@ -282,9 +291,9 @@ def generate(
             if drafts and not given:
                 drafted, accepted = len(drafts), _accepted(drafts, answer.ids)
             given += len(answer.ids)
-            kept, reason = job.endings.cut(output, answer.ids[: job.max_tokens - len(output)])
+            kept, reason = job.endings.cut(output, answer.ids[: job.call.new_tokens - len(output)])
             output += kept
-            if reason is None and len(output) == job.max_tokens:
+            if reason is None and len(output) == job.call.new_tokens:
                 reason = "length"
             yield DecodeStep(kept, drafted, accepted, reason)
             if reason:
@@ -295,32 +304,23 @@ def generate(
 
 
 def _call(
-    job: GenerationRequest, output: Sequence[int], draft: TokenDraft | None, remaining: int, vocab_size: int
+    job: GenerationRequest, text: Sequence[int], remaining: int, draft: TokenDraft | None, vocab_size: int
 ) -> ModelCall:
-    """Return the next call of the target.
+    """Return the call of the target for the tokens after `text`, of which `remaining` are wanted.
 
     It asks for the whole text if nothing is drafted, for a piece of it while drafting is suspended, for the
     verification of a draft, or for one token if the draft is empty.
     """
-    text, sampling = [*job.prompt, *output], job.sampling.at(len(output), "target")
+    whole = job.call
     if job.draft_len == 0:
-        return ModelCall(
-            text,
-            remaining,
-            job.sampling,
-            job.end_id,
-            wants_counts=True,
-            streams=job.streams,
-            stop_words=job.stop_words,
-            lookahead=job.lookahead,
-            passed=job.passed,
-        )
+        return replace(whole, text=text, new_tokens=remaining, wants_counts=True)
+    sampling = whole.sampling.at(len(text) - len(whole.text), "target")
     if draft is None:
         piece = min(remaining, ALONE_TOKENS)
-        return ModelCall(text, piece, sampling, job.end_id, streams=job.streams, stop_words=job.stop_words)
+        return ModelCall(text, piece, sampling, whole.end_id, streams=whole.streams, stop_words=whole.stop_words)
     if not draft.ids:
-        return ModelCall(text, 1, sampling, job.end_id)
-    if draft.logits is None and vocab_size and not job.sampling.greedy:
+        return ModelCall(text, 1, sampling, whole.end_id)
+    if draft.logits is None and vocab_size and not sampling.greedy:
         draft = replace(draft, logits=_point_mass(draft.ids, vocab_size))
     return ModelCall(text, len(draft.ids) + 1, sampling, draft=draft)
 
@@ -346,3 +346,104 @@ def _sure_len(logits: Array, stop_below: float) -> int:
     best = 1.0 / np.exp(rows - rows.max(-1, keepdims=True)).sum(-1)
     unsure = np.flatnonzero(best < stop_below)
     return int(unsure[0]) if len(unsure) else len(rows)
+
+
+STUB = b"triton_python_backend_stub"
+STOPPED = ("T", "t")
+STATE, PARENT = 0, 1  # fields of /proc/PID/stat after the process name
+
+
+def kill_stopped(model: str) -> list[int]:
+    """Kill the stopped processes of a model and return their ids.
+
+    tritonserver aborts if it waits some seconds for a lock held by a stopped process; of a dead process it only reports
+    that the model is not healthy.
+    """
+    ended = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            command = (process / "cmdline").read_bytes()
+            if STUB not in command or f"/{model}/".encode() not in command:
+                continue
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            if fields[STATE] in STOPPED and int(fields[PARENT]) == os.getppid():
+                os.kill(int(process.name), signal.SIGKILL)
+                ended.append(int(process.name))
+    return ended
+
+
+COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
+LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+
+
+class ServerModel:
+    """A model with the tensors of NVIDIA's tensorrt_llm; all calls of one completion share a line."""
+
+    def __init__(self, line: ReconnectingStream, name: str, timeout_s: float = LONGEST_TEXT_S) -> None:
+        self._line = line
+        self._name = name
+        self._timeout_s = timeout_s
+
+    def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
+        """Yield the model's answers; raises ModelError with its message if it fails or times out.
+
+        A caller that stops early must close the line.
+        """
+        counted = [0, 0]  # a model counts from the start of a request, an answer from the previous one
+        try:
+            for response in self._line.ask(self._request(call), self._timeout_s):
+                outputs = output_arrays(response.infer_response)
+                if not outputs:
+                    continue
+                length = int(outputs["sequence_length"].reshape(-1)[0])
+                logits = outputs.get("generation_logits")
+                before = counted
+                counted = [
+                    int(outputs[name].item()) if name in outputs else count
+                    for name, count in zip(COUNTS, before, strict=True)
+                ]
+                yield ModelAnswer(
+                    outputs["output_ids"][0, 0, :length].tolist(),
+                    None if logits is None else logits[0, 0],
+                    counted[0] - before[0],
+                    counted[1] - before[1],
+                )
+        except ModelError as error:
+            raise ModelError(error.message, error.status, where=self._name) from None
+
+    def _request(self, call: ModelCall) -> Any:
+        wanted = ["output_ids", "sequence_length"]
+        wanted += ["generation_logits"] if call.wants_logits else []
+        wanted += COUNTS if call.wants_counts else []
+        return infer_request(self._name, tensors(call), wanted)
+
+
+def tensors(call: ModelCall) -> list[tuple[str, Array]]:
+    """Return the tensors of a call, with a batch dimension of 1.
+
+    All sampling tensors are included, because the executor's defaults differ from trtspec's.
+    """
+    sampling, greedy = call.sampling, call.sampling.greedy
+    named = [
+        ("input_ids", np.array([call.text], np.int32)),
+        ("input_lengths", np.array([[len(call.text)]], np.int32)),
+        ("request_output_len", np.array([[call.new_tokens]], np.int32)),
+        ("end_id", np.array([[call.end_id]], np.int32)),
+        ("exclude_input_in_output", np.array([[True]])),
+        ("streaming", np.array([[call.streams]])),
+        ("return_generation_logits", np.array([[call.wants_logits]])),
+        ("return_perf_metrics", np.array([[call.wants_counts]])),
+        *((name, np.array([[size]], np.int32)) for name, size in zip(LOOKAHEAD_SIZES, call.lookahead, strict=False)),
+        ("temperature", np.array([[1.0 if greedy else sampling.temperature]], np.float32)),
+        ("runtime_top_k", np.array([[1 if greedy else sampling.top_k]], np.int32)),
+        ("runtime_top_p", np.array([[1.0 if greedy else sampling.top_p]], np.float32)),
+        ("seed", np.array([[sampling.seed]], np.uint64)),
+        *call.passed,
+    ]
+    if call.stop_words:
+        named.append(("stop_words_list", encode_token_lists(call.stop_words)[None]))
+    if call.draft.ids:
+        named.append(("draft_input_ids", np.array([call.draft.ids], np.int32)))
+        if call.draft.logits is not None:
+            named.append(("draft_logits", call.draft.logits[None]))
+    return named

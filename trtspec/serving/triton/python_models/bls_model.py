@@ -7,8 +7,8 @@ Each request has its own thread, which waits for the models; the models batch th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,9 @@ from trtspec.engine.generation.suffixes import SuffixIndex
 from trtspec.engine.generation.text import StopConditions, TextStream
 from trtspec.methods.base import find_method
 from trtspec.serving.triton.python_models import metrics as known
-from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenPolicy, ScheduledDraftLen
+from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen
 from trtspec.serving.triton.python_models.bls import (
+    LOOKAHEAD_SIZES,
     DecodeStep,
     DraftFailed,
     FallbackDrafter,
@@ -33,13 +34,14 @@ from trtspec.serving.triton.python_models.bls import (
     ModelCall,
     ModelFn,
     RemoteModelDrafter,
+    ServerModel,
     TokenDrafter,
     generate,
+    kill_stopped,
 )
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
 from trtspec.serving.triton.python_models.grpc_client import ModelError, ReconnectingStream, local_server_client
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
-from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel, kill_stopped
 from trtspec.serving.triton.python_models.responses import RequestCancelled, Responder
 from trtspec.serving.triton.python_models.tensors import (
     NEUTRAL_FIELDS,
@@ -51,13 +53,13 @@ from trtspec.serving.triton.python_models.tensors import (
     Settings,
     check_unsupported_inputs,
     encode_token_lists,
-    nvidia_end_ids,
     read_sampling,
     request_end_ids,
     require_neutral,
+    wants_stream,
 )
 from trtspec.serving.triton.python_models.threaded_model import ThreadedModel
-from trtspec.serving.triton.python_models.token_io import TextReader, count_tensors
+from trtspec.serving.triton.python_models.token_io import TextReader, count_tensors, stop_sequences
 
 NAME = "tensorrt_llm_bls"
 CLIENT_ERRORS = ("INVALID_ARG", "UNSUPPORTED")  # other errors may also affect the next request
@@ -113,7 +115,7 @@ class TritonPythonModel(ThreadedModel):
                 self.refuse(inputs)
                 job = self.read(inputs)
             text.started()
-            streams = bool(inputs.scalar("stream", False))
+            streams = wants_stream(inputs, "stream", decoupled=self.decoupled)
             shows_prompt = not inputs.scalar("exclude_input_in_output", streams or not self.is_nvidia)
             transcript = Transcript(
                 TextStream(self.tokenizer), job, shows_prompt=shows_prompt, accumulates=self.accumulates
@@ -142,22 +144,18 @@ class TritonPythonModel(ThreadedModel):
             responder.send_failure(error)
 
     def steps(self, job: GenerationRequest, line: ReconnectingStream, inputs: HeldTensors) -> Generator[DecodeStep]:
-        """Yield the steps of one completion."""
-        drafter = self.drafter(line, job.sampling, inputs.scalar("use_draft_logits"))
-        if drafter:
-            drafter = FallbackDrafter(drafter, self.breaker, self.draft_len_policy(job, inputs), self.note_fallback)
-        yield from generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
+        """Return the steps of one completion.
 
-    def draft_len_policy(self, job: GenerationRequest, inputs: HeldTensors) -> DraftLenPolicy | None:
-        """Return the policy for the draft lengths of one completion, or None if the request sets num_draft_tokens.
-
-        A sampled request with a seed follows the schedule only, because its random numbers depend on the steps and it
-        must be reproducible. Otherwise lengths are chosen by measured speed.
+        Draft lengths are chosen by measured speed, unless the request sets num_draft_tokens. A sampled request with a
+        seed follows the schedule only, because its random numbers depend on the steps and it must be reproducible.
         """
-        if inputs.scalar("num_draft_tokens") is not None:
-            return None
-        again = not job.sampling.greedy and inputs.scalar("seed") is not None
-        return ScheduledDraftLen(self.lengths) if again else self.lengths
+        sampling = job.call.sampling
+        drafter = self.drafter(line, sampling, inputs.scalar("use_draft_logits"))
+        if drafter:
+            lengths = self.lengths if inputs.scalar("num_draft_tokens") is None else None
+            again = not sampling.greedy and inputs.scalar("seed") is not None
+            drafter = FallbackDrafter(drafter, self.breaker, lengths, self.note_fallback, by_speed=not again)
+        return generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
 
     def note_fallback(self, reason: str, error: TrtspecError | None) -> None:
         """Count that the target continues without the draft; log the reason, except while the breaker is open."""
@@ -166,7 +164,6 @@ class TritonPythonModel(ThreadedModel):
             pb_utils.Logger.log_warn(f"continuing without the draft: {error}")
 
     def report_breaker(self, is_open: bool) -> None:
-        """Export and log a change of the circuit breaker."""
         self.metrics.breaker(is_open)
         what = "failed several times and is disabled for a while" if is_open else "works again"
         pb_utils.Logger.log_warn(f"{self.draft_model} {what}")
@@ -178,10 +175,7 @@ class TritonPythonModel(ThreadedModel):
         check_unsupported_inputs(inputs, self.inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {NAME}")
-        if inputs.scalar("stream", False) and not self.decoupled:
-            raise TrtspecError(
-                "stream is not supported by this repository", hint="build it with serving.streaming: true"
-            )
+        wants_stream(inputs, "stream", decoupled=self.decoupled)
         if self.method == "none" and inputs.scalar("num_draft_tokens") is not None:
             hint = "leave it out; to compare, also serve the recipe with method: none"
             raise TrtspecError("num_draft_tokens is not supported by this repository: the engine decides", hint=hint)
@@ -198,19 +192,15 @@ class TritonPythonModel(ThreadedModel):
             raise TrtspecError(f"{edits[0][0]} is not supported by this engine, whose own drafting ignores it")
 
     def read(self, inputs: RequestTensors) -> GenerationRequest:
-        """Parse the tensors of a request."""
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
-        total = len(prompt) + max_tokens
-        complaints = {
-            f"max_tokens is {max_tokens}, expected at least 1": max_tokens < 1,
-            f"num_draft_tokens is {wanted}, expected 0 or more": wanted < 0,
-            f"prompt and max_tokens are {total} tokens together, at most {self.max_seq_len} fit (engine.max_seq_len)": (
-                total > self.max_seq_len
-            ),
-        }
-        for complaint in (each for each, holds in complaints.items() if holds):
-            raise TrtspecError(complaint)
+        if max_tokens < 1:
+            raise TrtspecError(f"max_tokens is {max_tokens}, expected at least 1")
+        if wanted < 0:
+            raise TrtspecError(f"num_draft_tokens is {wanted}, expected 0 or more")
+        if (total := len(prompt) + max_tokens) > self.max_seq_len:
+            fits = f"at most {self.max_seq_len} fit (engine.max_seq_len)"
+            raise TrtspecError(f"prompt and max_tokens are {total} tokens together, {fits}")
         passed, least = self.edits(inputs), self.min_tokens(inputs)
         end_ids, stop = self.end_ids(inputs.scalar("end_id")), tuple(inputs.texts("stop_words"))
         if least > 1 and len(end_ids) > 1:
@@ -218,24 +208,23 @@ class TritonPythonModel(ThreadedModel):
                 f"min_tokens {least} is not supported by {NAME} for a model with several end ids",
                 hint="set end_id to one",
             )
-        return GenerationRequest(
-            prompt=prompt,
-            max_tokens=max_tokens,
-            draft_len=0 if passed else min(wanted, self.draft_len),
-            sampling=SamplingOptions(**read_sampling(inputs)),
-            endings=StopConditions(frozenset(end_ids), stop, self.tokenizer, least),
-            end_id=end_ids[0] if end_ids else NO_ID,
-            stop_words=[*([token] for token in end_ids[1:]), *self.stop_sequences(stop)],
-            lookahead=self.read_lookahead(inputs),
+        call = ModelCall(
+            prompt,
+            max_tokens,
+            SamplingOptions(**read_sampling(inputs)),
+            end_ids[0] if end_ids else NO_ID,
             streams=self.decoupled,  # stop strings and disconnections then end it immediately
+            stop_words=[*([token] for token in end_ids[1:]), *stop_sequences(self.reader.pieces, stop)],
+            lookahead=self.read_lookahead(inputs),
             passed=passed,
         )
+        endings = StopConditions(frozenset(end_ids), stop, self.tokenizer, least)
+        return GenerationRequest(call, 0 if passed else min(wanted, self.draft_len), endings)
 
     def end_ids(self, asked: int | None) -> tuple[int, ...]:
-        """Return the end ids of a request."""
-        if not self.is_nvidia:
-            return request_end_ids(self.tokenizer, asked)
-        return self.tokenizer.named("eos_token") if asked is None else nvidia_end_ids(asked)
+        if self.is_nvidia and asked is None:
+            return self.tokenizer.named("eos_token")
+        return request_end_ids(self.tokenizer, asked, is_nvidia=self.is_nvidia)
 
     def min_tokens(self, inputs: RequestTensors) -> int:
         """Return the minimum number of tokens; 0 if no end id has a logit that could be masked.
@@ -258,14 +247,8 @@ class TritonPythonModel(ThreadedModel):
         found = [(name, array) for name, array in asked if array is not None and array.item() not in EDITS[name]]
         if words := self.reader.encode_all(inputs.texts("bad_words")):
             found.append(("bad_words_list", encode_token_lists(words)[None]))
-        bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
+        bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.values("embedding_bias_weights"))
         return found if bias is None else [*found, ("embedding_bias", bias[None])]
-
-    def stop_sequences(self, stop: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the stop strings that have a token sequence as ids, for the engine to stop at."""
-        for text in stop:
-            with suppress(TrtspecError):
-                yield self.reader.pieces.encode(text)
 
     def read_lookahead(self, inputs: RequestTensors) -> tuple[int, ...]:
         """Return the lookahead sizes of a request: all three, or none for most requests.
@@ -325,9 +308,9 @@ class Transcript:
     """The visible text of a completion and its counts."""
 
     def __init__(self, stream: TextStream, job: GenerationRequest, *, shows_prompt: bool, accumulates: bool) -> None:
-        self.stats = Stats(len(job.prompt))
+        self.stats = Stats(len(job.call.text))
         self._stream, self._accumulates, self._drafts = stream, accumulates, job.draft_len > 0
-        self._unshown = list(job.prompt) if shows_prompt else []
+        self._unshown = list(job.call.text) if shows_prompt else []
         self._text, self._shown = "", 0  # unsent text and its number of tokens
 
     def add(self, step: DecodeStep) -> bool:
@@ -342,7 +325,6 @@ class Transcript:
         return shown > 0
 
     def tensors(self) -> list[tuple[str, Array]]:
-        """Return the output tensors with the unsent text."""
         text, shown = self._text, self._shown
         if not self._accumulates:
             self._text, self._shown = "", 0

@@ -83,24 +83,19 @@ class TritonPythonModel(ThreadedModel):
                 closing(self.server.ask(self.request(inputs, responder.wanted))) as reply,
                 self.cancelling(responder, reply.close) as watch,
             ):
-                self.forward_responses(reply, watch.close, responder)
+                for response, is_last in reply:
+                    if is_last:
+                        watch.close()
+                    if response.outputs:
+                        responder.send_tensors(partial(self.tensors, response), final=is_last)
+                    elif is_last:
+                        responder.send(None, final=True)
         except RequestCancelled:
             responder.send_cancelled()
         except Exception as error:
             responder.send_failure(error)
 
-    def forward_responses(self, reply: Any, before_last: Callable[[], None], responder: Responder) -> None:
-        """Send the model's responses with their ids decoded; the last one has the final flag."""
-        for response, is_last in reply:
-            if is_last:
-                before_last()
-            if response.outputs:
-                responder.send_tensors(partial(self.tensors, response), final=is_last)
-            elif is_last:
-                responder.send(None, final=True)
-
     def request(self, inputs: HeldTensors, wanted: set[str]) -> Any:
-        """Return the request to the token-level model."""
         outputs = {IDS, LENGTH, CONTINUES, *wanted} - {TEXT}
         return infer_request(self.model, [*self.read(inputs), *passed_on(inputs)], outputs)
 
@@ -111,7 +106,7 @@ class TritonPythonModel(ThreadedModel):
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         end_id, _ = self.reader.ends(inputs.scalar("end_id"))
         stop, bad = (self.reader.encode_all(inputs.texts(name)) for name in ("stop_words", "bad_words"))
-        bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
+        bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.values("embedding_bias_weights"))
         excludes = inputs.scalar("exclude_input_in_output", None if self.is_nvidia else True)
         return [
             ("input_ids", np.array([prompt], np.int32)),
@@ -125,7 +120,7 @@ class TritonPythonModel(ThreadedModel):
         ]
 
     def tensors(self, response: Any) -> list[tuple[str, Array]]:
-        """Return the output tensors of one response."""
+        """Return the output tensors of one response, whose ids are decoded."""
         outputs = output_arrays(response)
         rows = zip(outputs.pop(IDS)[0].tolist(), outputs[LENGTH].reshape(-1).tolist(), strict=True)
         continues = bool(outputs.pop(CONTINUES).item())
@@ -134,7 +129,6 @@ class TritonPythonModel(ThreadedModel):
 
 
 def passed_on(inputs: HeldTensors) -> list[tuple[str, Array]]:
-    """Return the tensors that are passed on unchanged."""
     beams = (inputs.scalar("beam_width") or 1) > 1  # a length penalty does not affect a single beam
     found = ((inner, inputs.array(name)) for name, inner in PASSED_INPUTS.items() if beams or name != "length_penalty")
     return [(inner, array[None]) for inner, array in found if array is not None]

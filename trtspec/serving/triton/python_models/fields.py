@@ -81,6 +81,7 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "prompt_vocab_size": (0,),
 }
 MAX_SHOWN = 64
+ENCODER = json.JSONEncoder()
 
 
 def request_parameters(request: Any) -> dict[str, Any]:
@@ -127,9 +128,13 @@ def rename_fields(message: str, names: Mapping[str, str]) -> str:
 
 
 def json_preview(value: Any) -> str:
-    """Return a value as JSON, truncated."""
-    text = json.dumps(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]}..."
+    """Return a value as JSON, truncated; reads only the start of a large value."""
+    text = ""
+    for part in ENCODER.iterencode(value[:MAX_SHOWN] if isinstance(value, str) else value):
+        text += part[:MAX_SHOWN]
+        if len(text) > MAX_SHOWN:
+            return f"{text[: MAX_SHOWN - 4]}..."
+    return text
 
 
 def _hint(name: str, known: Collection[str]) -> str:

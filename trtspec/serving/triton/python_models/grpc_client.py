@@ -27,7 +27,7 @@ import grpc
 import numpy as np
 from grpc.experimental import ChannelOptions
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
 from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.serving.triton.python_models.interruptions import Registration
@@ -63,11 +63,12 @@ STATUS_BY_MESSAGE = {
 
 
 def infer_request(model: str, inputs: Iterable[tuple[str, Array]], outputs: Iterable[str]) -> Any:
-    """Return a ModelInferRequest with tensors of numbers as inputs."""
+    """Return a ModelInferRequest; an array of objects contains bytes."""
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, array in inputs:
         request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
-        request.raw_input_contents.append(array.tobytes())
+        raw = serialize_byte_tensor(array).item() if array.dtype == object else array.tobytes()
+        request.raw_input_contents.append(raw)
     for name in outputs:
         request.outputs.add(name=name)
     return request
@@ -82,11 +83,11 @@ def output_arrays(response: Any) -> dict[str, Array]:
 
 
 class ModelError(TrtspecError):
-    """An error response of another model; `status` is Triton's error code."""
+    """An error response of another model; `status` is Triton's error code, by default that of the message."""
 
-    def __init__(self, message: str, status: str, *, where: str | None = None) -> None:
+    def __init__(self, message: str, status: str | None = None, *, where: str | None = None) -> None:
         super().__init__(message, where=where)
-        self.status = status
+        self.status = status or status_from_message(message)
 
 
 def status_from_message(message: str) -> str:
@@ -94,20 +95,8 @@ def status_from_message(message: str) -> str:
     return next((status for words, status in STATUS_BY_MESSAGE.items() if words in message), REFUSED)
 
 
-def error_from_message(message: str) -> ModelError:
-    """Return the error for an error message."""
-    return ModelError(message, status_from_message(message))
-
-
 def error_from_rpc(error: grpc.RpcError) -> ModelError:
-    """Return the error for a gRPC failure."""
     return ModelError(error.details() or "no reason given", STATUSES.get(error.code(), "INTERNAL"))
-
-
-def is_last(response: Any, parameter: str) -> bool:
-    """Return whether a response is the last of its request; an error from before the model lacks the parameter."""
-    parameters = response.infer_response.parameters
-    return parameters[parameter].bool_param if parameter in parameters else bool(response.error_message)
 
 
 TRUE = ("true", "1")
@@ -120,6 +109,12 @@ OPTIONS = [
     (ChannelOptions.SingleThreadedUnaryStream, 1),  # avoids a third thread per request and its context switch per token
 ]
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def is_last(response: Any) -> bool:
+    """Return whether a response is the last of its request; an error from before the model lacks the parameter."""
+    parameters = response.infer_response.parameters
+    return parameters[IS_LAST].bool_param if IS_LAST in parameters else bool(response.error_message)
 
 
 def local_grpc_address(argv: Sequence[str]) -> str:
@@ -165,8 +160,6 @@ class LocalServerClient:
 
 
 class ResponseStream:
-    """The responses to one request."""
-
     def __init__(self, responses: Any) -> None:
         self._responses = responses
 
@@ -176,11 +169,11 @@ class ResponseStream:
         try:
             # Read to the end of the stream: if cancelled after its last response, the server may keep the request.
             for response in self._responses:
-                ended = is_last(response, IS_LAST)
+                ended = is_last(response)
                 if not response.error_message:
                     yield response.infer_response, ended
                     continue
-                refused = error_from_message(response.error_message)
+                refused = ModelError(response.error_message)
                 if not ended:
                     break
         except grpc.RpcError as error:
@@ -212,9 +205,9 @@ class RequestStream:
         self._requests.put(request)
         try:
             for response in self._responses:
-                self._waits = not is_last(response, IS_LAST)
+                self._waits = not is_last(response)
                 if response.error_message:
-                    raise error_from_message(response.error_message)
+                    raise ModelError(response.error_message)
                 yield response
                 if not self._waits:
                     return

@@ -46,7 +46,6 @@ def add_client_token(body: bytes) -> tuple[str, bytes]:
 
 
 def mark_disconnected(directory: Path, token: str) -> None:
-    """Record that the client of a token has disconnected."""
     flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     os.close(os.open(directory / token, flags, 0o600))
 
@@ -65,7 +64,7 @@ def has_disconnected(directory: str, token: object) -> bool:
 
 
 class PollingThread:
-    """A thread that calls `look` every `period_s` until it is closed."""
+    """A thread that calls `poll` every `period_s` until it is closed."""
 
     def __init__(self, name: str, period_s: float) -> None:
         self._lock = threading.Lock()
@@ -84,8 +83,6 @@ class PollingThread:
 
 
 class Registration:
-    """One watched request."""
-
     def __init__(
         self, is_cancelled: Callable[[], bool], on_left: Callable[[], None], end: Callable[[Registration], None]
     ):

@@ -22,6 +22,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats, Update
 
 Kind = Literal["counter", "gauge", "histogram"]
+REPORTS: dict[Kind, str] = {"counter": "increment", "gauge": "set", "histogram": "observe"}  # methods of Triton's API
 
 # Bucket bounds in seconds, from the time of a step to the patience of a user.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -116,7 +117,7 @@ class RequestMetrics:
         self._first_at = 0.0
         self._first_tokens = 0
         self._counts = self._published = Stats()
-        self._times: deque[tuple[MetricSpec, float]] = deque()  # thread-safe
+        self.times: deque[tuple[MetricSpec, float]] = deque()  # in seconds, until they are reported; thread-safe
         self.has_started = self._has_waited = False
         self.reason: str | None = None
 
@@ -129,7 +130,7 @@ class RequestMetrics:
         self.has_started = True
         if not self._has_waited:
             self._has_waited = True
-            self._times.append((QUEUE, time.monotonic() - self._arrived if queue_s is None else queue_s))
+            self.times.append((QUEUE, time.monotonic() - self._arrived if queue_s is None else queue_s))
 
     def updated(self, update: Update) -> None:
         """Record an update of an engine that reports all counts."""
@@ -145,7 +146,7 @@ class RequestMetrics:
         self._counts = counts
         if not self._first_tokens and counts.new_tokens:
             self._first_at, self._first_tokens = time.monotonic(), counts.new_tokens
-            self._times.append((TTFT, self._first_at - self._arrived))
+            self.times.append((TTFT, self._first_at - self._arrived))
 
     def ended(self, reason: str, counts: Stats | None = None) -> None:
         """Record the finish reason and the final counts.
@@ -161,9 +162,9 @@ class RequestMetrics:
         self.reason = reason
         further = self._counts.new_tokens - self._first_tokens
         if self._first_tokens and further > 0:
-            self._times.append((TPOT, (now - self._first_at) / further))
+            self.times.append((TPOT, (now - self._first_at) / further))
         if self._counts.new_tokens:
-            self._times.append((DURATION, now - self._arrived))
+            self.times.append((DURATION, now - self._arrived))
         self._on_end(self)
 
     def failed(self, error: Exception) -> None:
@@ -182,10 +183,6 @@ class RequestMetrics:
         places = zip_longest(now.accepted_by_position, before.accepted_by_position, fillvalue=0)
         for place, (accepted, earlier) in enumerate(places, 1):
             sums[BY_POSITION, str(place)] += accepted - earlier
-
-    def take_times(self) -> list[tuple[MetricSpec, float]]:
-        """Return the times measured since the previous call, in seconds."""
-        return [self._times.popleft() for _ in range(len(self._times))]
 
 
 PERIOD_S = 0.5
@@ -238,7 +235,6 @@ class EngineMetrics:
         self._changed.set()
 
     def breaker(self, is_open: bool) -> None:
-        """Record whether the circuit breaker is open."""
         self._breaker_open = is_open
         self._changed.set()
 
@@ -259,16 +255,16 @@ class EngineMetrics:
             texts = [*ended, *self._open]
         for text in texts:
             text.add_news(sums)
-            for family, seconds in text.take_times():
-                exported.observe(family, seconds)
+            while text.times:
+                exported.report(*text.times.popleft())
         for text in ended:
             sums[REQUESTS, text.reason or "error"] += 1
         for (family, value), amount in sums.items():
-            exported.increment(family, value, amount)
+            exported.report(family, amount, value)
         running, waiting = self._occupancy()
-        exported.set(RUNNING, running)
-        exported.set(WAITING, waiting)
-        exported.set(BREAKER, int(self._breaker_open))
+        exported.report(RUNNING, running)
+        exported.report(WAITING, waiting)
+        exported.report(BREAKER, int(self._breaker_open))
 
     def _counted(self) -> tuple[int, int]:
         with self._lock:
@@ -318,22 +314,12 @@ class TritonMetrics:
             for value in family.known or ("",) * (not family.label):
                 self._metric(family, value)
 
-    def increment(self, family: MetricSpec, value: str, amount: float) -> None:
-        """Increase a counter."""
-        if amount > 0 and family in self._made:
-            self._metric(family, value).increment(amount)
+    def report(self, family: MetricSpec, amount: float, value: str = "") -> None:
+        """Increase a counter, add to a histogram or set a gauge; `value` is that of the family's own label."""
+        if family in self._made and (amount > 0 or family.kind != "counter"):
+            getattr(self._metric(family, value), REPORTS[family.kind])(amount)
 
-    def observe(self, family: MetricSpec, amount: float) -> None:
-        """Add a value to a histogram."""
-        if family in self._made:
-            self._metric(family).observe(amount)
-
-    def set(self, family: MetricSpec, amount: float) -> None:
-        """Set a gauge."""
-        if family in self._made:
-            self._metric(family).set(amount)
-
-    def _metric(self, family: MetricSpec, value: str = "") -> Any:
+    def _metric(self, family: MetricSpec, value: str) -> Any:
         if (family, value) not in self._metrics:
             labels = self._labels | ({family.label: value} if family.label else {})
             buckets = {"buckets": list(family.buckets)} if family.buckets else {}

@@ -42,7 +42,7 @@ class TritonPythonModel:
         prompt = self.reader.prompt(inputs.texts("QUERY"))
         end_id, more_ends = self.reader.ends(inputs.scalar("END_ID"))
         pad_id = self.reader.pad_id(inputs.scalar("PAD_ID"), end_id)
-        bias = self.reader.bias(inputs.texts("EMBEDDING_BIAS_WORDS"), inputs.numbers("EMBEDDING_BIAS_WEIGHTS"))
+        bias = self.reader.bias(inputs.texts("EMBEDDING_BIAS_WORDS"), inputs.values("EMBEDDING_BIAS_WEIGHTS"))
         stop, bad = (self.reader.encode_all(inputs.texts(name)) for name in ("STOP_WORDS_DICT", "BAD_WORDS_DICT"))
         return [
             ("INPUT_ID", np.array([prompt], np.int32)),

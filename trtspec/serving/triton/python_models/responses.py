@@ -16,7 +16,6 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable, Container
-from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 from trtspec.core.errors import Overloaded, TrtspecError
@@ -40,25 +39,6 @@ NamedTensors: TypeAlias = list[tuple[str, Array]]
 
 class RequestCancelled(Exception):
     """The client has disconnected."""
-
-
-class RequestSlots:
-    """Limits the concurrent requests of a multi-threaded model; others wait in the server's queue.
-
-    That queue has the recipe's limit, beyond which the server rejects requests with its own status.
-    """
-
-    def __init__(self, max_batch_size: int) -> None:
-        self.count = REQUESTS_PER_PLACE * max_batch_size
-        self._free = threading.Semaphore(self.count)
-
-    def hold(self, start: Callable[[], Future[Any]]) -> None:
-        """Start a request once a slot is free; the slot is released when its future completes.
-
-        Call it from `execute`, so that further requests fill the server's queue.
-        """
-        self._free.acquire()
-        start().add_done_callback(lambda _: self._free.release())
 
 
 class RequestLimit:
@@ -111,7 +91,6 @@ class Responder:
         self.send(failure(self._pb_utils, error), final=True)
 
     def send_cancelled(self) -> None:
-        """Send the response for a disconnected client."""
         self.send(_error(self._pb_utils, "the request was cancelled", "CANCELLED"), final=True)
 
     def send_shutdown(self) -> None:
@@ -184,7 +163,6 @@ def _error(pb_utils: Any, message: str, status: str) -> Any:
 
 
 def new_error_id() -> str:
-    """Return a random id of an internal error."""
     return secrets.token_hex(6)
 
 

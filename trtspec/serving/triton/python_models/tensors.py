@@ -145,10 +145,15 @@ class RequestTensors:
         Raises TrtspecError if a request has both names with different values.
         """
         array = self.sent(name)
-        if name not in OLDER_NAMES or (other := self._older(name)) is None:
+        if name not in OLDER_NAMES:
+            return array
+        older, kind = OLDER_NAMES[name]
+        other = self.sent(older)
+        if other is None and older in self.parameters:
+            other = parameter_array(older, self.parameters[older], kind)
+        if other is None:
             return array
         if array is not None and array.tolist() != other.tolist():
-            older = OLDER_NAMES[name][0]
             values = f"{name} is {array.item()} and {older} is {other.item()}"
             raise TrtspecError(f"{values}: they are the same field", hint="send one of them")
         return other
@@ -157,14 +162,6 @@ class RequestTensors:
         """Return the tensor with exactly this name, or None if the client sent none."""
         tensor = self._get(self._request, name)
         return None if tensor is None else tensor.as_numpy()
-
-    def _older(self, name: str) -> Array | None:
-        """Return the value under the field's older name, from a tensor or a parameter."""
-        older, kind = OLDER_NAMES[name]
-        array = self.sent(older)
-        if array is None and older in self.parameters:
-            array = parameter_array(older, self.parameters[older], kind)
-        return array
 
     def reject_undeclared(self, declared: Sequence[str], engine: str) -> None:
         """Raise TrtspecError for a field that is not one of the `declared` inputs and is not otherwise supported."""
@@ -216,17 +213,15 @@ class RequestTensors:
             raise TrtspecError(f"{name} has {array.size} values, expected one")
         return array.item()
 
-    def numbers(self, name: str) -> list[Any]:
+    def values(self, name: str) -> list[Any]:
         """Return the values of a tensor; an empty list if the client sent none."""
         array = self.array(name)
         return [] if array is None else array.reshape(-1).tolist()
 
     def texts(self, name: str) -> list[str]:
         """Return the nonempty strings of a tensor."""
-        array = self.array(name)
-        items = [] if array is None else array.reshape(-1).tolist()
         try:
-            return [item.decode() for item in items if item]
+            return [item.decode() for item in self.values(name) if item]
         except UnicodeDecodeError:
             raise TrtspecError(f"{name} is not UTF-8 text") from None
 
@@ -284,15 +279,15 @@ def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
     return wanted
 
 
-def request_end_ids(tokenizer: Tokenizer, asked: int | None) -> tuple[int, ...]:
-    """Return the end ids of a request: all of the tokenizer's for None or one of them, none for -1."""
-    own = tokenizer.end_ids
-    return own if asked is None or asked in own else (() if asked == NO_ID else (check_end_id(asked),))
+def request_end_ids(tokenizer: Tokenizer, asked: int | None, *, is_nvidia: bool) -> tuple[int, ...]:
+    """Return the end ids of a request: all of the tokenizer's for None or one of them, none for -1.
 
-
-def nvidia_end_ids(asked: int | None) -> tuple[int, ...]:
-    """Return the only end id, as NVIDIA's tensorrt_llm does; without one, all requested tokens are generated."""
-    return () if asked in (None, NO_ID) else (check_end_id(asked),)
+    With `is_nvidia`, a request has only the id that it names; without one, all requested tokens are generated.
+    """
+    own = () if is_nvidia else tokenizer.end_ids
+    if asked is None or asked in own:
+        return own
+    return () if asked == NO_ID else (check_end_id(asked),)
 
 
 def check_end_id(asked: int) -> int:

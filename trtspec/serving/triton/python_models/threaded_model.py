@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tritonclient.grpc import service_pb2
+import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.triton.python_models.grpc_client import LocalServerClient
+from trtspec.serving.triton.python_models.grpc_client import LocalServerClient, infer_request
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher, Registration
-from trtspec.serving.triton.python_models.responses import RequestCancelled, RequestSlots, Responder
+from trtspec.serving.triton.python_models.responses import REQUESTS_PER_PLACE, RequestCancelled, Responder
 from trtspec.serving.triton.python_models.tensors import HeldTensors, RequestTensors, Settings
 
 WAKEUP_DELAYS_S = (0.002, 0.01)  # the second wake-up is for requests that arrived while the first was executed
@@ -83,15 +83,11 @@ class SchedulerWakeup:
                 return
 
     def _ask(self) -> None:
+        inputs = [("text_input", np.array([[b""]], object)), ("max_tokens", np.array([[0]], np.int32))]
+        request = infer_request(self._model, inputs, ())
+        request.id = self._id
         with suppress(TrtspecError):
-            list(self._server.ask(self._request()))
-
-    def _request(self) -> Any:
-        request = service_pb2.ModelInferRequest(model_name=self._model, id=self._id)
-        for name, datatype, content in (("text_input", "BYTES", bytes(4)), ("max_tokens", "INT32", bytes(4))):
-            request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
-            request.raw_input_contents.append(content)
-        return request
+            list(self._server.ask(request))
 
 
 class ThreadedModel:
@@ -105,8 +101,8 @@ class ThreadedModel:
         self._pb_utils = pb_utils
         self._lock = threading.Lock()
         self._shutdown = DrainWatcher(args["model_repository"])
-        self._places = RequestSlots(settings.max_batch_size)
-        self._threads = ThreadPoolExecutor(self._places.count)
+        slots = REQUESTS_PER_PLACE * settings.max_batch_size
+        self._free, self._threads = threading.Semaphore(slots), ThreadPoolExecutor(slots)
         self._nudge = SchedulerWakeup(server, args["model_name"])
 
     def answering(self, inputs: HeldTensors, responder: Responder) -> Callable[[], None]:
@@ -126,13 +122,18 @@ class ThreadedModel:
         self._shutdown.close()
 
     def start(self, request: Any) -> Responder:
-        """Start a thread for a request once a slot is free."""
+        """Start a thread for a request once a slot is free.
+
+        Further requests wait in the server's queue meanwhile. It has the recipe's limit, beyond which the server
+        rejects requests with its own status.
+        """
         responder = Responder(self._pb_utils, request, self._lock, decoupled=self.decoupled, shutdown=self._shutdown)
         if self._nudge.is_wakeup(request):
             responder.send_tensors(list, final=True)
             return responder
         answer = self.answering(HeldTensors(RequestTensors(self._pb_utils, request), self.inputs), responder)
-        self._places.hold(lambda: self._threads.submit(answer))
+        self._free.acquire()
+        self._threads.submit(answer).add_done_callback(lambda _: self._free.release())
         return responder
 
     @contextmanager

@@ -8,7 +8,7 @@ A text that cannot be a valid prompt is rejected before it is tokenized. `prompt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,30 +27,17 @@ from trtspec.serving.triton.python_models.tensors import (
     check_ids,
     checked_length,
     decode_token_lists,
-    nvidia_end_ids,
     request_end_ids,
 )
 
 
-@dataclass(frozen=True)
-class TextLimit:
-    """The maximum length of a text with `max_tokens` tokens, because tokenizing a longer one takes seconds."""
-
-    max_tokens: int  # 0: unlimited
-    max_bytes: int
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, max_tokens: int) -> TextLimit:
-        """Return the limit for texts of a tokenizer."""
-        return cls(max_tokens, max_tokens * max(len(token.encode()) for token in tokenizer.vocabulary))
-
-    def check(self, text: str) -> None:
-        """Raise TrtspecError for a text that must have more tokens than allowed."""
-        if 0 < self.max_bytes < len(text):  # a text has at least as many bytes as characters
-            raise TrtspecError(
-                f"text_input has {len(text):,} characters; the limit of {self.max_tokens} tokens is at most "
-                f"{self.max_bytes:,} bytes"
-            )
+def stop_sequences(pieces: TextPieces, stops: Sequence[str]) -> list[list[int]]:
+    """Return the stop strings that have a token sequence as ids, for the engine to stop at."""
+    words = []
+    for stop in stops:
+        with suppress(TrtspecError):
+            words.append(pieces.encode(stop))
+    return words
 
 
 class TextReader:
@@ -67,19 +54,26 @@ class TextReader:
     ) -> None:
         """Read texts of at most `max_tokens` (0: any); with `stops_at_all`, further end ids become stop words.
 
+        A text that must have more tokens is not tokenized, because that takes seconds.
+
         The model has `vocab_size` logits including padding; 0: as many as the tokenizer has tokens. With `is_nvidia`,
         only the eos token ends a completion, and the pad token is used for padding.
         """
         self._is_nvidia = is_nvidia
         self._tokenizer, self._vocab_size = tokenizer, vocab_size or tokenizer.vocab_size
-        self._bound = TextLimit.of(tokenizer, max_tokens)
+        self._max_tokens = max_tokens
+        self._max_bytes = max_tokens * max(len(token.encode()) for token in tokenizer.vocabulary)
         self._stops_at_all = stops_at_all
         self.pieces = TextPieces(tokenizer)
 
     def prompt(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a prompt; raises TrtspecError if it is empty or certainly too long."""
         text = "".join(texts)
-        self._bound.check(text)
+        if 0 < self._max_bytes < len(text):  # a text has at least as many bytes as characters
+            raise TrtspecError(
+                f"text_input has {len(text):,} characters; the limit of {self._max_tokens} tokens is at most "
+                f"{self._max_bytes:,} bytes"
+            )
         if ids := self._tokenizer.encode(text, add_special_tokens):
             return ids
         raise TrtspecError("text_input is empty")
@@ -194,22 +188,21 @@ class TokenReader:
     def read(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return the prompt and its stop conditions, as keyword arguments of the engine's Request."""
         ids = inputs.required("input_ids").tolist()
-        ends, words = self._stops(inputs.array("stop_words_list"))
+        tensor = inputs.array("stop_words_list")
+        words = [] if tensor is None else decode_token_lists(tensor)
+        # a stop word of a single special token lacks a text that could be searched for
+        ends = [word for word in words if len(word) == 1 and word[0] in self._tokenizer.silent]
         return {
             "prompt_ids": tuple(ids[: checked_length("input_lengths", inputs.scalar("input_lengths"), ids)]),
             "max_new_tokens": inputs.scalar("request_output_len"),
-            "end_ids": (*self._end_ids(inputs.scalar("end_id")), *ends),
-            "stop": tuple(self._pieces.decode(check_ids("stop_words_list", word)) for word in words),
+            "end_ids": (
+                *request_end_ids(self._tokenizer, inputs.scalar("end_id"), is_nvidia=self._is_nvidia),
+                *(token for (token,) in ends),
+            ),
+            "stop": tuple(
+                self._pieces.decode(check_ids("stop_words_list", word)) for word in words if word not in ends
+            ),
         }
-
-    def _stops(self, tensor: Array | None) -> tuple[list[int], list[list[int]]]:
-        """Return stop words as end ids and as words: a single special token lacks a text that could be searched for."""
-        words = [] if tensor is None else decode_token_lists(tensor)
-        ends = [word for word in words if len(word) == 1 and word[0] in self._tokenizer.silent]
-        return [token for (token,) in ends], [word for word in words if word not in ends]
-
-    def _end_ids(self, asked: int | None) -> tuple[int, ...]:
-        return nvidia_end_ids(asked) if self._is_nvidia else request_end_ids(self._tokenizer, asked)
 
 
 class UnsentTokens:
