@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.planning.documents import ProfileDocument
-from trtspec.report.plots import style
+from trtspec.report.plots import WIDTH, Series, style
 from trtspec.report.plots.bars import grouped
-from trtspec.report.plots.frame import WIDTH, Series
 from trtspec.report.plots.lines import against_load
 
 ROOT = Path(__file__).parents[1]

@@ -323,7 +323,6 @@ def _judge_rounding(
 
 
 def _first_difference(theirs: Sequence[int], ours: Sequence[int]) -> str:
-    """Describe the first position where two tokenizations of a prompt differ."""
     pairs = enumerate(zip_longest(theirs, ours))
     place = next(place for place, (one, other) in pairs if one != other)
     shown = [" ".join(map(str, ids[place : place + SHOWN])) or "none" for ids in (ours, theirs)]

@@ -6,9 +6,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from trtspec.bench.decision import ALONE, PAYS, SHIP
-from trtspec.bench.gates import UNDECIDED, VerificationCheck
-from trtspec.report.decision import contradiction, report_decision, verification_summary
-from trtspec.report.documents import ELSEWHERE, ReportInputs
+from trtspec.bench.gates import UNDECIDED
+from trtspec.report.evidence import ELSEWHERE, ReportInputs, contradiction, report_decision, verification_summary
 from trtspec.report.section import Figure, Table
 from trtspec.report.sections import sections
 
@@ -49,7 +48,9 @@ def render_junit(facts: ReportInputs) -> str:
             ElementTree.SubElement(case, "failure", message=_xml(check.detail))
         elif check.state == UNDECIDED:
             ElementTree.SubElement(case, "skipped", message=_xml(f"undecided: {check.detail}"))
-        ElementTree.SubElement(case, "system-out").text = _xml(_details(facts, check))
+        against = contradiction(facts, check)
+        details = f"{check.detail}; contradicted: {against}" if against else check.detail
+        ElementTree.SubElement(case, "system-out").text = _xml(details)
     for each in found.left_out if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(each.name))
         ElementTree.SubElement(case, "skipped", message=_xml(each.why))
@@ -68,28 +69,25 @@ def render_junit(facts: ReportInputs) -> str:
 
 def render_annotations(facts: ReportInputs) -> str:
     """Return GitHub workflow commands: the verdict, then failed, undecided and contradicted checks."""
-    judged = report_decision(facts)
+    judged, name = report_decision(facts), facts.name
+    found = None if facts.elsewhere else facts.verification
     level = "notice" if judged.decision in (SHIP, PAYS, ALONE) else "warning"
-    lines = [f"::{level} title={_property(facts.name)}::{_data(judged.text)}"]
-    if facts.verification is None:
-        lines.append(f"::warning title={_property(facts.name)}::the artifact has not been verified")
-    if facts.elsewhere:
-        lines.append(f"::warning title={_property(facts.name)}::{ELSEWHERE}")
-        return "".join(f"{line}\n" for line in lines)
-    for check in facts.verification.checks if facts.verification else ():
-        title = f"title={_property(f'{facts.name}: {check.name}')}"
+    lines = [_command(level, name, judged.text)]
+    if found is None:
+        lines.append(_command("warning", name, ELSEWHERE if facts.elsewhere else "the artifact has not been verified"))
+    for check in found.checks if found else ():
+        title = f"{name}: {check.name}"
         if not check.ok or check.state == UNDECIDED:
-            lines.append(f"::{'warning' if check.ok else 'error'} {title}::{_data(check.detail)}")
+            lines.append(_command("warning" if check.ok else "error", title, check.detail))
         if against := contradiction(facts, check):
-            lines.append(f"::warning {title}::{_data(f'{check.state}, but {against}')}")
-    if facts.verification and facts.verification.ok:
-        lines.append(f"::notice title={_property(facts.name)}::{_data(verification_summary(facts))}")
-    return "".join(f"{line}\n" for line in lines)
+            lines.append(_command("warning", title, f"{check.state}, but {against}"))
+    if found and found.ok:
+        lines.append(_command("notice", name, verification_summary(facts)))
+    return "".join(lines)
 
 
-def _details(facts: ReportInputs, check: VerificationCheck) -> str:
-    against = contradiction(facts, check)
-    return f"{check.detail}; contradicted: {against}" if against else check.detail
+def _command(level: str, title: str, text: str) -> str:
+    return f"::{level} title={_property(title)}::{_data(text)}\n"
 
 
 def _figure(figure: Figure) -> str:

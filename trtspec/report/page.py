@@ -9,8 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from trtspec.core.installation import __version__
-from trtspec.report.decision import report_decision, verification_summary
-from trtspec.report.documents import ReportInputs
+from trtspec.report.evidence import ReportInputs, report_decision, verification_summary
 from trtspec.report.plots import minify_css, style
 from trtspec.report.section import Figure, Section, Table
 from trtspec.report.sections import sections
@@ -20,12 +19,11 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render_page(facts: ReportInputs) -> str:
-    """Return the report as HTML."""
     judged, checks = report_decision(facts), verification_summary(facts)
     tone = {"green": "ok", "red": "bad"}.get(judged.style, "dim")
     is_bad = "does not hold" in checks
     body = "".join(
-        _cards(list(group)) if plotted else "".join(map(_section, group))
+        ('<div class="cards">{}</div>' if plotted else "{}").format("".join(map(_section, group)))
         for plotted, group in groupby(sections(facts), key=lambda section: bool(section.plot))
     )
     return (
@@ -37,10 +35,6 @@ def render_page(facts: ReportInputs) -> str:
         f'<p><span class="badge {"bad" if is_bad else "dim"}">{escape(checks)}</span></p>{body}</main>'
         f'<footer class="dim"><p>trtspec {__version__}</p></footer></body></html>\n'
     )
-
-
-def _cards(group: Sequence[Section]) -> str:
-    return f'<div class="cards">{"".join(map(_section, group))}</div>'
 
 
 def _section(section: Section) -> str:

@@ -14,7 +14,7 @@ from tests.conftest import Run
 from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
 from trtspec.backends.edge_llm.repository import MODEL_JSON
-from trtspec.bench.run_gates import DEPLOY_PROMPTS
+from trtspec.bench.verify import DEPLOY_PROMPTS
 from trtspec.engine.prompts.load import load_prompts
 
 ANSWER = ["answer: ", "é ", "and more"]

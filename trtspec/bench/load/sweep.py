@@ -20,8 +20,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trtspec.bench.load.arrivals import LARGER_IS_BETTER, THROUGHPUT, ArrivalProcess
-from trtspec.bench.load.client import TIMEOUT_S, Endpoint, LoadClient, clock, load_client, runner
-from trtspec.bench.load.discovery import BASELINE, SERVED, Counters, ServerAddress, find_arms, read_counters
+from trtspec.bench.load.client import (
+    BASELINE,
+    SERVED,
+    TIMEOUT_S,
+    Counters,
+    Endpoint,
+    LoadClient,
+    ServerAddress,
+    clock,
+    find_arms,
+    load_client,
+    read_counters,
+    runner,
+)
 from trtspec.bench.load.intervals import RatioInterval, ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, AskRound, LoadWorkload, Round
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
@@ -31,6 +43,7 @@ from trtspec.core.registry import find_extension
 NOISE_WORK = bytes(1 << 20)
 NOISE_REPEATS = 16
 NOISY = 0.1  # spread above which a warning is printed
+DRIVER = "trtspec"
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -69,9 +82,6 @@ def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, don
         where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}
         file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII, because servers may send lone surrogates
     file.flush()
-
-
-DRIVER = "trtspec"
 
 
 @dataclass(frozen=True)

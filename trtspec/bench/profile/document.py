@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,16 +21,13 @@ from trtspec.bench.documents import (
 )
 from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.profile.acceptance import AcceptanceStats
-from trtspec.bench.profile.measured import CandidateMeasurements, Case
-from trtspec.bench.profile.options import ProfileRequest
-from trtspec.bench.profile.recommend import Recommendation, rate_candidate
+from trtspec.bench.profile.candidates import ProfileRequest
+from trtspec.bench.profile.recommend import CandidateMeasurements, Case, Recommendation, rate_candidate
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.store.artifact import Manifest, load_manifest
-
-FORMAT_VERSION = 1
 
 
 def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
@@ -57,15 +55,13 @@ def save_profile(document: Mapping[str, Any], name: str) -> None:
 
 def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
     """Return the target of the recipe's artifact, whose engine can differ from the measuring one."""
-    try:
+    with suppress(TrtspecError):  # the recipe's engine is not available here
         build = plan_build(loaded)
-    except TrtspecError:  # the recipe's engine is not available here
-        return describe_target(measured)
-    if not build.is_read:
-        return describe_target(measured)
-    recipe = build.recipe.without_directories()
-    steps = ((step.name, step.key) for step in build.plan.steps)
-    return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
+        if build.is_read:
+            recipe = build.recipe.without_directories()
+            steps = ((step.name, step.key) for step in build.plan.steps)
+            return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
+    return describe_target(measured)
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class Profile:
     def as_dict(self) -> dict[str, Any]:
         chosen = self.chosen
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1,
             **decide(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from trtspec.report.plots.frame import (
+from trtspec.planning.documents import Percentiles
+from trtspec.report.plots import (
     FONT,
     LINE,
     RIGHT,
@@ -19,7 +20,6 @@ from trtspec.report.plots.frame import (
     legend,
     line,
     svg_picture,
-    swatch,
     text,
     text_width,
     tick_name,
@@ -49,11 +49,9 @@ class BarRows:
 
     @property
     def bottom(self) -> float:
-        """Return the y coordinate below the last row."""
         return self.top + (self.high + BETWEEN) * len(self.labels)
 
     def start(self, number: int) -> float:
-        """Return the y coordinate of a row."""
         return self.top + (self.high + BETWEEN) * number + BETWEEN / 2
 
     def axes(self) -> list[str]:
@@ -69,24 +67,17 @@ class BarRows:
             parts.append(text(self.left - 8, self.start(number) + middle, truncate_text(label, self.left - 6), "end"))
         return parts
 
-    def finish(
-        self,
-        title: str,
-        parts: list[str],
-        x_name: str,
-        names: Sequence[str],
-        sample: Callable[[float, float, int], str],
-    ) -> str:
+    def finish(self, title: str, parts: list[str], x_name: str, names: Sequence[str]) -> str:
         """Return the complete SVG: parts, name of the scale, and a legend if there are several series."""
         y = self.bottom + 2 * LINE
         named = text((self.left + WIDTH - RIGHT - VALUE) / 2, y, x_name, "middle", "axis")
         if len(names) < 2:
             return svg_picture(title, [*parts, named], y + 8)
-        entries, bottom = legend(names, y + LINE + 6, sample)
+        entries, bottom = legend(names, y + LINE + 6, _swatch)
         return svg_picture(title, [*parts, named, *entries], bottom - LINE + 8)
 
 
-THICK, THIN = 17, 9
+THICK, THIN, SPAN_THICK = 17, 9, 13
 
 
 def grouped(title: str, labels: Sequence[str], series: Sequence[Series], x_name: str, mark: float | None = None) -> str:
@@ -104,7 +95,7 @@ def grouped(title: str, labels: Sequence[str], series: Sequence[Series], x_name:
     if mark is not None:
         x = rows.scale.at(mark)
         parts.append(line(x, rows.top, x, rows.bottom, "mark"))
-    return rows.finish(title, parts, x_name, [each.name for each in series], swatch)
+    return rows.finish(title, parts, x_name, [each.name for each in series])
 
 
 def stacked(
@@ -123,7 +114,7 @@ def stacked(
         parts.append(_value(rows.scale.at(total), y, THICK, total))
         if limits and (limit := limits[group]):
             parts.append(line(rows.scale.at(limit), y - 3, rows.scale.at(limit), y + THICK + 1, "limit"))
-    return rows.finish(title, parts, x_name, [each.name for each in series], swatch)
+    return rows.finish(title, parts, x_name, [each.name for each in series])
 
 
 def _bar(
@@ -148,20 +139,7 @@ def _value(x: float, y: float, thick: float, value: float) -> str:
     return text(x + 6, y + thick / 2 + FONT * 0.3, format_number(value))
 
 
-SPAN_THICK = 13
-
-
-@dataclass(frozen=True)
-class PercentileSpan:
-    """Minimum and percentiles of a distribution."""
-
-    least: float
-    p50: float
-    p90: float
-    p99: float
-
-
-def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[PercentileSpan | None]], x_name: str) -> str:
+def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[Percentiles | None]], x_name: str) -> str:
     """Return a plot with a row for each label and a distribution, or None, for each series."""
     most = max((each.p99 for values in series.values() for each in values if each), default=1.0)
     rows = BarRows.to(most, labels, SPAN_THICK * len(series))
@@ -170,14 +148,18 @@ def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[Perce
         for row, spread in enumerate(values):
             if spread:
                 parts.append(_span(rows, rows.start(row) + SPAN_THICK * (number + 0.5), spread, number))
-    return rows.finish(title, parts, x_name, list(series), swatch)
+    return rows.finish(title, parts, x_name, list(series))
 
 
-def _span(rows: BarRows, y: float, spread: PercentileSpan, number: int) -> str:
-    least, p50, p90, p99 = map(rows.scale.at, (spread.least, spread.p50, spread.p90, spread.p99))
+def _span(rows: BarRows, y: float, spread: Percentiles, number: int) -> str:
+    least, p50, p90, p99 = map(rows.scale.at, (spread.min, spread.p50, spread.p90, spread.p99))
     fill = colour(number)
     return (
         f'<path d="M{least:.1f} {y:.1f}H{p99:.1f}" stroke="{fill}" stroke-width="1.5"/>'
         f'<path d="M{p50:.1f} {y:.1f}H{max(p90, p50 + 0.5):.1f}" stroke="{fill}" stroke-width="7"/>'
         f'<circle cx="{p50:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" class="dot"/>'
     )
+
+
+def _swatch(x: float, y: float, number: int) -> str:
+    return f'<rect x="{x + 6:.1f}" y="{y - 6:.1f}" width="14" height="12" rx="2" fill="{colour(number)}"/>'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, groupby, pairwise
 from math import ceil
 
-from trtspec.report.plots.frame import (
+from trtspec.report.plots import (
     COLOURS,
     LINE,
     RIGHT,
@@ -17,7 +17,6 @@ from trtspec.report.plots.frame import (
     Scale,
     Series,
     colour,
-    columns,
     legend,
     line,
     svg_picture,
@@ -57,7 +56,8 @@ def lines(
     most = max([*(each.highest for each in series), mark[0] if mark else 0.0])
     scale = Scale.to(most, TOP + AREA, TOP)
     left = 10 + max(text_width(tick_name(tick)) for tick in scale.ticks)
-    places = list(columns(len(labels), left))
+    width = (WIDTH - RIGHT - left) / max(1, len(labels))
+    places = [left + width * (number + 0.5) for number in range(len(labels))]
     parts = [*_axes(scale, left, y_name), *_labels(labels, places, x_name)]
     parts += _mark(mark, scale, left) if mark else []
     for number, each in enumerate(series):
