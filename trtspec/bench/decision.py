@@ -57,40 +57,26 @@ class DraftOption:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts about a recipe's or an artifact's speculation.
-
-    method: the recipe's method.
-    subject: its label in sentences, "this draft" or the method.
-    speedup: this speculation against the target alone at `load`; expected from a profile if `is_expected`.
-    by_load: pairs (concurrency, ratio), ascending.
-    limit: the recipe's `min_speedup`.
-    texts: identical texts and all texts of a comparison.
-    checks, verified: results of a verification; `verified` is None without one.
-    rivals: other methods or drafts measured on the same target.
-    has_baseline: False if speculation was measured without the target alone.
-    foreign: why documents do not belong to this artifact, one phrase each.
-    more: how to measure again.
-    measure, check: the commands that measure and verify the artifact; `check` may be "".
-    """
+    """The facts about a recipe's or an artifact's speculation."""
 
     method: str
-    subject: str = "this draft"
-    speedup: RelativeSpeed | None = None
+    subject: str = "this draft"  # the label in sentences, otherwise the method
+    speedup: RelativeSpeed | None = None  # against the target alone at `load`
     load: str = "1 request"
-    is_expected: bool = False
-    by_load: Sequence[tuple[float, float]] = ()
-    limit: float | None = None
+    is_expected: bool = False  # the speed-up is from a profile
+    by_load: Sequence[tuple[float, float]] = ()  # pairs (concurrency, ratio), ascending
+    limit: float | None = None  # the recipe's `min_speedup`
     acceptance: float | None = None
-    texts: tuple[int, int] | None = None
+    texts: tuple[int, int] | None = None  # identical texts and all texts of a comparison
     must_be_lossless: bool = False
     checks: Sequence[VerificationCheck] = ()
-    verified: bool | None = None
-    rivals: Sequence[DraftOption] = ()
-    has_baseline: bool = True
-    foreign: Sequence[str] = ()
-    more: str = f"--runs {MAX_RUNS}"
-    measure: str = "trtspec bench"
-    check: str = "trtspec verify"
+    verified: bool | None = None  # None without a verification
+    rivals: Sequence[DraftOption] = ()  # other methods or drafts measured on the same target
+    has_baseline: bool = True  # False if speculation was measured without the target alone
+    foreign: Sequence[str] = ()  # why documents do not belong to this artifact, one phrase each
+    more: str = f"--runs {MAX_RUNS}"  # how to measure again
+    measure: str = "trtspec bench"  # the command that measures the artifact
+    check: str = "trtspec verify"  # the command that verifies it, or ""
 
     @property
     def speed_gate(self) -> VerificationCheck | None:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -353,20 +352,13 @@ def _record_path(sha256: str) -> Path:
 
 def _verification(data: bytes, manifest: str) -> VerificationReport | None:
     """Return the parsed report, or None if it is malformed or about another manifest."""
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     try:
         parse_object(data, REPORT_MAX_VALUES)  # checks size limits, and is stricter than pydantic
-        found: _Document = _reader().validate_json(data, strict=True)
+        found = TypeAdapter(_Document).validate_json(data, strict=True)
     except (ValueError, ValidationError):
         return None
     if found.manifest != manifest:
         return None
     return VerificationReport(found.checks, found.acceptance, found.manifest, found.left_out)
-
-
-@cache
-def _reader() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_Document)

@@ -52,31 +52,23 @@ Text = tuple[Tokens, Tokens]  # prompt and response
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """The search budget: the largest share of sublayers to skip, the number of sets to try, and the seconds.
+    """The limits of a search."""
 
-    With `whole_layers`, a layer's attention and MLP are skipped together. With `layers_left`, whole layers are skipped
-    until that many remain, regardless of `max_skip`.
-    """
-
-    max_skip: float
-    iterations: int
+    max_skip: float  # largest share of sublayers to skip
+    iterations: int  # sets to try
     seconds: float
-    whole_layers: bool = False
-    layers_left: int = 0
+    whole_layers: bool = False  # skip a layer's attention and MLP together
+    layers_left: int = 0  # skip whole layers until so many remain, regardless of `max_skip`
 
 
 @dataclass(frozen=True)
 class SkipCandidate:
-    """A set of skipped sublayers with its matchness and expected speed-up.
-
-    `cost` is the share of the weights that a draft step reads, `draft_len` the length with the highest expected
-    speed-up.
-    """
+    """A set of skipped sublayers with its matchness and expected speed-up."""
 
     skip: Skip
     matchness: float
-    cost: float
-    draft_len: int
+    cost: float  # share of the weights that a draft step reads
+    draft_len: int  # the length with the highest expected speed-up
     speedup: float
 
     def as_dict(self) -> dict[str, Any]:

@@ -167,14 +167,11 @@ def _examine_copies(root: Path, manifest: Manifest, given: Path | None, skip: Co
 
 @dataclass(frozen=True)
 class GateWorkload:
-    """The workload for gates: prompts to run sequentially, and the gates to skip.
-
-    Each side runs `runs` times, and up to MAX_RUNS while the interval of the speed-up includes its limit.
-    """
+    """The workload for gates: prompts to run sequentially, and the gates to skip."""
 
     prompts: Sequence[str]
     max_tokens: int
-    runs: int
+    runs: int  # of each side, and up to MAX_RUNS while the interval of the speed-up includes its limit
     skip: Collection[str] = ()
     on_progress: OnProgress = lambda what, done, total: None
 

@@ -72,30 +72,24 @@ DOCUMENT_KINDS: dict[str, tuple[str, type[BaseModel]]] = {
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input file of a report; `against` is the reason why it does not match the artifact, or "".
-
-    `what` is the field of Facts that it fills. `is_kept` marks a document that a command saved automatically.
-    """
+    """An input file of a report."""
 
     name: str
     sha256: str
-    against: str
-    what: str = ""
-    is_kept: bool = False
+    against: str  # why it does not match the artifact, or ""
+    what: str = ""  # the field of ReportInputs that it fills
+    is_kept: bool = False  # whether a command saved it automatically
 
 
 @dataclass
 class ReportInputs:
-    """Inputs of a report.
-
-    `elsewhere` is true if the verification is from the report in the artifact, which is not trusted.
-    """
+    """Inputs of a report."""
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
     verification: VerificationReport | None
-    elsewhere: bool = False
+    elsewhere: bool = False  # whether the verification is from the report in the artifact, which is not trusted
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
     baseline: BaselineDocument | None = None

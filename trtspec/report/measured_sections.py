@@ -8,9 +8,19 @@ from functools import partial
 
 from trtspec.planning.documents import KindStats, LoadPoint, Percentiles, ProfiledCandidate, SavedRatio
 from trtspec.report.evidence import ReportInputs
-from trtspec.report.plots import COLOURS, Series, format_number
-from trtspec.report.plots.bars import grouped, spans
-from trtspec.report.plots.lines import ALONE, FASTER, RING, against_load, faster_ranges, lines
+from trtspec.report.plots import (
+    ALONE,
+    COLOURS,
+    FASTER,
+    RING,
+    Series,
+    against_load,
+    faster_ranges,
+    format_number,
+    grouped,
+    lines,
+    spans,
+)
 from trtspec.report.section import Section, Table
 
 STEP_TOKENS = "tokens per step (1 is the target alone)"

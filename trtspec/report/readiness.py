@@ -48,20 +48,15 @@ SERIES = "count(trtspec_requests_total)"
 
 @dataclass(frozen=True)
 class ReadinessInputs:
-    """Inputs of all items.
-
-    `published` is the time at which the artifact was written. `report` is the verification by this user on this
-    machine, and `verified` its time. `has_copy` is true if the artifact has a report from elsewhere, which is not
-    trusted.
-    """
+    """Inputs of all items."""
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
-    published: datetime
-    report: VerificationReport | None
-    verified: datetime | None
-    has_copy: bool
+    published: datetime  # when the artifact was written
+    report: VerificationReport | None  # by this user on this machine
+    verified: datetime | None  # the time of `report`
+    has_copy: bool  # whether the artifact has a report from elsewhere, which is not trusted
     documents: Sequence[SavedDocument]
     deployed: Sequence[DeploymentRecord]
     prometheus: Prometheus | None
@@ -213,16 +208,12 @@ def parity(facts: ReadinessInputs) -> ReadinessItem:
 
 def defaults(facts: ReadinessInputs) -> ReadinessItem:
     """Check that no recipe key loosens a default."""
-    loosened = list(_loosened(facts))
+    acceptance = facts.recipe.speculation.acceptance
+    loosened = [] if acceptance == "exact" else [f"speculation.options.lossy ({acceptance} acceptance)"]
+    loosened += map(str, find_unsafe_overrides(facts.recipe))
     if loosened:
         return missing(", ".join(loosened), "trtspec build RECIPE, without these keys")
     return done("no gate, limit or serving setting is looser than its default")
-
-
-def _loosened(facts: ReadinessInputs) -> Iterator[str]:
-    if facts.recipe.speculation.acceptance != "exact":
-        yield f"speculation.options.lossy ({facts.recipe.speculation.acceptance} acceptance)"
-    yield from map(str, find_unsafe_overrides(facts.recipe))
 
 
 def warmup(facts: ReadinessInputs) -> ReadinessItem:

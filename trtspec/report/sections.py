@@ -12,9 +12,7 @@ from trtspec.core.gpus import GPUS
 from trtspec.planning.documents import BenchDocument, LoadDocument, LoadPoint
 from trtspec.report.evidence import ELSEWHERE, ReportInputs, contradiction, matching_candidate, mismatched_documents
 from trtspec.report.measured_sections import MAKERS, closed, requests
-from trtspec.report.plots import Series
-from trtspec.report.plots.bars import grouped, stacked
-from trtspec.report.plots.lines import faster_ranges
+from trtspec.report.plots import Series, faster_ranges, grouped, stacked
 from trtspec.report.section import Figure, Section, Table
 from trtspec.store.plan import format_bytes
 

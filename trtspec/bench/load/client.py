@@ -94,17 +94,14 @@ class ServerRejected(BadAnswer):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address without path, its API, and the model to use.
+    """A server's address, its API, and the model to use."""
 
-    `extra` is added to every request; `headers` contain its key and are never printed.
-    """
-
-    url: str
+    url: str  # without path
     api_name: str
     api: Api
     model: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # added to every request
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # contain the key and are never printed
 
     def request(self, prompt: Prompt, wanted: LoadSampling) -> bytes:
         return json.dumps({**self.api.body(self.model, prompt, wanted), **self.extra}).encode()

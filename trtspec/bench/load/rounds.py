@@ -99,14 +99,11 @@ class LoadWorkload:
 
 @dataclass(frozen=True)
 class Round:
-    """The requests of a round in order; `client_cpu_s` is the client's processor time.
-
-    It is None if another program sent them. `places` is the concurrency of a closed loop, None for an open loop.
-    """
+    """The requests of a round in order."""
 
     samples: Sequence[RequestSample]
-    client_cpu_s: float | None = None
-    places: int | None = None
+    client_cpu_s: float | None = None  # the client's processor time, None if another program sent the requests
+    places: int | None = None  # the concurrency of a closed loop, None for an open loop
 
     @cached_property
     def answered(self) -> list[RequestSample]:

@@ -86,20 +86,14 @@ def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, don
 
 @dataclass(frozen=True)
 class StopRule:
-    """When to stop: after a minimum and maximum of rounds, or once the interval is narrow enough.
-
-    `interval` is the target half-width of the speed-up's 95 % interval relative to the speed-up, or None to always run
-    `most_rounds`. `duration_s` limits each load, except that the first round is always completed. `requests` is the
-    size of a round, None for the load's default. `until_crossover` ends the sweep once speculation is shown to be
-    slower.
-    """
+    """When to stop: after a minimum and maximum of rounds, or once the interval is narrow enough."""
 
     least_rounds: int = 3
     most_rounds: int = 12
-    interval: float | None = 0.05
-    duration_s: float | None = None
-    requests: int | None = None
-    until_crossover: bool = False
+    interval: float | None = 0.05  # relative half-width of the speed-up's 95 % interval; None: run `most_rounds`
+    duration_s: float | None = None  # of each load; the first round is always completed
+    requests: int | None = None  # of a round; None: the load's default
+    until_crossover: bool = False  # end the sweep once speculation is shown to be slower
 
 
 @dataclass(frozen=True)

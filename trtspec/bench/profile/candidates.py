@@ -120,15 +120,12 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class ServerSet:
-    """The server to profile, one without speculation (None to switch drafting off), and its artifact.
-
-    `root` is None if only an address is known; `others` serve the same target with other draft lengths.
-    """
+    """The server to profile, and others of the same target."""
 
     served: ServerAddress
-    baseline: ServerAddress | None
-    root: Path | None
-    others: Sequence[ServerAddress] = ()
+    baseline: ServerAddress | None  # without speculation; None to switch drafting off
+    root: Path | None  # the artifact, None if only an address is known
+    others: Sequence[ServerAddress] = ()  # with other draft lengths
 
 
 class BuildProgress(Observer, Protocol):

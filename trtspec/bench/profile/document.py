@@ -66,17 +66,14 @@ def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ServerProfile:
-    """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone).
-
-    `failures` has one error per failed request.
-    """
+    """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone)."""
 
     url: str
     api: str
     model: str
     draft_len: int
     tokens_per_s: Mapping[Case, float]
-    failures: Sequence[str] = ()
+    failures: Sequence[str] = ()  # one error per failed request
 
     def as_dict(self) -> dict[str, Any]:
         speeds = [
@@ -95,23 +92,18 @@ class ServerProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The measured candidates, the skipped ones with reasons, and the recommendation.
+    """The measured candidates, the skipped ones with reasons, and the recommendation."""
 
-    `about` is the document's metadata. `kinds` are the categories of the completed prompts, `tokens` the number of
-    response tokens. `too_long` counts the prompts that exceed the engine's limits. `server` is None for the torch
-    engine.
-    """
-
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # the document's metadata
     name: str
-    kinds: Sequence[str]
-    tokens: int
+    kinds: Sequence[str]  # the category of each completed prompt
+    tokens: int  # of all responses
     measured: Sequence[CandidateMeasurements]
     left_out: dict[str, str]
     recommendation: Recommendation
     parity: VerificationCheck | None = None
-    too_long: int = 0
-    server: ServerProfile | None = None
+    too_long: int = 0  # prompts that exceed the engine's limits
+    server: ServerProfile | None = None  # None for the torch engine
 
     def as_dict(self) -> dict[str, Any]:
         chosen = self.chosen

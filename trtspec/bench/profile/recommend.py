@@ -267,19 +267,15 @@ def _unsure(measured: CandidateMeasurements, batch: int) -> str:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended recipe section: `candidate` is None if the target alone is fastest.
+    """The recommended recipe section."""
 
-    `speedup` is expected at concurrency `batch`; `schedule` has pairs (concurrency, draft_len), empty if one length
-    fits all. `proposal` is the input of the verdict.
-    """
-
-    candidate: ProfileCandidate | None
+    candidate: ProfileCandidate | None  # None if the target alone is fastest
     batch: int
     draft_len: int
-    speedup: float
-    schedule: tuple[tuple[int, int], ...]
+    speedup: float  # expected at concurrency `batch`
+    schedule: tuple[tuple[int, int], ...]  # pairs (concurrency, draft_len), empty if one length fits all
     why: str
-    proposal: Proposal = field(default_factory=lambda: Proposal(None))
+    proposal: Proposal = field(default_factory=lambda: Proposal(None))  # the input of the verdict
 
     @property
     def speculation(self) -> dict[str, Any]:

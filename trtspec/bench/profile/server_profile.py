@@ -116,35 +116,27 @@ def stream_times(samples: Sequence[RequestSample], batch: int, draft_len: int) -
 
 @dataclass(frozen=True)
 class ServerMeasurements:
-    """Measurements of a server that drafts `own_len` tokens by default: responses by draft length, and stream times.
-
-    `is_chain` is whether it drafts at most one token per position. Times are by concurrency and draft length. `refused`
-    counts rejected prompts, and `failures` are the errors of other failed requests.
-    """
+    """Measurements of a server that drafts `own_len` tokens by default."""
 
     endpoint: Endpoint
     own_len: int
-    is_chain: bool
-    answers: Mapping[int, Sequence[Answer]]
+    is_chain: bool  # whether it drafts at most one token per position
+    answers: Mapping[int, Sequence[Answer]]  # by draft length
     times: Mapping[Case, StreamTimes]
-    refused: int = 0
-    failures: Sequence[str] = ()
+    refused: int = 0  # rejected prompts
+    failures: Sequence[str] = ()  # the errors of other failed requests
 
 
 @dataclass(frozen=True)
 class ServerProfiler:
-    """The measurement plan: prompts, limits and concurrencies.
-
-    `depth` is the recipe's draft depth, for servers that do not report it. `failures` collects errors during
-    measurement.
-    """
+    """The measurement plan: prompts, limits and concurrencies."""
 
     prompts: Sequence[Prompt]
     limits: SearchLimits
     batches: Sequence[int]
-    depth: int
+    depth: int  # the recipe's draft depth, for servers that do not report it
     on_progress: OnProgress
-    failures: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # errors during the measurement
 
     async def ask(self, servers: ServerSet) -> ServerMeasurements:
         """Run all measurements; raise DeployError if the server cannot be profiled."""

@@ -121,12 +121,9 @@ def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int],
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation.
+    """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation."""
 
-    `about` is the document's metadata.
-    """
-
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # the document's metadata
     name: str
     method: str
     texts: Sequence[SampleText]

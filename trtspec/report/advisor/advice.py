@@ -164,19 +164,15 @@ def method_rules() -> tuple[AdviceRule, ...]:
 
 @dataclass(frozen=True)
 class Advice:
-    """Verdict ("yes", "measure" or "no") with the deciding rule and the other rules that apply.
-
-    `methods` are in the order to try them, from `method_rule`; they are also set if the verdict is "no". `not_told`
-    maps missing options to the rules that could change the verdict.
-    """
+    """The verdict with the deciding rule and the other rules that apply."""
 
     answers: AdvisorFacts
-    speculate: str
+    speculate: str  # "yes", "measure" or "no"
     decided_by: AdviceRule
     others: tuple[AdviceRule, ...]
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # in the order to try them, from `method_rule`; also set if the verdict is "no"
     method_rule: AdviceRule
-    not_told: dict[tuple[str, ...], list[str]]
+    not_told: dict[tuple[str, ...], list[str]]  # missing options to the rules that could change the verdict
     first: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
