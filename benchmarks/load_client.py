@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import cpu_name
 from trtspec.bench.load.api import Event, LoadSampling, ParsedResponse, find_api
-from trtspec.bench.load.arrivals.closed import Closed
+from trtspec.bench.load.arrivals import Closed
 from trtspec.bench.load.client import Endpoint, LoadClient, clock, load_client, runner
 from trtspec.bench.load.rounds import LoadWorkload, Round, run_round
 from trtspec.core.ports import LOOPBACK

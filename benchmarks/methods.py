@@ -116,8 +116,8 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
     Uses separate processes, because a second engine in one process slows the first.
     """
     from trtspec.bench.artifact import open_artifact
+    from trtspec.bench.profile.candidates import ProfileCandidate
     from trtspec.bench.profile.engine_profiler import generate_responses, measure
-    from trtspec.bench.profile.options import ProfileCandidate
     from trtspec.bench.profile.recommend import PAYS
     from trtspec.engine.prompts.prompt import Prompt
     from trtspec.store.artifact import load_manifest

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.planning.documents import ProfileDocument
-from trtspec.report.plots import style
-from trtspec.report.plots.bars import grouped
-from trtspec.report.plots.frame import WIDTH, Series
-from trtspec.report.plots.lines import against_load
+from trtspec.report.plots import WIDTH, Series, against_load, grouped, style
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"

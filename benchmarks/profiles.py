@@ -41,10 +41,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import environment
 from benchmarks.turns import Ring, Turn, join
 from trtspec.bench.artifact import DRAFT, TARGET, engine_settings, open_artifact
+from trtspec.bench.profile.candidates import ProfileCandidate, SampleText
 from trtspec.bench.profile.engine_profiler import generate_responses, measure
-from trtspec.bench.profile.measured import CandidateMeasurements
-from trtspec.bench.profile.options import ProfileCandidate, SampleText
-from trtspec.bench.profile.recommend import recommend
+from trtspec.bench.profile.recommend import CandidateMeasurements, recommend
 from trtspec.core.paths import recipes_dir
 from trtspec.engine.engine import Engine
 from trtspec.engine.prompts.load import load_prompts

@@ -20,7 +20,7 @@ from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a f
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.tensorrt_llm.artifact import check_machine as check_built_for
-from trtspec.bench.run_gates import ensure_gates
+from trtspec.bench.verify import ensure_gates
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.deployment.revision import find_fallback_backend, stage_repository

@@ -16,8 +16,8 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.bench.bench import measure_server
+from trtspec.bench.documents import manifest_sha256
 from trtspec.bench.speedup import BenchComparison, BenchSide
-from trtspec.bench.verification_report import manifest_sha256
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.client import Client
 

@@ -88,7 +88,7 @@ def test_draft_len_maximizes_the_expected_speedup() -> None:
     """All draft tokens are accepted except the fourth of each chain, at a third of the target's cost."""
     chains = [_chains([True, *([True] * 3 + [False]) * 10])]
     found = {n: AcceptanceStats((count_steps(chains[0], n),), ("",)) for n in LENS}
-    draft = PrunedDraft(SKIP, 4, 1 / 3, found, 1, 1.0)
+    draft = max((PrunedDraft(SKIP, 4, 1 / 3, n, found[n], 1, 1.0) for n in LENS), key=lambda draft: draft.speedup)
     assert draft.draft_len == 3
     assert draft.acceptance.token_weighted.value == pytest.approx(4.0, abs=0.1)
     assert draft.layers == [0, 2, 3]

@@ -17,14 +17,14 @@ import pytest
 from tests._support.manifests import read_manifest, write_manifest
 from tests._support.tiny import make_llama
 from tests.conftest import Run
-from trtspec.bench import run_gates
-from trtspec.bench.gates import VerificationCheck
-from trtspec.bench.run_gates import ensure_gates
-from trtspec.bench.verification_report import make_report, save_verification
+from trtspec.bench import verify as verifying
+from trtspec.bench.documents import save_verification
+from trtspec.bench.gates import VerificationCheck, VerificationReport
+from trtspec.bench.verify import ensure_gates
 from trtspec.checkpoints.safetensors import read_header
 from trtspec.core.errors import DigestMismatch, GateNotMet, VerificationFailed
 from trtspec.core.hashing import file_segments
-from trtspec.store.artifact import load_manifest
+from trtspec.store.artifact import load_manifest, manifest_sha256
 
 pytestmark = pytest.mark.integration
 TOKENS = ("--max-tokens", 16)
@@ -207,13 +207,13 @@ def test_prompts_option_replaces_the_artifacts_prompts(recipe: Path, artifact: P
 
 def count_measurements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    measure = run_gates.measure_engine
+    measure = verifying.measure_engine
 
     def counting(artifact: Any, prompts: Any, *arguments: Any, **options: Any) -> Any:
         counted.append(len(prompts))
         return measure(artifact, prompts, *arguments, **options)
 
-    monkeypatch.setattr(run_gates, "measure_engine", counting)
+    monkeypatch.setattr(verifying, "measure_engine", counting)
     return counted
 
 
@@ -262,7 +262,7 @@ def test_deploy_uses_the_users_verification_on_this_machine(
     shutil.rmtree(artifact / "reports")
     ensure_gates(artifact)
     assert counted == []
-    monkeypatch.setattr("trtspec.bench.verification_report.this_machine", lambda: {"cpu": "another", "gpus": []})
+    monkeypatch.setattr("trtspec.bench.documents.this_machine", lambda: {"cpu": "another", "gpus": []})
     ensure_gates(artifact)
     assert counted == [3]  # measurements of another machine are ignored
 
@@ -270,7 +270,7 @@ def test_deploy_uses_the_users_verification_on_this_machine(
 def test_deploy_rejects_an_artifact_with_a_saved_failure(artifact: Path) -> None:
     for name, error in (("parity", VerificationFailed), ("min_acceptance", GateNotMet)):
         failed = VerificationCheck(name, False, 0, 1, "not so")
-        save_verification(make_report(artifact, "exact", [failed]))
+        save_verification(VerificationReport((failed,), "exact", manifest_sha256(artifact)))
         with pytest.raises(error, match=f"^{name}: not so$"):
             ensure_gates(artifact)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trtspec.bench.run_gates import ensure_gates
+from trtspec.bench.verify import ensure_gates
 from trtspec.core.errors import GateNotMet
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions

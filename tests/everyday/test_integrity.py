@@ -22,21 +22,23 @@ import pytest
 from tests._support.manifests import read_manifest, write_manifest
 from tests._support.mutations import flipped, mutated
 from tests.conftest import Run
-from trtspec.bench.documents import list_documents, read_document, read_record, save_document
-from trtspec.bench.gates import VerificationCheck
-from trtspec.bench.load.comparison import read_saved
-from trtspec.bench.verification_report import (
-    make_report,
+from trtspec.bench.documents import (
+    list_documents,
+    read_document,
+    read_record,
     read_untrusted_report,
     read_verification,
+    save_document,
     save_verification,
     write_report,
 )
+from trtspec.bench.gates import VerificationCheck, VerificationReport
+from trtspec.bench.load.comparison import read_saved
 from trtspec.core.errors import TrtspecError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.rollout.state import FILE, RolloutRecord, read_rollout, save_rollout
 from trtspec.planning.compare.inputs import load_document
-from trtspec.report.documents import gather
+from trtspec.report.evidence import gather
 from trtspec.store.artifact import load_manifest, manifest_sha256
 
 EXAMPLES = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "600"))
@@ -45,7 +47,7 @@ EXAMPLES = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "600"))
 def verified(artifact: Path) -> None:
     checks = [VerificationCheck("lossless", True, 3, 3, "3 of 3 texts are the same", "lossless", "process")]
     checks.append(VerificationCheck("min_speedup", True, 1.25, 1.2e-5, "fast enough", "min_speedup", "process"))
-    save_verification(make_report(artifact, "exact", checks))
+    save_verification(VerificationReport(tuple(checks), "exact", manifest_sha256(artifact)))
 
 
 @pytest.mark.slow
@@ -238,7 +240,8 @@ def test_mutated_documents_cause_only_error_messages(artifact: Path, workplace: 
         (artifact / "manifest.json").unlink()
     elif kind == "report":
         verified(artifact)
-        write_report(path, make_report(artifact, "exact", [VerificationCheck("lossless", True, 3, 3, "same")]))
+        check = VerificationCheck("lossless", True, 3, 3, "same")
+        write_report(path, VerificationReport((check,), "exact", manifest_sha256(artifact)))
         data, path = path.read_bytes(), artifact / "reports" / "verify.json"
         path.parent.mkdir()
     else:
@@ -373,9 +376,8 @@ def test_artifact_with_a_forged_report_is_measured_before_deployment(
     write_manifest(artifact, document)
     shutil.move(artifact, workplace / "elsewhere")
     (workplace / "elsewhere" / "reports").mkdir()
-    found = make_report(
-        workplace / "elsewhere", "exact", [VerificationCheck("min_acceptance", True, 1.0, 0.999, "all of them")]
-    )
+    check = VerificationCheck("min_acceptance", True, 1.0, 0.999, "all of them")
+    found = VerificationReport((check,), "exact", manifest_sha256(workplace / "elsewhere"))
     write_report(workplace / "elsewhere" / "reports" / "verify.json", found)
     assert asdict(found)["checks"]
     ended = trtspec("deploy", workplace / "elsewhere")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.report.plots.lines import faster_ranges, find_break_even
+from trtspec.report.plots import faster_ranges, find_break_even
 
 LOADS = (1, 4, 16, 64)
 

@@ -14,9 +14,8 @@ import pytest
 
 from tests.conftest import Run
 from tests.report.advisor.serving import serving
-from trtspec.bench.documents import KINDS, target_sha256
-from trtspec.bench.gates import VerificationCheck
-from trtspec.bench.verification_report import make_report, save_verification, write_report
+from trtspec.bench.documents import KINDS, save_verification, target_sha256, write_report
+from trtspec.bench.gates import VerificationCheck, VerificationReport
 from trtspec.core.processes import start_time
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.recipe.resolve import ResolvedRecipe
@@ -89,7 +88,8 @@ def test_verification_on_this_machine_is_evidence(artifact: Path, trtspec: Run) 
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
-    save_verification(make_report(artifact, "exact", [VerificationCheck("parity", False, 0, 1, "not so")]))
+    check = VerificationCheck("parity", False, 0, 1, "not so")
+    save_verification(VerificationReport((check,), "exact", manifest_sha256(artifact)))
     assert "failed: parity" in rows(trtspec, artifact)["verified"]["evidence"]
 
 
@@ -97,9 +97,8 @@ def test_verification_on_this_machine_is_evidence(artifact: Path, trtspec: Run) 
 def test_report_shipped_with_the_artifact_is_not_evidence(artifact: Path, trtspec: Run) -> None:
     assert rows(trtspec, artifact)["verified"]["evidence"] == "not verified on this machine"
     (artifact / "reports").mkdir()
-    found = make_report(
-        artifact, "exact", [VerificationCheck("lossless", True, 1, 1, "the same", "lossless", "process")]
-    )
+    check = VerificationCheck("lossless", True, 1, 1, "the same", "lossless", "process")
+    found = VerificationReport((check,), "exact", manifest_sha256(artifact))
     write_report(artifact / "reports" / "verify.json", found)
     row = rows(trtspec, artifact)
     assert (row["verified"]["state"], row["gates"]["state"]) == (MISSING, MISSING)
@@ -261,8 +260,8 @@ def test_setting_stricter_than_its_default_is_done(facts: ReadinessInputs) -> No
         (readiness.limits, {"speculation__method": "none"}, NOT_NEEDED),
         (readiness.gates, {"speculation__method": "none"}, NOT_NEEDED),
         (readiness.load, {"speculation__method": "none"}, NOT_NEEDED),
-        (readiness.profile, {"speculation__method": "none"}, NOT_NEEDED),
-        (readiness.tune, {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.ITEMS["profile"], {"speculation__method": "none"}, NOT_NEEDED),
+        (readiness.ITEMS["tuning"], {"speculation__method": "none"}, NOT_NEEDED),
         (readiness.parity, {"target__quantization__weights": "fp8"}, MISSING),
         (readiness.warmup, {"serving__warmup": True}, DONE),
         (readiness.warmup, {"serving__warmup": False}, MISSING),

@@ -111,18 +111,24 @@ def load() -> dict[str, Any]:
         "output_tokens_per_s": 1000.0,
         "acceptance_rate": 0.75,
         "mean_accepted_len": 3.0,
+        "rounds": [{"requests": 32, "failed": 0, "output_tokens_per_s": 1000.0, "mean_e2e_ms": 6.0}],
     }
     arm |= {"ttft_ms": spread, "tpot_ms": spread, "e2e_ms": None}
+    judged = {"requests_per_round": 32, "judged_by": "output_tokens_per_s"}
     points = [
         {
+            **judged,
             "load": {"kind": "closed", "concurrency": concurrency},
             "arms": {"served": arm, "baseline": {**arm, "acceptance_rate": None, "mean_accepted_len": None}},
             "speedup": {"ratio": ratio, "low": ratio - 0.1, "high": ratio + 0.1, "rounds": 3},
         }
         for concurrency, ratio in ((1, 2.0), (16, 0.8))
     ]
-    points.append({"load": {"kind": "poisson", "requests_per_s": 2.5}, "arms": {"served": arm}, "speedup": None})
-    return {"format_version": 1, "kind": "load", "points": points}
+    rate = {"load": {"kind": "poisson", "requests_per_s": 2.5}, "arms": {"served": arm}, "speedup": None}
+    points.append({**judged, **rate})
+    workload, noise = {"sha256": "aa", "source": "kinds"}, {"median_work_ms": 10.0}
+    head = {"format_version": 1, "kind": "load", "driver": "trtspec", "workload": workload, "noise": noise}
+    return head | {"points": points}
 
 
 def baseline() -> dict[str, Any]:

@@ -34,7 +34,6 @@ ALONE = {"num_draft_tokens": 0}  # request fields that switch drafting off
 OnProgress = Callable[[str, int, int], None]
 RunAgain = Callable[[BenchComparison], bool]  # whether to add a run after the requested ones
 Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) to (text, its statistics)
-BASELINE_FORMAT_VERSION, BASELINE_KIND = 1, "baseline"
 DEPLOY_WITHOUT_DRAFTS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
 AskAlone = Callable[[str], int]  # (prompt) to the number of generated tokens
 
@@ -124,9 +123,8 @@ def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> t
     """Return the text, its statistics, and whether the server reported draft counts."""
     answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's defaults include the prompt
     if missing := [key for key in needed if not isinstance(answer.get(key), str if key == "text_output" else int)]:
-        raise DeployError(
-            f"the server's responses lack {', '.join(missing)}", hint="serve an artifact built by trtspec"
-        )
+        message = f"the server's responses lack {', '.join(missing)}"
+        raise DeployError(message, hint="serve an artifact built by trtspec")
     new = answer["num_output_tokens"]
     drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
     # the prefill yields the first token; each step yields one token plus the accepted draft tokens
@@ -170,13 +168,12 @@ class BaselineMeasurements:
         return [sum(self.new_tokens) / sum(run) for run in self.seconds]
 
     def as_dict(self) -> dict[str, Any]:
-        requests = [seconds for run in self.seconds for seconds in run]
         answers = [pair for run in self.seconds for pair in zip(run, self.new_tokens, strict=True)]
         return {
             "new_tokens": sum(self.new_tokens),
             "tokens_per_s": [round(each, 2) for each in self.tokens_per_s],
             "median_tokens_per_s": round(statistics.median(self.tokens_per_s), 2),
-            "request_s": _percentiles(requests),
+            "request_s": _percentiles([seconds for seconds, _ in answers]),
             "ms_per_token": _percentiles([seconds / tokens * 1e3 for seconds, tokens in answers if tokens]),
         }
 
@@ -186,18 +183,16 @@ def measure_baseline(
 ) -> BaselineMeasurements:
     """Send every prompt sequentially in each run, after one warm-up request."""
     ask(prompts[0].text)
-    seconds: list[list[float]] = []
-    tokens: list[int] = []
-    for run in range(runs):
-        seconds.append([])
+    measured = BaselineMeasurements([[] for _ in range(runs)], [])
+    for run, seconds in enumerate(measured.seconds):
         for number, prompt in enumerate(prompts, 1):
             started = time.perf_counter()
             new = ask(prompt.text)
-            seconds[-1].append(time.perf_counter() - started)
+            seconds.append(time.perf_counter() - started)
             if run == 0:
-                tokens.append(new)
+                measured.new_tokens.append(new)
             on_progress(f"run {run + 1} of {runs}", number, len(prompts))
-    return BaselineMeasurements(seconds, tokens)
+    return measured
 
 
 def ask_engine(artifact: OpenArtifact, max_tokens: int) -> AskAlone:
@@ -234,8 +229,8 @@ def describe_baseline(
     engine = manifest.recipe.engine
     samples = zip(prompts, measured.new_tokens, zip(*measured.seconds, strict=True), strict=True)
     return {
-        "format_version": BASELINE_FORMAT_VERSION,
-        "kind": BASELINE_KIND,
+        "format_version": 1,
+        "kind": "baseline",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "name": manifest.recipe.name,
         "manifest": manifest_sha256(root),

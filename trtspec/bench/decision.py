@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtspec.bench.documents import read_verification
 from trtspec.bench.gates import FAILS, FILES, HOLDS, MAX_RUNS, UNDECIDED, VerificationCheck, VerificationReport
 from trtspec.bench.speedup import BenchComparison
-from trtspec.bench.verification_report import read_verification
 from trtspec.store.artifact import Manifest, load_manifest
 
 # Recommended action. "pays": faster, but the artifact was not verified; "alone": the artifact does not speculate.
 SHIP, PAYS, DO_NOT_SHIP, NOT_DECIDED, UNKNOWN, ALONE = "ship", "pays", "do_not_ship", "undecided", "unknown", "alone"
 MIN_SPEEDUP, MIN_ACCEPTANCE, LOSSLESS = "min_speedup", "min_acceptance", "lossless"
 TARGET = "as fast as the target alone"
+Verdict = tuple[str, str]  # a recommended action and the sentence that explains it
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class RelativeSpeed:
     high: float | None = None
 
     def __str__(self) -> str:
-        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f} to {self.high:.2f})"
-        return f"{self.value:.2f} times{interval}"
+        return f"{self.value:.2f} times" + ("" if self.low is None else f" ({self.span})")
 
     def reaches(self, limit: float) -> bool | None:
         """Return whether the interval is at or above a limit (True), below it (False) or undecided (None)."""
@@ -57,40 +57,26 @@ class DraftOption:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts about a recipe's or an artifact's speculation.
-
-    method: the recipe's method.
-    subject: its label in sentences, "this draft" or the method.
-    speedup: this speculation against the target alone at `load`; expected from a profile if `is_expected`.
-    by_load: pairs (concurrency, ratio), ascending.
-    limit: the recipe's `min_speedup`.
-    texts: identical texts and all texts of a comparison.
-    checks, verified: results of a verification; `verified` is None without one.
-    rivals: other methods or drafts measured on the same target.
-    has_baseline: False if speculation was measured without the target alone.
-    foreign: why documents do not belong to this artifact, one phrase each.
-    more: how to measure again.
-    measure, check: the commands that measure and verify the artifact; `check` may be "".
-    """
+    """The facts about a recipe's or an artifact's speculation."""
 
     method: str
-    subject: str = "this draft"
-    speedup: RelativeSpeed | None = None
+    subject: str = "this draft"  # the label in sentences, otherwise the method
+    speedup: RelativeSpeed | None = None  # against the target alone at `load`
     load: str = "1 request"
-    is_expected: bool = False
-    by_load: Sequence[tuple[float, float]] = ()
-    limit: float | None = None
+    is_expected: bool = False  # the speed-up is from a profile
+    by_load: Sequence[tuple[float, float]] = ()  # pairs (concurrency, ratio), ascending
+    limit: float | None = None  # the recipe's `min_speedup`
     acceptance: float | None = None
-    texts: tuple[int, int] | None = None
+    texts: tuple[int, int] | None = None  # identical texts and all texts of a comparison
     must_be_lossless: bool = False
     checks: Sequence[VerificationCheck] = ()
-    verified: bool | None = None
-    rivals: Sequence[DraftOption] = ()
-    has_baseline: bool = True
-    foreign: Sequence[str] = ()
-    more: str = f"--runs {MAX_RUNS}"
-    measure: str = "trtspec bench"
-    check: str = "trtspec verify"
+    verified: bool | None = None  # None without a verification
+    rivals: Sequence[DraftOption] = ()  # other methods or drafts measured on the same target
+    has_baseline: bool = True  # False if speculation was measured without the target alone
+    foreign: Sequence[str] = ()  # why documents do not belong to this artifact, one phrase each
+    more: str = f"--runs {MAX_RUNS}"  # how to measure again
+    measure: str = "trtspec bench"  # the command that measures the artifact
+    check: str = "trtspec verify"  # the command that verifies it, or ""
 
     @property
     def speed_gate(self) -> VerificationCheck | None:
@@ -133,9 +119,9 @@ class SpeculationDecision:
 def decide(found: Evidence | Proposal) -> SpeculationDecision:
     """Return the verdict of the first rule that applies."""
     if isinstance(found, Proposal):
-        return _proposed(found)
+        return SpeculationDecision(*_proposed(found))
     rules = (_broken, _alone, _rival, _slower, _contradicted, _missed, _open, _faster, _unmeasured)
-    return next(said for rule in rules for said in rule(found))
+    return next(SpeculationDecision(*said) for rule in rules for said in rule(found))
 
 
 def contradicting_measurement(
@@ -154,63 +140,65 @@ def contradicting_measurement(
     return ""
 
 
-def _broken(found: Evidence) -> Iterator[SpeculationDecision]:
+def _refusal(found: Evidence, why: str) -> Verdict:
+    return DO_NOT_SHIP, f"Do not ship {found.subject}: {why}."
+
+
+def _broken(found: Evidence) -> Iterator[Verdict]:
     """An incorrect artifact must not ship, however fast it is."""
     for check in found.checks:
         if check.state == FAILS and not check.name.startswith("min_"):
-            yield SpeculationDecision(DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}.")
+            yield DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}."
     if found.texts and found.must_be_lossless and found.texts[0] < found.texts[1]:
-        same, total = found.texts
-        text = f"Do not ship {found.subject}: only {same} of {total} texts are identical with and without speculation"
-        yield SpeculationDecision(DO_NOT_SHIP, f"{text}, but the recipe requires all of them.")
+        why = f"{_identical(found.texts)}, but the recipe requires all of them"
+        yield _refusal(found, why)
 
 
-def _alone(found: Evidence) -> Iterator[SpeculationDecision]:
+def _identical(texts: tuple[int, int]) -> str:
+    return f"only {texts[0]} of {texts[1]} texts are identical with and without speculation"
+
+
+def _alone(found: Evidence) -> Iterator[Verdict]:
     if found.method == "none":
-        yield SpeculationDecision(ALONE, "This artifact does not speculate: it runs the target alone.")
+        yield ALONE, "This artifact does not speculate: it runs the target alone."
 
 
-def _rival(found: Evidence) -> Iterator[SpeculationDecision]:
+def _rival(found: Evidence) -> Iterator[Verdict]:
     """Another option is surely faster, or pays where this one surely does not."""
     best = max(found.rivals, key=lambda each: each.speedup.value, default=None)
     own = found.speedup
     if best is None or own is None or best.speedup.reaches(1.0) is not True or best.speedup.low is None:
         return
     if best.speedup.low > (own.value if own.high is None else own.high):
-        text = f"Do not ship {found.subject}: {best.name} is {best.speedup} {TARGET} here, {found.subject} {own}"
-        yield SpeculationDecision(DO_NOT_SHIP, f"{text}.")
+        yield _refusal(found, f"{best.name} is {best.speedup} {TARGET} here, {found.subject} {own}")
 
 
-def _slower(found: Evidence) -> Iterator[SpeculationDecision]:
+def _slower(found: Evidence) -> Iterator[Verdict]:
     if found.speedup and found.speedup.reaches(1.0) is False:
-        text = f"Do not ship {found.subject}: it {_is(found)} {found.speedup} {TARGET} at {found.load}"
-        yield SpeculationDecision(DO_NOT_SHIP, f"{text}{_tail(found.by_load)}.")
+        yield _refusal(found, f"it {_is(found)} {found.speedup} {TARGET} at {found.load}{_tail(found.by_load)}")
 
 
-def _contradicted(found: Evidence) -> Iterator[SpeculationDecision]:
+def _contradicted(found: Evidence) -> Iterator[Verdict]:
     """A gate and a benchmark show opposite results."""
     gate = found.speed_gate
     if found.is_expected or not (gate and found.speedup and isinstance(gate.limit, int | float)):
         return
     reached, then = found.speedup.reaches(gate.limit), f"the gate {MIN_SPEEDUP} ({gate.limit:g}) {gate.state}"
+    text = f"{then} with {_number(gate)}, but bench measured {found.speedup}"
     if gate.state == HOLDS and reached is False:
-        text = f"Do not ship {found.subject}: {then} with {_number(gate)}, but bench measured {found.speedup}"
-        yield SpeculationDecision(DO_NOT_SHIP, f"{text}.")
+        yield _refusal(found, text)
     if gate.state == FAILS and reached is True:
-        text = f"Not decided: {then} with {_number(gate)}, but bench measured {found.speedup}; run {found.check} again"
-        yield SpeculationDecision(NOT_DECIDED, f"{text}.")
+        yield NOT_DECIDED, f"Not decided: {text}; run {found.check} again."
 
 
-def _missed(found: Evidence) -> Iterator[SpeculationDecision]:
-    failed = [f"{check.name} fails: {check.detail}" for check in found.checks if check.state == FAILS]
-    if failed:
-        yield SpeculationDecision(DO_NOT_SHIP, f"Do not ship {found.subject}: {'; '.join(failed)}.")
+def _missed(found: Evidence) -> Iterator[Verdict]:
+    if failed := [f"{check.name} fails: {check.detail}" for check in found.checks if check.state == FAILS]:
+        yield _refusal(found, "; ".join(failed))
     if found.limit and found.speedup and found.speedup.reaches(found.limit) is False:
-        text = f"Do not ship {found.subject}: it {_is(found)} {found.speedup} {TARGET}"
-        yield SpeculationDecision(DO_NOT_SHIP, f"{text}, but the gate requires {found.limit:g}.")
+        yield _refusal(found, f"it {_is(found)} {found.speedup} {TARGET}, but the gate requires {found.limit:g}")
 
 
-def _open(found: Evidence) -> Iterator[SpeculationDecision]:
+def _open(found: Evidence) -> Iterator[Verdict]:
     """The interval includes the limit."""
     wanted = max(1.0, found.limit or 0.0)
     if found.speedup and found.speedup.reaches(wanted) is None:
@@ -222,73 +210,61 @@ def _open(found: Evidence) -> Iterator[SpeculationDecision]:
             said += f", but the gate requires {wanted:g}"
         else:
             said += ", so it may be slower"
-        yield SpeculationDecision(NOT_DECIDED, f"{said}{_held(found, wanted)}; measure again with {found.more}.")
+        gate = found.speed_gate  # it may have held, although the benchmark's value is below the limit
+        if not found.is_expected and gate and gate.state == HOLDS and found.speedup.value < wanted:
+            said += f" (the gate held with {_number(gate)})"
+        yield NOT_DECIDED, f"{said}; measure again with {found.more}."
     for check in found.checks:
         if check.state == UNDECIDED and not found.speedup:
-            yield SpeculationDecision(
-                NOT_DECIDED, f"Not decided: {check.name}: {check.detail}; run {found.check} again with {found.more}."
-            )
+            text = f"Not decided: {check.name}: {check.detail}; run {found.check} again with {found.more}."
+            yield NOT_DECIDED, text
 
 
-def _held(found: Evidence, wanted: float) -> str:
-    """Mention the gate's number if the gate held but the benchmark's value is below the limit."""
-    gate = found.speed_gate
-    if found.is_expected or not gate or gate.state != HOLDS or not found.speedup or found.speedup.value >= wanted:
-        return ""
-    return f" (the gate held with {_number(gate)})"
-
-
-def _faster(found: Evidence) -> Iterator[SpeculationDecision]:
+def _faster(found: Evidence) -> Iterator[Verdict]:
     """All other rules passed: the interval, if any, is above the limit."""
     undecided = [check.name for check in found.checks if check.state == UNDECIDED]
     but = f"; {', '.join(undecided)} is undecided in the verification" if undecided else ""
     if found.texts and found.texts[0] < found.texts[1]:
-        but += f"; only {found.texts[0]} of {found.texts[1]} texts are identical with and without speculation"
+        but += f"; {_identical(found.texts)}"
     if found.speedup:
         said = f"{found.speedup} {TARGET} at {found.load}{_tail(found.by_load)}{but}"
         if found.is_expected:
-            yield SpeculationDecision(
-                PAYS, f"It should pay: expected to be {said}; measure the artifact with: {found.measure}."
-            )
+            yield PAYS, f"It should pay: expected to be {said}; measure the artifact with: {found.measure}."
         elif found.verified and not but:
-            yield SpeculationDecision(SHIP, f"Ship it: {said}.")
+            yield SHIP, f"Ship it: {said}."
         else:
             unverified = "" if found.verified or not found.check else f"; not verified yet, run: {found.check}"
-            yield SpeculationDecision(PAYS, f"It pays: {said}{unverified}.")
+            yield PAYS, f"It pays: {said}{unverified}."
     gate = found.speed_gate
     if gate and gate.state == HOLDS and found.verified:
-        said = f"the gate {MIN_SPEEDUP} holds with {_number(gate)} {TARGET} at 1 request"
-        yield SpeculationDecision(PAYS if but else SHIP, f"{'It pays' if but else 'Ship it'}: {said}{but}.")
+        said = f"the gate {MIN_SPEEDUP} holds with {_number(gate)} {TARGET} at 1 request{but}."
+        yield (PAYS, f"It pays: {said}") if but else (SHIP, f"Ship it: {said}")
 
 
-def _unmeasured(found: Evidence) -> Iterator[SpeculationDecision]:
+def _unmeasured(found: Evidence) -> Iterator[Verdict]:
+    unknown = f"Unknown whether {found.subject} pays"
     if not found.has_baseline:
-        text = f"Unknown whether {found.subject} pays: the target alone was not measured"
-        yield SpeculationDecision(UNKNOWN, f"{text}; give a server without speculation with --baseline.")
+        text = f"{unknown}: the target alone was not measured; give a server without speculation with --baseline."
+        yield UNKNOWN, text
     held = "; its checks pass" if found.verified else "" if found.verified is None else "; some of its checks fail"
     why = f": {' and '.join(found.foreign)}" if found.foreign else ""
-    text = f"Unknown whether {found.subject} pays: it was not measured{why}{held}"
-    yield SpeculationDecision(UNKNOWN, f"{text}; run: {found.measure}.")
+    yield UNKNOWN, f"{unknown}: it was not measured{why}{held}; run: {found.measure}."
 
 
-def _proposed(found: Proposal) -> SpeculationDecision:
+def _proposed(found: Proposal) -> Verdict:
     chosen, own, best = found.chosen, found.own, found.best
     if chosen is None:
         if best is None:
-            return SpeculationDecision(ALONE, "Do not speculate: none of the options could be measured.")
+            return ALONE, "Do not speculate: none of the options could be measured."
         text = f"Do not speculate: the best option tried, {best.name}, is expected to be {best.speedup} {TARGET}"
-        return SpeculationDecision(DO_NOT_SHIP, f"{text} at {found.load}, but {found.why_alone}; use the target alone.")
+        return DO_NOT_SHIP, f"{text} at {found.load}, but {found.why_alone}; use the target alone."
     long = f", draft_len {found.draft_len}" if found.draft_len else ""
     said = f"{chosen.speedup} {TARGET} at {found.load}{long}{_tail(found.by_load)}"
     if own is None or own.name == chosen.name:
-        return SpeculationDecision(PAYS, f"Use {chosen.name}: it is expected to be {said}.")
+        return PAYS, f"Use {chosen.name}: it is expected to be {said}."
     if own.speedup.reaches(1.0) is True:
-        return SpeculationDecision(
-            PAYS, f"Use {chosen.name} instead of {own.name}: {said}; {own.name} is {own.speedup}."
-        )
-    return SpeculationDecision(
-        DO_NOT_SHIP, f"Do not ship {own.name}: it is expected to be {own.speedup} {TARGET}, {chosen.name} {said}."
-    )
+        return PAYS, f"Use {chosen.name} instead of {own.name}: {said}; {own.name} is {own.speedup}."
+    return DO_NOT_SHIP, f"Do not ship {own.name}: it is expected to be {own.speedup} {TARGET}, {chosen.name} {said}."
 
 
 def _tail(by_load: Sequence[tuple[float, float]]) -> str:
@@ -329,7 +305,6 @@ def artifact_facts(root: Path | None, found: VerificationReport | None = None) -
 
 
 def manifest_facts(manifest: Manifest, root: Path) -> dict[str, Any]:
-    """Return the facts from a manifest."""
     recipe = manifest.recipe
     return {
         "method": recipe.speculation.method,
@@ -351,37 +326,29 @@ def verification_facts(report: VerificationReport | None) -> dict[str, Any]:
 
 def comparison_facts(comparison: BenchComparison) -> dict[str, Any]:
     """Return the facts from a benchmark with one request at a time."""
-    more = f"--runs {MAX_RUNS}" if comparison.runs < MAX_RUNS else "more prompts (--prompts FILE)"
     if not comparison.ratios:
         return {"has_baseline": False}
-    speedup = comparison.speedup
+    speedup, drafts = comparison.speedup, comparison.speculative.stats
     return {
         "speedup": RelativeSpeed(speedup.median, speedup.low, speedup.high),
         "texts": (comparison.identical_texts, comparison.prompts),
-        "acceptance": comparison.speculative.stats.acceptance_rate if comparison.speculative.stats.drafted else None,
-        "more": more,
+        "acceptance": drafts.acceptance_rate if drafts.drafted else None,
+        "more": f"--runs {MAX_RUNS}" if comparison.runs < MAX_RUNS else "more prompts (--prompts FILE)",
     }
 
 
 def load_facts(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the facts from the points of a load benchmark; the lowest load decides."""
-    judged = [point for point in points if point["speedup"]]
+    judged = [(point["load"], point["speedup"]) for point in points if point["speedup"]]
     if not judged:
         return {"has_baseline": False}
-    first = judged[0]
-    ratio = first["speedup"]
-    closed = [(point["load"]["concurrency"], point["speedup"]["ratio"]) for point in judged if is_closed_loop(point)]
+    load, ratio = judged[0]
     return {
         "speedup": RelativeSpeed(ratio["ratio"], ratio["low"], ratio["high"]),
-        "load": describe_load(first["load"]),
-        "by_load": closed,
+        "load": describe_load(load),
+        "by_load": [(load["concurrency"], ratio["ratio"]) for load, ratio in judged if load.get("concurrency")],
         "more": "more --max-rounds or --requests",
     }
-
-
-def is_closed_loop(point: Mapping[str, Any]) -> bool:
-    """Return whether a point has a fixed concurrency."""
-    return bool(point["load"].get("concurrency"))
 
 
 def describe_load(load: Mapping[str, Any]) -> str:

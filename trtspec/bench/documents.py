@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save, load and identify the documents of measuring commands.
+"""Save, load and identify the documents and verifications of measuring commands.
 
 A document describes the machine and the target. An artifact's contents are fixed, so its document is saved in the state
 directory under the SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. Measurements before an
 artifact exists are stored under the SHA-256 of its target. Saved documents are records: checksummed, with owner-only
 permissions, and ignored with a warning if they are damaged or other users can write to them. Untrusted files are
 limited in size before parsing.
+
+`verify` and `bench --gates` write the same record of a verification, verified/SHA256.json, for the manifest and this
+machine; `deploy` and `readiness` read it. The copy in the artifact, reports/verify.json, is for people and CI. It is
+untrusted, because anyone who handled the artifact could have written it, unless its SHA-256 is given
+(`trusted_report`).
 """
 
 from __future__ import annotations
@@ -16,25 +21,38 @@ import logging
 import os
 import platform
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from trtspec.bench.gates import SkippedCheck, VerificationCheck, VerificationReport
 from trtspec.checkpoints.safe_json import parse_object
-from trtspec.core.errors import TrtspecError
-from trtspec.core.files import describe_read_error, open_regular, private_directory, read_bounded, replace_file
+from trtspec.core.errors import DigestMismatch, TrtspecError, os_error_remedy
+from trtspec.core.files import (
+    UnreadableFile,
+    describe_read_error,
+    open_regular,
+    private_directory,
+    read_bounded,
+    replace_file,
+)
 from trtspec.core.gpus import detect_gpus
 from trtspec.core.paths import state_dir
+from trtspec.planning.documents import read_values
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact import Manifest, manifest_sha256
+from trtspec.store.artifact_paths import REPORTS
 from trtspec.store.digest import compute_digest, dump_checksummed_text, has_valid_checksum
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES, MAX_VALUES = 64 << 20, 2_000_000
+REPORT_MAX_BYTES, REPORT_MAX_VALUES = 4 << 20, 100_000
+VERIFIED = "trtspec.verified/1"
+REPORT = f"{REPORTS}/verify.json"
 # The first of these keys that is present gives the kind of a document without `kind`.
 KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
 KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
@@ -72,11 +90,6 @@ def _proc_values(path: Path, name: str) -> list[str]:
     return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
 
 
-def records_dir(*names: str) -> Path:
-    """Return the path of a record directory; it need not exist."""
-    return state_dir().joinpath(*names)
-
-
 def write_record(path: Path, values: Mapping[str, Any]) -> None:
     """Write a record with mode 0600; may raise OSError."""
     path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,7 +100,12 @@ def write_record(path: Path, values: Mapping[str, Any]) -> None:
 def read_record(path: Path) -> bytes | None:
     """Return the text of a record, or None if it is absent, damaged or not written by this user."""
     try:
-        if not (_is_closed(path.parent) and _is_owned(path)):
+        directory = path.parent.lstat()
+        is_safe = stat.S_ISDIR(directory.st_mode) and _is_only_ours(directory)
+        if is_safe:
+            with open_regular(path, follow=False) as file:
+                is_safe = _is_only_ours(os.fstat(file.fileno()))
+        if not is_safe:
             raise OSError(None, "other users can write to it")
         data = read_bounded(path, MAX_BYTES, follow=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -101,16 +119,9 @@ def read_record(path: Path) -> bytes | None:
     return data
 
 
-def _is_owned(path: Path) -> bool:
-    with open_regular(path, follow=False) as file:
-        status = os.fstat(file.fileno())
+def _is_only_ours(status: os.stat_result) -> bool:
+    """Return whether no other user can write to a file or directory."""
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _is_closed(directory: Path) -> bool:
-    status = directory.lstat()
-    is_directory = stat.S_ISDIR(status.st_mode)
-    return is_directory and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @dataclass(frozen=True)
@@ -144,39 +155,29 @@ def save_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
 def save_target_document(sha256: str, name: str, document: Mapping[str, Any]) -> None:
     """Save a target's document under `name`; write errors are ignored."""
     with suppress(OSError):
-        write_record(records_dir("documents", sha256) / f"{name}.json", document)
+        write_record(_documents_dir(sha256) / f"{name}.json", document)
 
 
 def list_documents(root: Path, target: str) -> list[Path]:
     """Return the files of all undamaged documents of an artifact and of the target with SHA-256 `target`."""
-    folders = [records_dir("documents", sha256) for sha256 in (manifest_sha256(root), target)]
+    folders = [_documents_dir(sha256) for sha256 in (manifest_sha256(root), target)]
     return [path for folder in folders for path in sorted(folder.glob("*.json")) if read_record(path) is not None]
+
+
+def _documents_dir(sha256: str) -> Path:
+    return state_dir() / "documents" / sha256
 
 
 def read_document(path: Path) -> SavedDocument:
     """Return a document; raise TrtspecError if the file is not of a known kind."""
     hint = f"create one with --json of {', '.join(KINDS)}"
-    data, values = read_json(path, hint)
-    kind = _kind(values)
+    values, data = read_values(path, hint, MAX_BYTES, MAX_VALUES)
+    by_key = next((KEYS[key] for key in KEYS if key in values), "")
+    kind = nested_text(values, "kind") if "kind" in values else by_key
     if kind not in KINDS:
         raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
     time = _time(values.get("time", values.get("ended_at")), path)
     return SavedDocument(path, kind, hashlib.sha256(data).hexdigest(), time, values)
-
-
-def read_json(path: Path, hint: str) -> tuple[bytes, dict[str, Any]]:
-    """Return an untrusted file's bytes and its JSON object; raise TrtspecError with a hint if it is invalid."""
-    try:
-        data = read_bounded(path, MAX_BYTES)
-        return data, parse_object(data, MAX_VALUES)
-    except OSError as error:
-        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
-    except ValueError as error:
-        raise TrtspecError(str(error), where=str(path), hint=hint) from None
-
-
-def _kind(values: Mapping[str, Any]) -> str:
-    return nested_text(values, "kind") if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
 
 
 def _time(recorded: Any, path: Path) -> datetime:
@@ -199,7 +200,6 @@ def describe_target(manifest: Manifest) -> dict[str, str]:
 
 
 def target_sha256(manifest: Manifest) -> str:
-    """Return the digest that identifies the target of an artifact."""
     return planned_target_sha256(
         manifest.recipe, manifest.target_key, ((each.name, each.key) for each in manifest.steps)
     )
@@ -240,3 +240,125 @@ def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
     methods = {nested_text(part, "method") for part in parts if isinstance(part, Mapping)} - {""}
     own = manifest.recipe.speculation.method
     return "" if not methods or own in methods else f"of {', '.join(sorted(methods))}, but this artifact uses {own}"
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The fields of `VerificationReport.as_dict` that are read back."""
+
+    acceptance: str
+    checks: tuple[VerificationCheck, ...]
+    manifest: str
+    left_out: tuple[SkippedCheck, ...] = ()
+
+
+def store_verification(
+    root: Path, verification: VerificationReport, on_unwritten: Callable[[TrtspecError], None], out: Path | None = None
+) -> None:
+    """Save a verification, and write its report into the artifact or to `out`.
+
+    `on_unwritten` receives the errors; only one of `out` is raised.
+    """
+    try:
+        save_verification(verification)
+    except TrtspecError as error:
+        on_unwritten(error)
+    if out:
+        return write_report(out, verification)
+    try:
+        write_report(root / REPORT, verification, follow=False)
+    except TrtspecError as error:
+        on_unwritten(error)
+
+
+def save_verification(verification: VerificationReport) -> None:
+    """Save this user's verification of an artifact for later commands on this machine; may raise TrtspecError."""
+    path = _record_path(verification.manifest_sha256)
+    try:
+        write_record(path, {"schema": VERIFIED, "machine": this_machine(), **verification.as_dict()})
+    except OSError as error:
+        hint = "free space or fix permissions there, or set TRTSPEC_STATE to another directory"
+        message = f"the verification cannot be saved: {error.strerror}"
+        raise TrtspecError(message, where=str(path), hint=os_error_remedy(error) or hint) from None
+
+
+def write_report(path: Path, verification: VerificationReport, *, follow: bool = True) -> None:
+    """Write the report for people and CI atomically; raise TrtspecError if that fails.
+
+    Without `follow`, as for reports in an artifact, the directory must not be a symbolic link.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = json.dumps(verification.as_dict(), indent=1).encode() + b"\n"
+        replace_file(path, data, follow=follow)
+    except OSError as error:
+        hint = "if the artifact is read-only, use --report FILE"
+        raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(path), hint=hint) from None
+
+
+def read_verification(root: Path) -> VerificationReport | None:
+    """Return this user's saved verification of this artifact on this machine, or None."""
+    return load_verification(root)[0]
+
+
+def load_verification(root: Path) -> tuple[VerificationReport | None, datetime | None]:
+    """Return the result of `read_verification` and the time when it was saved."""
+    sha256 = manifest_sha256(root)
+    path = _record_path(sha256)
+    if (data := read_record(path)) is None:
+        return None, None
+    try:
+        document = parse_object(data, REPORT_MAX_VALUES)
+    except ValueError:
+        return None, None
+    if document.get("schema") != VERIFIED or document.get("machine") != this_machine():
+        return None, None
+    found = _verification(data, sha256)
+    return found, datetime.fromtimestamp(path.stat().st_mtime, timezone.utc) if found else None
+
+
+def read_untrusted_report(root: Path) -> VerificationReport | None:
+    """Return the untrusted report in the artifact if it matches the manifest, or None."""
+    try:
+        return _verification(_copy(root), manifest_sha256(root))
+    except OSError:
+        return None
+
+
+def trusted_report(root: Path, sha256: str) -> VerificationReport:
+    """Return the report in the artifact; raise DigestMismatch unless its SHA-256 is `sha256`."""
+    path, hint = root / REPORT, "`trtspec verify` prints the digest of its report"
+    try:
+        data = _copy(root)
+    except OSError as error:
+        raise DigestMismatch(describe_read_error(error), where=str(path), hint=hint) from None
+    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+        message = f"digest of the report is sha256:{found}, expected sha256:{sha256}"
+        raise DigestMismatch(message, where=str(path), hint=hint)
+    if (report := _verification(data, manifest_sha256(root))) is None:
+        raise DigestMismatch("the report is not about this artifact", where=str(path), hint=hint)
+    return report
+
+
+def _copy(root: Path) -> bytes:
+    if (root / REPORTS).is_symlink():
+        raise UnreadableFile(None, f"{REPORTS} is a symbolic link, which is not allowed here", str(root / REPORTS))
+    return read_bounded(root / REPORT, REPORT_MAX_BYTES, follow=False)
+
+
+def _record_path(sha256: str) -> Path:
+    return state_dir() / "verified" / f"{sha256}.json"
+
+
+def _verification(data: bytes, manifest: str) -> VerificationReport | None:
+    """Return the parsed report, or None if it is malformed or about another manifest."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        parse_object(data, REPORT_MAX_VALUES)  # checks size limits, and is stricter than pydantic
+        found = TypeAdapter(_Document).validate_json(data, strict=True)
+    except (ValueError, ValidationError):
+        return None
+    if found.manifest != manifest:
+        return None
+    return VerificationReport(found.checks, found.acceptance, found.manifest, found.left_out)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gates of a recipe and the results of checks: their types, names, evaluation, and the policy for undecided ones.
 
-This module measures and reads nothing; `run_gates.py` and `verify.py` do.
+This module measures and reads nothing; `verify.py` does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from trtspec.core.registry import did_you_mean
 if TYPE_CHECKING:
     from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 
-FORMAT_VERSION = 1
 GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
 HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"  # the states of a check
 PROCESS, SERVER = "process", "server"  # what measured a check
@@ -38,7 +37,7 @@ class VerificationCheck:
     """One check and its result; `limit` is the required `value`.
 
     `gate` is the recipe's gate that requires it and `measured_by` is "process" or "server"; both may be "". `state` is
-    "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`). `seconds` is its duration;
+    "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy. `seconds` is its duration;
     gates decided by one measurement share its time.
     """
 
@@ -55,10 +54,6 @@ class VerificationCheck:
     def __post_init__(self) -> None:
         if self.state not in (HOLDS, FAILS, UNDECIDED):
             object.__setattr__(self, "state", HOLDS if self.ok else FAILS)
-
-    def under(self, policy: str) -> VerificationCheck:
-        """Return the check with `ok` set by the policy for undecided checks, "fail" or "pass"."""
-        return replace(self, ok=policy == PASS) if self.state == UNDECIDED else self
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ class VerificationReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `verify --json`."""
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1,
             "ok": self.ok,
             "acceptance": self.acceptance,
             **(self.speedup.as_dict() if self.speedup else {}),
@@ -114,13 +109,13 @@ class VerificationReport:
 
     def under(self, policy: str) -> VerificationReport:
         """Return a copy in which undecided checks fail or pass by the policy "fail" or "pass"."""
-        return replace(self, checks=tuple(check.under(policy) for check in self.checks))
+        decided = (replace(each, ok=policy == PASS) if each.state == UNDECIDED else each for each in self.checks)
+        return replace(self, checks=tuple(decided))
 
     def without(self, gates: Iterable[str]) -> VerificationReport:
         """Return a copy without the checks of the given gates."""
         unwanted = frozenset(gates)
-        kept = tuple(check for check in self.checks if (check.gate or check.name) not in unwanted)
-        return replace(self, checks=kept)
+        return replace(self, checks=tuple(each for each in self.checks if (each.gate or each.name) not in unwanted))
 
     def after(self, earlier: VerificationReport | None) -> VerificationReport:
         """Return a copy with the missing checks of an earlier verification.
@@ -138,7 +133,7 @@ class VerificationReport:
 
 @dataclass(frozen=True)
 class GateResults:
-    """Evaluated gates, skipped gates, the speed-up if it was measured, and warnings about the measurement."""
+    """Evaluated and skipped gates, the speed-up if it was measured, and warnings about the measurement."""
 
     checks: tuple[VerificationCheck, ...]
     left_out: tuple[SkippedCheck, ...]
@@ -157,12 +152,12 @@ def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
     return FAIL if environment.get("CI", "").strip().lower() not in ("", "0", "false", "no") else PASS
 
 
-def active_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
+def active_gates(recipe: ResolvedRecipe, skip: Collection[str] = ()) -> tuple[str, ...]:
     """Return the names of the gates to evaluate by comparing with and without speculation, except those in `skip`."""
     gates, drafts = recipe.gates, recipe.speculation.method != "none"
     limits = {"min_acceptance": gates.min_acceptance, "min_speedup": gates.min_speedup}
     names = ("lossless",) * gates.lossless + tuple(name for name, limit in limits.items() if limit and drafts)
-    return tuple(name for name in names if name not in frozenset(skip))
+    return tuple(name for name in names if name not in skip)
 
 
 def check_gate_names(names: Iterable[str]) -> frozenset[str]:
@@ -179,43 +174,30 @@ def skipped_on_request(name: str) -> SkippedCheck:
     return SkippedCheck(name, ON_REQUEST, "skipped by --skip-gate")
 
 
-def gates_skipped_on_request(recipe: ResolvedRecipe, skip: Iterable[str]) -> list[SkippedCheck]:
+def gates_skipped_on_request(recipe: ResolvedRecipe, skip: Collection[str]) -> list[SkippedCheck]:
     """Return the records of all gates that were skipped with --skip-gate."""
-    return [skipped_on_request(name) for name in active_gates(recipe) if name in frozenset(skip)]
+    return [skipped_on_request(name) for name in active_gates(recipe) if name in skip]
 
 
-def skipped_as_undecided(check: VerificationCheck) -> SkippedCheck:
-    """Return the skip record of an undecided check."""
-    return SkippedCheck(check.name, UNDECIDED, f"undecided, accepted by policy: {check.detail}")
-
-
-def needs_more_runs(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> Callable[[BenchComparison], bool]:
+def needs_more_runs(recipe: ResolvedRecipe, skip: Collection[str], max_runs: int) -> Callable[[BenchComparison], bool]:
     """Return a function that requests another run while the interval of the speed-up includes its limit."""
     wanted, limit = "min_speedup" in active_gates(recipe, skip), recipe.gates.min_speedup
     return lambda measured: wanted and measured.runs < max_runs and measured.speedup.reaches(limit) is None
 
 
 def evaluate_gates(
-    recipe: ResolvedRecipe, comparison: BenchComparison, measured_by: str, skip: Iterable[str] = (), remark: str = ""
+    recipe: ResolvedRecipe, comparison: BenchComparison, measured_by: str, skip: Collection[str] = (), remark: str = ""
 ) -> GateResults:
     """Evaluate the gates; each check records `measured_by`, and each limit's detail ends with `remark`."""
     found = [_EVALUATE[name](recipe.gates, comparison) for name in active_gates(recipe, skip)]
-    checks = [each for each in found if isinstance(each, VerificationCheck)]
-    seconds = comparison.seconds / max(1, len(checks))
-    return GateResults(
-        tuple(
-            replace(
-                each,
-                detail=f"{each.detail}; {remark}" if remark and each.name.startswith("min_") else each.detail,
-                gate=each.name,
-                measured_by=measured_by,
-                seconds=seconds,
-            )
-            for each in checks
-        ),
-        tuple(each for each in found if isinstance(each, SkippedCheck)),
-        comparison.speedup if comparison.ratios and recipe.speculation.method != "none" else None,
-    )
+    left_out = tuple(each for each in found if isinstance(each, SkippedCheck))
+    seconds, checks = comparison.seconds / max(1, len(found) - len(left_out)), []
+    for each in found:
+        if isinstance(each, VerificationCheck):
+            detail = f"{each.detail}; {remark}" if remark and each.name.startswith("min_") else each.detail
+            checks.append(replace(each, detail=detail, gate=each.name, measured_by=measured_by, seconds=seconds))
+    speedup = comparison.speedup if comparison.ratios and recipe.speculation.method != "none" else None
+    return GateResults(tuple(checks), left_out, speedup)
 
 
 def speedup_state(speedup: Speedup, limit: float) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -52,40 +52,23 @@ Text = tuple[Tokens, Tokens]  # prompt and response
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """The search budget: the largest share of sublayers to skip, the number of sets to try, and the seconds.
+    """The limits of a search."""
 
-    With `whole_layers`, a layer's attention and MLP are skipped together. With `layers_left`, whole layers are skipped
-    until that many remain, regardless of `max_skip`.
-    """
-
-    max_skip: float
-    iterations: int
+    max_skip: float  # largest share of sublayers to skip
+    iterations: int  # sets to try
     seconds: float
-    whole_layers: bool = False
-    layers_left: int = 0
-
-    def most(self, units: int, num_layers: int) -> int:
-        return num_layers - self.layers_left if self.layers_left else int(self.max_skip * units)
-
-    def check(self, num_layers: int) -> None:
-        """Raise TrtspecError if `layers_left` is impossible; the first and the last layer must remain."""
-        if self.layers_left and not 2 <= self.layers_left < num_layers:
-            message = f"cannot keep {self.layers_left} of {num_layers} layers"
-            raise TrtspecError(message, hint="keep at least 2 layers (the first and the last) and skip at least 1")
+    whole_layers: bool = False  # skip a layer's attention and MLP together
+    layers_left: int = 0  # skip whole layers until so many remain, regardless of `max_skip`
 
 
 @dataclass(frozen=True)
 class SkipCandidate:
-    """A set of skipped sublayers with its matchness and expected speed-up.
-
-    `cost` is the share of the weights that a draft step reads, `draft_len` the length with the highest expected
-    speed-up.
-    """
+    """A set of skipped sublayers with its matchness and expected speed-up."""
 
     skip: Skip
     matchness: float
-    cost: float
-    draft_len: int
+    cost: float  # share of the weights that a draft step reads
+    draft_len: int  # the length with the highest expected speed-up
     speedup: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,11 +112,15 @@ def search(
 ) -> list[SkipCandidate]:
     """Return the sets tried until a limit was reached or no new set was found near the best one.
 
-    The first and the last layer are never skipped, as in SWIFT. Raises TrtspecError if that leaves nothing to skip.
+    The first and the last layer are never skipped, as in SWIFT. Raises TrtspecError if that leaves nothing to skip, or
+    if `layers_left` is impossible.
     """
-    limits.check(config.num_layers)
-    units = _units(config.num_layers, limits.whole_layers or bool(limits.layers_left))
-    most = limits.most(len(units), config.num_layers)
+    left = limits.layers_left
+    if left and not 2 <= left < config.num_layers:
+        message = f"cannot keep {left} of {config.num_layers} layers"
+        raise TrtspecError(message, hint="keep at least 2 layers (the first and the last) and skip at least 1")
+    units = _units(config.num_layers, limits.whole_layers or bool(left))
+    most = config.num_layers - left if left else int(limits.max_skip * len(units))
     if not most:
         what = "layers" if limits.whole_layers else "sublayers"
         between = f"{len(units)} {what} between the target's first and last layer"
@@ -141,12 +128,13 @@ def search(
         raise TrtspecError(message, hint="raise --max-skip or use another method")
     end, repeats = clock() + limits.seconds, 0
     scored: dict[frozenset[Unit], SkipCandidate] = {}
-    for proposal in _proposals(units, most, scored, chance, fills=bool(limits.layers_left)):
+    for proposal in _proposals(units, most, scored, chance, fills=bool(left)):
         if proposal in scored:
             repeats += 1
         else:
             repeats = 0
-            skip = _skip_from_units(proposal)
+            skipped = [sublayer for unit in proposal for sublayer in unit]
+            skip = Skip(**{kind: sorted(layer for each, layer in skipped if each == kind) for kind in KINDS})
             scored[proposal] = rate(skip, matchness(skip), config)
             on_progress("search", len(scored), limits.iterations)
         if repeats == MOST_REPEATS or len(scored) == limits.iterations or clock() > end:
@@ -179,17 +167,10 @@ def _proposals(
 
 def _changed(best: frozenset[Unit], units: Sequence[Unit], most: int, chance: Random) -> frozenset[Unit]:
     """Return the set with one random unit added, removed or replaced."""
-    dropped, added = (
-        {chance.choice(sorted(best))},
-        {chance.choice([unit for unit in units if unit not in best] or units)},
-    )
+    dropped = {chance.choice(sorted(best))}
+    added = {chance.choice([unit for unit in units if unit not in best] or units)}
     changes = [best | added, best - dropped, (best - dropped) | added]
     return chance.choice([change for change in changes if 0 < len(change) <= most])
-
-
-def _skip_from_units(units: frozenset[Unit]) -> Skip:
-    left_out = [sublayer for unit in units for sublayer in unit]
-    return Skip(**{kind: sorted(layer for each, layer in left_out if each == kind) for kind in KINDS})
 
 
 @dataclass(frozen=True)
@@ -265,22 +246,19 @@ def generate_texts(
     return found
 
 
-def load_target_for(root: Path, texts: Sequence[Text]) -> Decoder:
-    """Load the target with a cache for the texts, after the engine that generated them has been closed."""
-    from trtspec.engine.device import choose_device, compute_dtype
-    from trtspec.engine.model.decoder import Decoder
-
-    device, target = choose_device("auto"), root / TARGET
-    longest = max(len(prompt) for prompt, _ in texts) + max(len(said) for _, said in texts)
-    checkpoint = load_checkpoint(target)
-    return Decoder(checkpoint, len(texts), longest, device, compute_dtype("auto", device, checkpoint))
-
-
 def _search(
     root: Path, texts: Sequence[Text], limits: SearchBudget, seed: int, on_progress: OnProgress, *, alone: bool
 ) -> tuple[list[SkipCandidate], Matcher]:
-    """Return the sets tried on half of the texts, and the matcher of the other half."""
-    model, half = load_target_for(root, texts), len(texts) // 2
+    """Return the sets tried on half of the texts, and the matcher of the other half.
+
+    The target is loaded again with a cache for the texts, after the engine that generated them has been closed.
+    """
+    from trtspec.engine.device import choose_device, compute_dtype
+    from trtspec.engine.model.decoder import Decoder
+
+    device, checkpoint, half = choose_device("auto"), load_checkpoint(root / TARGET), len(texts) // 2
+    longest = max(len(prompt) for prompt, _ in texts) + max(len(said) for _, said in texts)
+    model = Decoder(checkpoint, len(texts), longest, device, compute_dtype("auto", device, checkpoint))
     seen, unseen = Matcher(model, texts[:half], 0, alone=alone), Matcher(model, texts[half:], half, alone=alone)
     return search(model.config, seen.matchness, limits, Random(seed), on_progress), unseen
 
@@ -334,22 +312,15 @@ class Matcher:
 
 @dataclass(frozen=True)
 class PrunedDraft:
-    """A pruned draft, measured on texts that the search did not use; `cost` is that of `SkipCandidate`.
-
-    `by_len` is its acceptance at each draft length.
-    """
+    """A pruned draft, measured on texts that the search did not use; `cost` is that of `SkipCandidate`."""
 
     skip: Skip
     num_layers: int
     cost: float
-    by_len: dict[int, AcceptanceStats]
+    draft_len: int
+    acceptance: AcceptanceStats
     tried: int
     seconds: float
-
-    @cached_property
-    def draft_len(self) -> int:
-        """Return the draft length with the highest expected speed-up."""
-        return max(self.by_len, key=self._speedup)
 
     @property
     def layers(self) -> list[int]:
@@ -357,14 +328,9 @@ class PrunedDraft:
         return [layer for layer in range(self.num_layers) if layer not in self.skip.layers]
 
     @property
-    def acceptance(self) -> AcceptanceStats:
-        """Return the acceptance at `draft_len`."""
-        return self.by_len[self.draft_len]
-
-    @property
     def speedup(self) -> float:
-        """Return the expected speed-up at `draft_len` if the time of a step is proportional to the weights read."""
-        return self._speedup(self.draft_len)
+        """Return the expected speed-up if the time of a step is proportional to the weights read."""
+        return self.acceptance.token_weighted.value / (1 + self.draft_len * self.cost)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `prune --json` without the directory."""
@@ -383,9 +349,6 @@ class PrunedDraft:
             "tried": self.tried,
             "seconds": round(self.seconds, 2),
         }
-
-    def _speedup(self, draft_len: int) -> float:
-        return self.by_len[draft_len].token_weighted.value / (1 + draft_len * self.cost)
 
 
 def search_layers(
@@ -413,13 +376,12 @@ def search_layers(
         fitting = [each for each in tried if not limits.layers_left or len(each.skip.layers) == most]
         skip = ranked(fitting)[0].skip
         chains = [_chains(hits) for hits in unseen.hits(skip)]
-    found = {
-        length: AcceptanceStats(tuple(count_steps(places, length) for places in chains), ("",) * len(chains))
-        for length in LENS
-    }
-    config = unseen.model.config
-    seconds = time.monotonic() - started
-    return PrunedDraft(skip, config.num_layers, draft_cost(skip, config), found, len(tried), seconds)
+    config, seconds, drafts = unseen.model.config, time.monotonic() - started, []
+    cost = draft_cost(skip, config)
+    for length in LENS:
+        acceptance = AcceptanceStats(tuple(count_steps(places, length) for places in chains), ("",) * len(chains))
+        drafts.append(PrunedDraft(skip, config.num_layers, cost, length, acceptance, len(tried), seconds))
+    return max(drafts, key=lambda draft: draft.speedup)
 
 
 def _chains(hits: list[bool]) -> list[ReplayedDraft]:

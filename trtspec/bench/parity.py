@@ -175,17 +175,13 @@ class _Disagreement:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Comparison of one response: the number of positions, and those where the source model prefers another token.
-
-    `others` are differences outside the text, in prompt tokens or end ids. `before` are the prompt's tokens according
-    to transformers.
-    """
+    """Comparison of one response with the source model's choices."""
 
     prompt: str
-    places: int
+    places: int  # compared positions
     disagreements: list[_Disagreement]
-    others: tuple[str, ...] = ()
-    before: tuple[int, ...] = ()
+    others: tuple[str, ...] = ()  # differences outside the text, in prompt tokens or end ids
+    before: tuple[int, ...] = ()  # the prompt's tokens according to transformers
 
     @property
     def agrees(self) -> bool:
@@ -323,7 +319,6 @@ def _judge_rounding(
 
 
 def _first_difference(theirs: Sequence[int], ours: Sequence[int]) -> str:
-    """Describe the first position where two tokenizations of a prompt differ."""
     pairs = enumerate(zip_longest(theirs, ours))
     place = next(place for place, (one, other) in pairs if one != other)
     shown = [" ".join(map(str, ids[place : place + SHOWN])) or "none" for ids in (ours, theirs)]

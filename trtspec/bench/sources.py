@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.bench.artifact import TARGET
@@ -35,6 +34,7 @@ RECORD = "trtspec_training.json"
 DIGESTS = "prompt_digests"
 DIGITS = 16  # hex digits of a SHA-256; enough to distinguish a million prompts
 MAX_BYTES, MAX_VALUES = 32 << 20, 1_000_000
+OTHER_PROMPTS = "acceptance on other prompts may be lower; measure with held-out prompts (--prompts FILE)"
 
 
 def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
@@ -81,19 +81,14 @@ def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Verific
     for role in manifest.recipe.models:
         folders = (f"{checkpoint(role)}/", *([f"{TOKENIZER}/"] if role == "target" else []))
         copies = [record for record in manifest.files if record.path.startswith(folders)]
+        if not copies:
+            continue
         try:
-            source = (
-                given if given and role == "target" else source_location(root, manifest, role) if copies else Path()
-            )
+            source = given if given and role == "target" else source_location(root, manifest, role)
         except CheckpointError as error:
-            return SkippedCheck(
-                "sources", NO_SOURCE, f"the source of the {role} was not found ({error.message}): {HINT}"
-            )
+            why = f"the source of the {role} was not found ({error.message}): {HINT}"
+            return SkippedCheck("sources", NO_SOURCE, why)
         pairs += [(source / Path(record.path).name, record) for record in copies]
-    return _compare(pairs)
-
-
-def _compare(pairs: list[tuple[Path, FileRecord]]) -> VerificationCheck:
     problems = [found for found in map_in_threads(_difference, pairs) if found]
     detail = "; ".join(problems[:3]) or f"{len(pairs)} files are byte-identical to the sources"
     return VerificationCheck("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
@@ -107,37 +102,19 @@ def _difference(pair: tuple[Path, FileRecord]) -> str | None:
         return f"{record.path}: {source} cannot be read: {error.strerror}"
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """How many of the measuring prompts the draft was trained on."""
-
-    shared: int
-    prompts: int
-    trained_on: int
-
-    def __str__(self) -> str:
-        return f"{self.shared} of {self.prompts} prompts are among the draft's {self.trained_on} training prompts"
-
-    @property
-    def warning(self) -> str:
-        """Return a warning with the recommended fix."""
-        return f"{self}: acceptance on other prompts may be lower; measure with held-out prompts (--prompts FILE)"
-
-
 def prompt_digest(tokens: Sequence[int]) -> str:
-    """Return the digest that identifies a prompt by its tokens."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:DIGITS]
 
 
-def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) -> Overlap | None:
-    """Return the overlap with the draft's training prompts, or None without an overlap or a record."""
-    manifest = manifest or load_manifest(root)
-    trained_on = _training_digests(root, manifest)
+def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) -> str:
+    """Return how many prompts are among the draft's training prompts, or "" without an overlap or a record."""
+    trained_on = _training_digests(root, manifest or load_manifest(root))
     if not trained_on:
-        return None
+        return ""
     tokenizer, texts = Tokenizer(root / TOKENIZER), list(texts)
     shared = sum(prompt_digest(tokenizer.encode(text)) in trained_on for text in texts)
-    return Overlap(shared, len(texts), len(trained_on)) if shared else None
+    prompts = f"{shared} of {len(texts)} prompts are among the draft's {len(trained_on)} training prompts"
+    return prompts if shared else ""
 
 
 def _training_digests(root: Path, manifest: Manifest) -> frozenset[str]:

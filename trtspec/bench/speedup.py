@@ -10,13 +10,12 @@ because repeating a prompt adds no information about others. The result holds fo
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.engine.generation.request import Stats
 
-FORMAT_VERSION = 1
 RESAMPLES = 2000
 PERCENTILES = (2.5, 97.5)
 ENOUGH = 6  # with fewer prompts even the full range covers the median in less than 95 % of cases: 1 - 2 / 2**n
@@ -58,9 +57,20 @@ def estimate_speedup(ratios: Sequence[float], total: float) -> Speedup:
     import numpy as np
 
     samples = np.asarray(ratios)
-    drawn = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
-    low, high = np.percentile(np.median(samples[drawn], axis=1), PERCENTILES)
-    return Speedup(float(np.median(samples)), float(low), float(high), total, len(ratios))
+    median, low, high = bootstrap(len(samples), lambda drawn: np.median(samples[drawn], axis=-1), RESAMPLES)
+    return Speedup(median, low, high, total, len(ratios))
+
+
+def bootstrap(samples: int, statistic: Callable[[Any], Any], resamples: int) -> tuple[float, float, float]:
+    """Return a statistic of all samples and its 95 % interval; deterministic.
+
+    `statistic` maps indices of drawn samples [..., samples] to values [...].
+    """
+    import numpy as np
+
+    drawn = np.random.default_rng(0).integers(samples, size=(resamples, samples))
+    low, high = np.percentile(statistic(drawn), PERCENTILES)
+    return float(statistic(np.arange(samples))), float(low), float(high)
 
 
 @dataclass
@@ -73,7 +83,6 @@ class BenchSide:
 
     @property
     def median(self) -> float:
-        """Return the tokens/s of the median run."""
         return statistics.median(self.tokens_per_s)
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,7 +118,6 @@ class BenchComparison:
 
     @property
     def seconds(self) -> float:
-        """Return the total seconds of the requests of both sides."""
         return self.baseline.seconds + self.speculative.seconds
 
     @property
@@ -120,7 +128,7 @@ class BenchComparison:
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `bench --json`."""
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1,
             "prompts": self.prompts,
             "max_tokens": self.max_tokens,
             "acceptance": self.acceptance,

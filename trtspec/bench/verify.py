@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify an artifact's output against its target and evaluate its gates.
+"""Verify an artifact's output against its target, evaluate its gates, and ensure them before a deployment.
 
-For an engine that runs unconverted checkpoints in another process, only the files and their sources are checked. Parity
-and gates are reported as left to the server (`trtspec bench NAME --gates`).
+For an engine that runs unconverted checkpoints in another process, `verify_artifact` checks only the files and their
+sources. Parity and gates are reported as left to the server (`trtspec bench NAME --gates`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.backends.base import find_backend
 from trtspec.backends.code_policy import disallowed_code
-from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact
-from trtspec.bench.bench import OnProgress, measure_engine
+from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
+from trtspec.bench.bench import OnProgress, can_disable_drafts, measure_drafts, measure_engine, measure_server
+from trtspec.bench.documents import read_verification, store_verification, trusted_report
 from trtspec.bench.gates import (
     FILES,
     MAX_RUNS,
+    NEEDS_BASELINE,
     NEEDS_SERVER,
     NOT_REPORTED,
+    ON_REQUEST,
     PROCESS,
+    SERVER,
+    UNDECIDED,
     GateResults,
     SkippedCheck,
     VerificationCheck,
@@ -34,27 +40,28 @@ from trtspec.bench.gates import (
     undecided_policy,
 )
 from trtspec.bench.parity import check_parity
-from trtspec.bench.sources import check_sources, find_source, overlap
-from trtspec.bench.verification_report import make_report, read_verification, store_verification
+from trtspec.bench.sources import OTHER_PROMPTS, check_sources, find_source, overlap
+from trtspec.bench.speedup import BenchComparison
 from trtspec.checkpoints.trtllm import load_checkpoint
-from trtspec.core.errors import TrtspecError
-from trtspec.store.artifact import Manifest, load_manifest, verify_files
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.serving.triton.client import Client
+from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256, verify_files
 from trtspec.store.artifact_cache import verify_changed
+from trtspec.store.artifact_paths import CHECKPOINTS
 
+log = logging.getLogger(__name__)
+
+OnMeasure = Callable[[tuple[str, ...], bool], None]  # (gates, whether this process measures them)
+OnSkipped = Callable[[Sequence[SkippedCheck]], None]
+
+# Size of the measurement before an unverified artifact is deployed.
+DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
+# For estimating its time: seconds per token of a tiny model on a CPU, and bytes of weights read per second.
+TOKEN_S, WEIGHTS_PER_S = 0.04, 8e9
 ON_SERVER = (
     "measured on the server: trtspec bench NAME --gates (exit code 110 if texts differ, 112 if a limit is missed)"
 )
 NO_PARITY = "the engine runs the source unconverted in a separate process, so parity cannot be measured"
-
-
-@dataclass(frozen=True)
-class _Options:
-    source: Path | None
-    prompts_file: Path | None
-    max_tokens: int
-    max_runs: int
-    skip: Collection[str]
-    on_progress: OnProgress
 
 
 def verify_artifact(
@@ -80,16 +87,20 @@ def verify_artifact(
     or the state directory is not writable. Raises TrtspecError if the source is not found.
     """
     manifest = load_manifest(root, expected)
-    files, found = _check_files(root, manifest, reread=reread), GateResults((), ())
-    if files.ok:
-        examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
-        found = examine(root, manifest, _Options(source, prompts_file, max_tokens, max_runs, skip, on_progress))
+    files, backend = _check_files(root, manifest, reread=reread), find_backend(manifest.backend.name)
+    if not files.ok:
+        found = GateResults((), ())
+    elif backend.converts:
+        found = _examine(root, manifest, source, prompts_file, max_tokens, max_runs, skip, on_progress)
+    else:
+        found = _examine_copies(root, manifest, source, skip)
     left_out = (*gates_skipped_on_request(manifest.recipe, skip), *found.left_out)
-    acceptance = manifest.recipe.speculation.acceptance
-    verification = make_report(root, acceptance, (files, *found.checks), left_out, found.speedup)
-    verification = replace(verification, warnings=found.warnings).under(undecided_policy())
-    in_process = find_backend(manifest.backend.name).in_process
-    whole = verification if in_process else verification.after(read_verification(root))  # with results from its server
+    checks, acceptance = (files, *found.checks), manifest.recipe.speculation.acceptance
+    verification = VerificationReport(
+        checks, acceptance, manifest_sha256(root), left_out, found.speedup, found.warnings
+    ).under(undecided_policy())
+    # with results from its server
+    whole = verification if backend.in_process else verification.after(read_verification(root))
     store_verification(root, whole, on_unwritten, report)
     return verification
 
@@ -104,42 +115,212 @@ def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Verificatio
     return VerificationCheck(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
 
 
-def _examine(root: Path, manifest: Manifest, asked: _Options) -> GateResults:
+def _examine(
+    root: Path,
+    manifest: Manifest,
+    given: Path | None,
+    prompts_file: Path | None,
+    max_tokens: int,
+    max_runs: int,
+    skipped: Collection[str],
+    on_progress: OnProgress,
+) -> GateResults:
     """Compare the converted target in the torch engine with its source, and evaluate the gates.
 
     The speed-up is reported only if the torch engine also serves the artifact.
     """
-    prompts, skip, early = artifact_prompts(root, asked.prompts_file), {*asked.skip}, []
+    prompts, skip, early = artifact_prompts(root, prompts_file), {*skipped}, []
     source, checks = None, []
     if load_checkpoint(root / TARGET).quantization.algo and "quantized_parity" in skip:
         early = [skipped_on_request("parity")]
     else:
-        source = find_source(root, manifest, asked.source)
+        source = find_source(root, manifest, given)
     in_process = find_backend(manifest.backend.name).in_process
     if not in_process and "min_speedup" in active_gates(manifest.recipe, skip):
         skip, early = {*skip, "min_speedup"}, [*early, SkippedCheck("min_speedup", NEEDS_SERVER, ON_SERVER)]
     with open_artifact(root, manifest) as artifact:
-        texts, again = [prompt.text for prompt in prompts], needs_more_runs(manifest.recipe, skip, asked.max_runs)
-        comparison, results = measure_engine(artifact, texts, asked.max_tokens, 1, asked.on_progress, again)
+        texts, again = [prompt.text for prompt in prompts], needs_more_runs(manifest.recipe, skip, max_runs)
+        comparison, results = measure_engine(artifact, texts, max_tokens, 1, on_progress, again)
         if source:
             started = time.perf_counter()
-            parity = check_parity(artifact, source, prompts, results, asked.on_progress)
+            parity = check_parity(artifact, source, prompts, results, on_progress)
             checks = [replace(parity, seconds=time.perf_counter() - started)]
     shared = overlap(root, texts, manifest)
-    judged = evaluate_gates(manifest.recipe, comparison, PROCESS, skip, str(shared or ""))
+    judged = evaluate_gates(manifest.recipe, comparison, PROCESS, skip, shared)
     return GateResults(
         (*checks, *judged.checks),
         (*early, *judged.left_out),
         judged.speedup if in_process else None,
-        (shared.warning,) if shared else (),
+        (f"{shared}: {OTHER_PROMPTS}",) if shared else (),
     )
 
 
-def _examine_copies(root: Path, manifest: Manifest, asked: _Options) -> GateResults:
+def _examine_copies(root: Path, manifest: Manifest, given: Path | None, skip: Collection[str]) -> GateResults:
     """Run the checks that are possible for unconverted checkpoints of an engine in another process."""
-    copies = check_sources(root, manifest, asked.source)
+    copies = check_sources(root, manifest, given)
     waiting = [SkippedCheck("parity", NOT_REPORTED, NO_PARITY)]
-    waiting += [SkippedCheck(name, NEEDS_SERVER, ON_SERVER) for name in active_gates(manifest.recipe, asked.skip)]
+    waiting += [SkippedCheck(name, NEEDS_SERVER, ON_SERVER) for name in active_gates(manifest.recipe, skip)]
     if isinstance(copies, SkippedCheck):
         return GateResults((), (copies, *waiting))
     return GateResults((copies,), tuple(waiting))
+
+
+@dataclass(frozen=True)
+class GateWorkload:
+    """The workload for gates: prompts to run sequentially, and the gates to skip."""
+
+    prompts: Sequence[str]
+    max_tokens: int
+    runs: int  # of each side, and up to MAX_RUNS while the interval of the speed-up includes its limit
+    skip: Collection[str] = ()
+    on_progress: OnProgress = lambda what, done, total: None
+
+
+def deploy_load(root: Path, skip: Collection[str], on_progress: OnProgress) -> GateWorkload:
+    """Return the workload for an artifact without a report."""
+    prompts = [prompt.text for prompt in artifact_prompts(root, None)[:DEPLOY_PROMPTS]]
+    return GateWorkload(prompts, DEPLOY_TOKENS, 1, skip, on_progress)
+
+
+def deploy_estimate_s(root: Path, manifest: Manifest) -> float:
+    """Return the estimated seconds of `deploy_load` in this process with one run of each side."""
+    tokens = 2 * DEPLOY_TOKENS * len(artifact_prompts(root, None)[:DEPLOY_PROMPTS])
+    weights = sum(record.size for record in manifest.files if record.path.startswith(f"{CHECKPOINTS}/"))
+    return tokens * (TOKEN_S + weights / WEIGHTS_PER_S)
+
+
+def measure_in_process(root: Path, manifest: Manifest, load: GateWorkload) -> BenchComparison:
+    """Measure for the gates in this process; raise TrtspecError if the artifact needs another engine."""
+    name = manifest.backend.name
+    if not find_backend(name).in_process:
+        hint = "deploy it with trtspec deploy, then run trtspec bench NAME --gates"
+        raise TrtspecError(f"{name} runs in a server; benchmark the deployment", where=str(root), hint=hint)
+    again = needs_more_runs(manifest.recipe, load.skip, MAX_RUNS)
+    with open_artifact(root, manifest) as artifact:
+        return measure_engine(artifact, load.prompts, load.max_tokens, load.runs, load.on_progress, again)[0]
+
+
+def measure_on_server(
+    client: Client, manifest: Manifest, load: GateWorkload, baseline: Client | None = None, *, in_part: bool = False
+) -> BenchComparison:
+    """Measure for the gates on a running server; `baseline` is a server without speculation.
+
+    Raises DeployError if a baseline is needed but missing. With `in_part`, measures what does not need one instead.
+    """
+    speculation = manifest.recipe.speculation
+    if baseline or can_disable_drafts(client):
+        again = needs_more_runs(manifest.recipe, load.skip, MAX_RUNS)
+        return measure_server(
+            client, load.prompts, load.max_tokens, load.runs, load.on_progress, speculation.acceptance, baseline, again
+        )
+    if in_part:
+        return measure_drafts(client, load.prompts, load.max_tokens, load.on_progress, speculation.acceptance)
+    if speculation.method == "none":
+        raise DeployError("the artifact does not speculate, so its gates cannot be measured")
+    raise DeployError("the gates need a baseline", hint=NEEDS_BASELINE)
+
+
+def bench_gates(
+    root: Path,
+    load: GateWorkload,
+    server: Client | None,
+    served_manifest: str = "",
+    baseline: Client | None = None,
+    on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
+) -> tuple[BenchComparison, VerificationReport]:
+    """Evaluate an artifact's gates on `server`, or in this process without one, and save the report.
+
+    `served_manifest` is the SHA-256 of the deployed manifest. Raises DeployError if the artifact was rebuilt since.
+    """
+    manifest = read_artifact(root)
+    if server and served_manifest not in ("", manifest_sha256(root)):
+        message = "the artifact was rebuilt after it was deployed"
+        raise DeployError(message, where=str(root), hint="stop the deployment and deploy it again")
+    if server:
+        comparison, measured_by = measure_on_server(server, manifest, load, baseline), SERVER
+    else:
+        comparison, measured_by = measure_in_process(root, manifest, load), PROCESS
+    shared = overlap(root, load.prompts, manifest)
+    judged = evaluate_gates(manifest.recipe, comparison, measured_by, load.skip, shared)
+    left_out = (*gates_skipped_on_request(manifest.recipe, load.skip), *judged.left_out)
+    sha256 = manifest_sha256(root)
+    found = VerificationReport(judged.checks, comparison.acceptance, sha256, left_out, judged.speedup)
+    found = found.under(undecided_policy())
+    store_verification(root, found.after(read_verification(root)), on_unwritten)
+    return comparison, found
+
+
+def ensure_gates(
+    root: Path,
+    on_progress: OnProgress = lambda what, done, total: None,
+    skip: Collection[str] = (),
+    on_undecided: OnSkipped = lambda those: None,
+    on_measure: OnMeasure = lambda gates, in_process: None,
+    *,
+    expected: str = "",
+    trusted: str = "",
+) -> bool:
+    """Raise unless the gates of an artifact hold, by this user's saved verification or by measuring them now.
+
+    The report in the artifact is used only if `trusted` is its SHA-256. `expected` is the SHA-256 that the manifest
+    must have.
+
+    `on_undecided` receives the undecided gates that pass (`undecided_policy`). `on_measure` is called before gates are
+    measured, here or on the server.
+
+    Returns whether the gates are settled: an engine that does not run in this process can only be measured on its
+    server. Raises DigestMismatch, VerificationFailed or GateNotMet. Does not need the source model.
+    """
+    manifest = read_artifact(root, expected)
+    report = trusted_report(root, trusted) if trusted else read_verification(root)
+    in_process = find_backend(manifest.backend.name).in_process
+    if report and (undecided := ensure_checks(report.without(skip))):
+        on_undecided(undecided)
+    if _settled(manifest, report, in_process, skip):
+        return True
+    what_follows = "measuring them now" if in_process else "its server will measure them"
+    log.info("%s: no saved result covers its gates; %s", root, what_follows)
+    on_measure(active_gates(manifest.recipe, skip), in_process)
+    if in_process:
+        comparison = measure_in_process(root, manifest, deploy_load(root, skip, on_progress))
+        judged = evaluate_gates(manifest.recipe, comparison, PROCESS, skip)
+        found = VerificationReport(judged.checks, comparison.acceptance, manifest_sha256(root))
+        if undecided := ensure_checks(found):
+            on_undecided(undecided)
+    return in_process
+
+
+def ensure_served_gates(
+    client: Client, root: Path, load: GateWorkload, baseline: Client | None = None, undecided: str = ""
+) -> tuple[SkippedCheck, ...]:
+    """Raise if a gate fails on the artifact's server; return the gates that were not measured or are undecided.
+
+    `undecided` is the policy for undecided gates, "fail" or "pass"; the default comes from the environment.
+    """
+    manifest = load_manifest(root)
+    comparison = measure_on_server(client, manifest, load, baseline, in_part=True)
+    judged = evaluate_gates(manifest.recipe, comparison, SERVER, load.skip)
+    report = VerificationReport(judged.checks, comparison.acceptance, manifest_sha256(root))
+    return (*judged.left_out, *ensure_checks(report, undecided))
+
+
+def ensure_checks(report: VerificationReport, policy: str = "") -> list[SkippedCheck]:
+    """Raise if a check fails, and return the undecided checks that pass by the policy."""
+    judged = report.under(policy or undecided_policy())
+    if failure := judged.failure:
+        raise failure
+    accepted = "undecided, accepted by policy: "
+    return [SkippedCheck(check.name, UNDECIDED, f"{accepted}{check.detail}") for check in judged.undecided]
+
+
+def _settled(manifest: Manifest, report: VerificationReport | None, in_process: bool, skip: Collection[str]) -> bool:
+    """Return whether a report without failures covers the gates; other engines need results from their server."""
+    wanted = frozenset(active_gates(manifest.recipe, skip))
+    if not wanted or (not in_process and manifest.recipe.speculation.method == "none"):
+        return True
+    if report is None:
+        return False
+    if in_process:
+        return not any(each.name in wanted and each.reason == ON_REQUEST for each in report.left_out)
+    measured = {check.name for check in report.checks if check.measured_by == SERVER}
+    return wanted <= measured | {each.name for each in report.left_out if each.reason == NOT_REPORTED}

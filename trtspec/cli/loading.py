@@ -14,7 +14,7 @@ from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.load.arrivals import ArrivalProcess
-    from trtspec.bench.load.discovery import ServerAddress
+    from trtspec.bench.load.client import ServerAddress
     from trtspec.bench.load.rounds import LoadWorkload
     from trtspec.bench.load.sweep import LoadPlan, StopRule
 
@@ -59,7 +59,7 @@ def load_document(
     from trtspec.bench.load.document import build_document
     from trtspec.bench.load.sample import parse_slo
     from trtspec.bench.load.sweep import measure, samples_file
-    from trtspec.bench.sources import overlap
+    from trtspec.bench.sources import OTHER_PROMPTS, overlap
 
     served, deployed = resolve_server(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
@@ -74,7 +74,7 @@ def load_document(
     identity = {key: deployed.get(key, "") for key in ("name", "backend", "method", "manifest")}
     document["deployment"] = identity if deployed else None  # none for a plain URL
     if root and plan.workload.source != "random" and (shared := overlap(root, (p.text for p in plan.workload.prompts))):
-        document["warnings"].append(shared.warning)
+        document["warnings"].append(f"{shared}: {OTHER_PROMPTS}")
     if "baseline" not in document["arms"]:
         note(NO_BASELINE, "yellow")
     return document, root
@@ -107,7 +107,7 @@ def _tokenizer(asked: LoadOptions, root: Path | None) -> Path | None:
 
 def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
     """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
-    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON, ServerAddress
+    from trtspec.bench.load.client import AUTO, KEY_VARIABLE, TRITON, ServerAddress
     from trtspec.deployment.base import resolve_server_address
 
     if is_artifact(what):
@@ -144,8 +144,7 @@ def _workload(root: Path | None, asked: LoadOptions, prompts: Path | None, max_t
 
 
 def _loads(asked: LoadOptions) -> list[ArrivalProcess]:
-    from trtspec.bench.load.arrivals.closed import Closed
-    from trtspec.bench.load.arrivals.poisson import Poisson
+    from trtspec.bench.load.arrivals import Closed, Poisson
 
     closed: list[ArrivalProcess] = [
         Closed(int(number)) for number in _numbers(asked.concurrency, "--concurrency", whole=True)

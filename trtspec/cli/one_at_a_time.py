@@ -64,8 +64,8 @@ def bench_one_at_a_time(
     from trtspec.bench.decision import artifact_facts, comparison_facts, decide, evidence
     from trtspec.bench.documents import save_document
     from trtspec.bench.gates import check_gate_names
-    from trtspec.bench.run_gates import GateWorkload, bench_gates
-    from trtspec.bench.sources import overlap
+    from trtspec.bench.sources import OTHER_PROMPTS, overlap
+    from trtspec.bench.verify import GateWorkload, bench_gates
     from trtspec.serving.triton.client import Client
 
     url, status = _find(what)
@@ -89,8 +89,8 @@ def bench_one_at_a_time(
         else:
             comparison = _measure(root, server, alone, texts, max_tokens, runs, on_progress)
     verdict = decide(evidence(artifact_facts(root, found), comparison_facts(comparison)))
-    shared = overlap(root, texts) if root else None
-    warnings = [shared.warning] if shared else []
+    shared = overlap(root, texts) if root else ""
+    warnings = [f"{shared}: {OTHER_PROMPTS}"] if shared else []
     document = verdict.as_dict() | comparison.as_dict() | (_identity(root) if root else {}) | {"warnings": warnings}
     if root:
         save_document(root, "bench", document)

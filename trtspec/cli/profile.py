@@ -19,8 +19,8 @@ from trtspec.cli.render import note, print_json, print_line, show_chart, show_ta
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
+    from trtspec.bench.profile.candidates import ServerSet
     from trtspec.bench.profile.document import Profile, ServerProfile
-    from trtspec.bench.profile.options import ServerSet
     from trtspec.bench.profile.recommend import Recommendation
 
 
@@ -177,9 +177,9 @@ def profile(
 
     Example: trtspec profile recipes/quickstart.yaml --num-prompts 8 --methods draft_target,ngram
     """
+    from trtspec.bench.profile.candidates import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.bench.profile.document import save_profile
     from trtspec.bench.profile.engine_profiler import run as profile_in_process
-    from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.recipe.yaml_edit import check_editable
 
     servers = _servers(server, baseline, api, model, key_env)
@@ -211,7 +211,7 @@ def profile(
 def _servers(
     server: list[str] | None, baseline: str | None, api: str | None, model: str | None, key_env: str | None
 ) -> ServerSet | None:
-    from trtspec.bench.profile.options import ServerSet
+    from trtspec.bench.profile.candidates import ServerSet
     from trtspec.cli.loading import resolve_server
 
     if not server:

@@ -46,10 +46,8 @@ def report(
 
     Example: trtspec report build/quickstart -o report.html
     """
-    from trtspec.report.ci_formats import render_annotations, render_junit, render_markdown
-    from trtspec.report.decision import report_decision, verification_summary
-    from trtspec.report.documents import gather
-    from trtspec.report.page import render_page
+    from trtspec.report.evidence import gather, report_decision, verification_summary
+    from trtspec.report.formats import render_annotations, render_junit, render_markdown, render_page
     from trtspec.report.sections import sections
 
     if json and out is None:

@@ -44,8 +44,8 @@ def tune(
 
     Example: trtspec tune recipes/quickstart.yaml --num-prompts 16
     """
+    from trtspec.bench.profile.candidates import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.bench.profile.document import save_profile
-    from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits
     from trtspec.bench.profile.tune import run
     from trtspec.recipe.yaml_edit import check_editable
 

@@ -40,7 +40,7 @@ def verify(
 
     Example: trtspec verify build/quickstart
     """
-    from trtspec.bench.verification_report import REPORT
+    from trtspec.bench.documents import REPORT
 
     with counter() as on_progress:
         verification = trtspec.verify(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from trtspec.bench.bench import OnProgress
 from trtspec.bench.gates import SkippedCheck, skipped_on_request
-from trtspec.bench.run_gates import OnMeasure, deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
+from trtspec.bench.verify import OnMeasure, deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
 from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
 from trtspec.core.registry import find_extension

@@ -142,9 +142,19 @@ class Percentiles(BaseModel):
     max: Millis
 
 
+class LoadRound(BaseModel):
+    """A round of one arm; its metrics are None without responses."""
+
+    requests: Count
+    failed: Count
+    output_tokens_per_s: Positive | None = None
+    mean_e2e_ms: Positive | None = None
+
+
 class LoadArm(BaseModel):
     """Results of one arm under a load."""
 
+    rounds: Annotated[list[LoadRound], Field(min_length=1, max_length=100_000)]
     requests: Count
     failed: Count
     output_tokens_per_s: Annotated[float, Field(ge=0, lt=1e12)]
@@ -161,13 +171,13 @@ class LoadSize(BaseModel):
     """A load: `concurrency` of a closed loop, `requests_per_s` of an open one."""
 
     kind: Text
-    concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    concurrency: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
     requests_per_s: Positive | None = None
 
     @property
     def name(self) -> str:
         """Return the display name."""
-        return f"concurrency {self.concurrency}" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
+        return f"concurrency {self.concurrency:g}" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
 
 
 class SavedRatio(BaseModel):
@@ -187,9 +197,24 @@ class LoadPoint(BaseModel):
     """A load and the results of each arm."""
 
     load: LoadSize
+    requests_per_round: Count
+    judged_by: Literal["output_tokens_per_s", "mean_e2e_ms"]
     arms: Annotated[dict[Text, LoadArm], Field(min_length=1, max_length=2)]
     speedup: SavedRatio | None
     unfit: Text | None = None
+
+
+class MeasuredWorkload(BaseModel):
+    """The prompts and lengths of a load benchmark; equal digests mean equal workloads."""
+
+    sha256: Text
+    source: Text
+
+
+class MachineNoise(BaseModel):
+    """The time of fixed work on the client's machine."""
+
+    median_work_ms: Positive
 
 
 class LoadDocument(BaseModel):
@@ -197,7 +222,10 @@ class LoadDocument(BaseModel):
 
     format_version: Literal[1]
     kind: Literal["load"]
-    points: Annotated[list[LoadPoint], Field(min_length=1, max_length=200)]
+    driver: Text
+    workload: MeasuredWorkload
+    noise: MachineNoise
+    points: Annotated[list[LoadPoint], Field(min_length=1, max_length=1000)]
     warnings: Annotated[list[Text], Field(max_length=1000)] = []
 
 
@@ -336,11 +364,13 @@ class TrainDocument(BaseModel):
 Document = TypeVar("Document", bound=BaseModel)
 
 
-def read_values(path: Path, hint: str) -> tuple[dict[str, Any], bytes]:
+def read_values(
+    path: Path, hint: str, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES
+) -> tuple[dict[str, Any], bytes]:
     """Return the values of a JSON file and its bytes; TrtspecError if it is unreadable or exceeds the limits."""
     try:
-        data = read_bounded(path, MAX_BYTES)
-        return parse_object(data, MAX_VALUES), data
+        data = read_bounded(path, max_bytes)
+        return parse_object(data, max_values), data
     except OSError as error:
         raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
     except ValueError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +19,28 @@ from trtspec.bench.artifact import artifact_prompts
 from trtspec.bench.documents import (
     SavedDocument,
     list_documents,
+    load_verification,
     mismatch_reason,
     prompts_sha256,
     read_document,
+    read_untrusted_report,
     recorded_manifest,
     target_sha256,
 )
 from trtspec.bench.gates import UNDECIDED, VerificationReport, active_gates
-from trtspec.bench.verification_report import load_verification, read_untrusted_report
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deployment_names
 from trtspec.deployment.rollout.commands import previous_revision
 from trtspec.recipe.resolve import ResolvedRecipe, find_unsafe_overrides
+from trtspec.report.evidence import ELSEWHERE
 from trtspec.report.monitoring.configuration import rules
 from trtspec.report.monitoring.prometheus import Prometheus
 from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
 from trtspec.store.artifact_paths import MANIFEST
 
-FORMAT_VERSION = 1
 DONE, MISSING, NOT_NEEDED = "done", "missing", "not needed"
 DAY = "%Y-%m-%d"
 SHORT = 12  # displayed digits of a digest
-ELSEWHERE = "measured elsewhere, not verified here"
 NOT_SPECULATING = "the recipe does not speculate"
 NO_PROMETHEUS = "Prometheus is not configured; add --prometheus URL"
 SERIES = "count(trtspec_requests_total)"
@@ -48,32 +48,25 @@ SERIES = "count(trtspec_requests_total)"
 
 @dataclass(frozen=True)
 class ReadinessInputs:
-    """Inputs of all items.
-
-    `published` is the time at which the artifact was written. `report` is the verification by this user on this
-    machine, and `verified` its time. `has_copy` is true if the artifact has a report from elsewhere, which is not
-    trusted.
-    """
+    """Inputs of all items."""
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
-    published: datetime
-    report: VerificationReport | None
-    verified: datetime | None
-    has_copy: bool
+    published: datetime  # when the artifact was written
+    report: VerificationReport | None  # by this user on this machine
+    verified: datetime | None  # the time of `report`
+    has_copy: bool  # whether the artifact has a report from elsewhere, which is not trusted
     documents: Sequence[SavedDocument]
     deployed: Sequence[DeploymentRecord]
     prometheus: Prometheus | None
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the resolved recipe."""
         return self.manifest.recipe
 
     @property
     def drafts(self) -> bool:
-        """Return whether the recipe speculates."""
         return self.recipe.speculation.method != "none"
 
     @cached_property
@@ -92,11 +85,6 @@ class ReadinessInputs:
             return against
         is_named = document.text("target", "sha256") or recorded_manifest(document.values)
         return "" if is_named or document.time >= self.published else "older than the artifact"
-
-    def mismatch_note(self, document: SavedDocument) -> str:
-        """Return a note on a matching document, or ""."""
-        digest = document.text("prompts", "sha256") or document.text("prompt_set", "sha256")
-        return "with prompts other than the artifact's" if digest and digest != self.prompts else ""
 
 
 def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) -> ReadinessInputs:
@@ -151,24 +139,22 @@ class ReadinessItem:
 
 
 def done(evidence: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
-    """Return an item with state "done"."""
     return ReadinessItem(DONE, evidence, documents=documents)
 
 
 def missing(evidence: str, command: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
-    """Return an item with state "missing" and the command that completes it."""
+    """Return a missing item with the command that completes it."""
     return ReadinessItem(MISSING, evidence, command, documents)
 
 
 def not_needed(evidence: str) -> ReadinessItem:
-    """Return an item with state "not needed"."""
     return ReadinessItem(NOT_NEEDED, evidence)
 
 
 def built(facts: ReadinessInputs) -> ReadinessItem:
     """Report the manifest and the date of the artifact; always done."""
-    named = f"manifest {facts.manifest_sha256[:SHORT]}, {len(facts.manifest.files)} files"
-    return done(f"{named}, {facts.published:{DAY}}")
+    files = len(facts.manifest.files)
+    return done(f"manifest {facts.manifest_sha256[:SHORT]}, {files} files, {facts.published:{DAY}}")
 
 
 def verified(facts: ReadinessInputs) -> ReadinessItem:
@@ -192,10 +178,9 @@ def gates(facts: ReadinessInputs) -> ReadinessItem:
     judged = {check.name: check for check in (facts.report.checks if facts.report else ())}
     if open_ := [name for name in wanted if name not in judged]:
         return missing(f"not evaluated: {', '.join(open_)}", command)
-    if failed := [judged[name].detail for name in wanted if not judged[name].ok]:
-        return missing("; ".join(failed), command)
-    if undecided := [judged[name].detail for name in wanted if judged[name].state == UNDECIDED]:
-        return missing("; ".join(undecided), command)
+    failed = [judged[name].detail for name in wanted if not judged[name].ok]
+    if unmet := failed or [judged[name].detail for name in wanted if judged[name].state == UNDECIDED]:
+        return missing("; ".join(unmet), command)
     return done("; ".join(judged[name].detail for name in wanted))
 
 
@@ -223,16 +208,12 @@ def parity(facts: ReadinessInputs) -> ReadinessItem:
 
 def defaults(facts: ReadinessInputs) -> ReadinessItem:
     """Check that no recipe key loosens a default."""
-    loosened = list(_loosened(facts))
+    acceptance = facts.recipe.speculation.acceptance
+    loosened = [] if acceptance == "exact" else [f"speculation.options.lossy ({acceptance} acceptance)"]
+    loosened += map(str, find_unsafe_overrides(facts.recipe))
     if loosened:
         return missing(", ".join(loosened), "trtspec build RECIPE, without these keys")
     return done("no gate, limit or serving setting is looser than its default")
-
-
-def _loosened(facts: ReadinessInputs) -> Iterator[str]:
-    if facts.recipe.speculation.acceptance != "exact":
-        yield f"speculation.options.lossy ({facts.recipe.speculation.acceptance} acceptance)"
-    yield from map(str, find_unsafe_overrides(facts.recipe))
 
 
 def warmup(facts: ReadinessInputs) -> ReadinessItem:
@@ -251,8 +232,8 @@ def rollout(facts: ReadinessInputs) -> ReadinessItem:
         why = "serving.openai is off: traffic cannot be split, and only synthetic probes decide"
         return missing(why, "trtspec build RECIPE --set serving.openai=true")
     if wanted.canary[0] == 100:
-        command = "trtspec build RECIPE --set 'serving.rollout.canary=[5,25,100]'"
-        return missing("the first canary step is 100 %", command)
+        why = "the first canary step is 100 %"
+        return missing(why, "trtspec build RECIPE --set 'serving.rollout.canary=[5,25,100]'")
     shares = ", ".join(f"{share} %" for share in wanted.canary)
     rules = f"at most {wanted.max_failed} failures and {wanted.max_latency_ratio:g} times the latency"
     return done(f"{shares}, {wanted.hold_s:g} s each, {rules}")
@@ -264,27 +245,18 @@ def baseline(facts: ReadinessInputs) -> ReadinessItem:
     return _measured(facts, found, f"trtspec baseline {facts.root}", "{median_tokens_per_s:g} tokens/s")
 
 
-def profile(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that drafts were profiled."""
-    return _draft_item(facts, "profile", "trtspec profile RECIPE --prompts FILE --json")
-
-
-def tune(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that draft length and options were tuned."""
-    return _draft_item(facts, "tune", "trtspec tune RECIPE --prompts FILE --json")
-
-
 def load(facts: ReadinessInputs) -> ReadinessItem:
     """Check that speculation was measured under load; a benchmark of single requests does not suffice."""
     command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
     alone = facts.documents_of_kind("bench")
     if facts.documents_of_kind("load") or not alone or not facts.drafts:
-        return _draft_item(facts, "load", command)
+        return measured_draft(facts, "load", command)
     single = _measured(facts, alone, command, "{speedup:g} times as fast")
     return missing(f"{single.evidence}, one request at a time", command, alone)
 
 
-def _draft_item(facts: ReadinessInputs, kind: str, command: str) -> ReadinessItem:
+def measured_draft(facts: ReadinessInputs, kind: str, command: str) -> ReadinessItem:
+    """Check that a command measured the drafts: `profile`, `tune` or `bench` under load."""
     return _measured(facts, facts.documents_of_kind(kind), command) if facts.drafts else not_needed(NOT_SPECULATING)
 
 
@@ -296,7 +268,9 @@ def _measured(facts: ReadinessInputs, found: Sequence[SavedDocument], command: s
     named = f"{best.path.name} {best.sha256[:SHORT]}, {best.time:{DAY}}"
     if against := facts.rejection_reason(best):
         return missing(f"{named}: {against}", command, found)
-    details = "; ".join(filter(None, (_formatted(result, best.values), facts.mismatch_note(best))))
+    digest = best.text("prompts", "sha256") or best.text("prompt_set", "sha256")
+    note = "with prompts other than the artifact's" if digest and digest != facts.prompts else ""
+    details = "; ".join(filter(None, (_formatted(result, best.values), note)))
     return done(f"{named}: {details}" if details else named, found)
 
 
@@ -341,10 +315,9 @@ def rollback(facts: ReadinessInputs) -> ReadinessItem:
 def _rollback_target(facts: ReadinessInputs, record: DeploymentRecord) -> str:
     """Return a description of the revision that a deployment could roll back to, or ""."""
     if record.manifest != facts.manifest_sha256:
-        serves = record.state_now in ("live", "restarting")
-        return (
-            f"{record.name} serves revision {record.revision}, which stays available during a rollout" if serves else ""
-        )
+        if record.state_now not in ("live", "restarting"):
+            return ""
+        return f"{record.name} serves revision {record.revision}, which stays available during a rollout"
     try:
         before, _ = previous_revision(DeploymentJournal(record.name), record)
     except DeployError:
@@ -362,8 +335,8 @@ ITEMS: dict[str, Callable[[ReadinessInputs], ReadinessItem]] = {
     "warm-up": warmup,
     "rollout": rollout,
     "baseline": baseline,
-    "profile": profile,
-    "tuning": tune,
+    "profile": partial(measured_draft, kind="profile", command="trtspec profile RECIPE --prompts FILE --json"),
+    "tuning": partial(measured_draft, kind="tune", command="trtspec tune RECIPE --prompts FILE --json"),
     "load": load,
     "metrics": metrics,
     "alerts": alerts,
@@ -377,14 +350,13 @@ def check(facts: ReadinessInputs) -> dict[str, ReadinessItem]:
 
 
 def missing_items(items: Mapping[str, ReadinessItem]) -> dict[str, ReadinessItem]:
-    """Return the items with state "missing"."""
     return {name: item for name, item in items.items() if item.state == MISSING}
 
 
 def readiness_document(facts: ReadinessInputs, items: Mapping[str, ReadinessItem]) -> dict[str, Any]:
     """Return the document of `readiness --json`."""
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": 1,
         "name": facts.recipe.name,
         "artifact": str(facts.root),
         "manifest": facts.manifest_sha256,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.bench.profile.acceptance import StepCounts
+from trtspec.bench.profile.candidates import SampleText
 from trtspec.bench.profile.engine_profiler import replayed
-from trtspec.bench.profile.options import SampleText
 from trtspec.bench.sources import RECORD
 from trtspec.checkpoints.source_model import load_model
 from trtspec.checkpoints.writer import write_config, write_tensors

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from trtspec.backends.edge_llm.repository import MODEL_JSON
 
 from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.backends.edge_llm.test_steps import install, show_gpu, tools  # noqa: F401 - a fixture
@@ -16,7 +15,7 @@ from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
 from tests.serving.triton.streams import generate_stream
 from trtspec.backends.edge_llm.artifact import MODEL_JSON
-from trtspec.bench.run_gates import DEPLOY_PROMPTS
+from trtspec.bench.verify import DEPLOY_PROMPTS
 from trtspec.engine.prompts.load import load_prompts
 
 ANSWER = ["answer: ", "é ", "and more"]

@@ -14,7 +14,7 @@ from tests.serving.triton.artifact import rewrite_manifest
 from tests.serving.triton.serving import DOUBLES
 from tests.serving.triton.streams import generate_stream
 from trtspec.backends.sglang.artifact import ENGINE_JSON
-from trtspec.bench.run_gates import DEPLOY_PROMPTS
+from trtspec.bench.verify import DEPLOY_PROMPTS
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.revision import revision_dir

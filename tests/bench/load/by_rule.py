@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtspec.bench.load.api import find_api
-from trtspec.bench.load.client import Endpoint
-from trtspec.bench.load.discovery import BASELINE, SERVED, ServerAddress
+from trtspec.bench.load.client import BASELINE, SERVED, Endpoint, ServerAddress
 from trtspec.bench.load.rounds import LoadWorkload, Round
 from trtspec.bench.load.sample import RequestSample
 

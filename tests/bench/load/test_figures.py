@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtspec.bench.load.arrivals.closed import Closed
-from trtspec.bench.load.arrivals.poisson import Poisson
-from trtspec.bench.load.discovery import BASELINE, SERVED, Counters, parse_counters
+from trtspec.bench.load.arrivals import Closed, Poisson
+from trtspec.bench.load.client import BASELINE, SERVED, Counters, parse_counters
 from trtspec.bench.load.document import (
     category_speedups,
     find_crossover,

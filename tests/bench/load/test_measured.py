@@ -14,10 +14,9 @@ import pytest
 
 from tests.bench.load.scripted import Script, Server, scripted, steady
 from trtspec.bench.load.api import LoadSampling
-from trtspec.bench.load.arrivals.closed import Closed
-from trtspec.bench.load.arrivals.poisson import Poisson
+from trtspec.bench.load.arrivals import Closed, Poisson
 from trtspec.bench.load.client import Endpoint
-from trtspec.bench.load.discovery import ServerAddress as Address
+from trtspec.bench.load.client import ServerAddress as Address
 from trtspec.bench.load.rounds import LoadWorkload
 from trtspec.bench.load.sweep import LoadPlan, Point, StopRule, measure
 from trtspec.core.errors import DeployError

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtspec.bench.load.comparison import CONFIDENCE, RatioGate, SavedLoad, compare
+from trtspec.bench.load.comparison import CONFIDENCE, RatioGate, compare
 from trtspec.bench.load.intervals import RatioInterval, ratio_between, ratio_of_rounds, t_quantile
 from trtspec.cli.load_results import load_gate
 from trtspec.core.errors import TrtspecError
+from trtspec.planning.documents import LoadDocument
 
 # Published quantiles of Student's t: (cumulative probability, degrees of freedom) to t
 TABLE = {
@@ -69,19 +70,23 @@ def test_inverse_ratio_swaps_and_inverts_its_bounds() -> None:
     assert RatioInterval(1.0, 0.0, math.inf, 1).inverse().high == math.inf
 
 
-def document(served: list[float], alone: list[float] | None = None, **more: Any) -> SavedLoad:
+def document(served: list[float], alone: list[float] | None = None, **more: Any) -> LoadDocument:
     """Return a saved document with one load, or several with the same rounds."""
     arms = {"served": served} | ({"baseline": alone} if alone is not None else {})
-    rounds = {name: {"rounds": [{"requests": 16, "failed": more.get("failed", 0), "output_tokens_per_s": each,
-                                 "mean_e2e_ms": 1e5 / each} for each in values]}
-              for name, values in arms.items()}  # fmt: skip
+    summary = {"requests": 16, "failed": 0, "output_tokens_per_s": 100.0, **dict.fromkeys(
+        ("ttft_ms", "tpot_ms", "e2e_ms", "acceptance_rate", "mean_accepted_len"))}  # fmt: skip
+    requests = {"requests": 16, "failed": more.get("failed", 0)}
+    rounds = {
+        name: {**summary, "rounds": [{**requests, "output_tokens_per_s": v, "mean_e2e_ms": 1e5 / v} for v in values]}
+        for name, values in arms.items()
+    }
     judged_by = more.get("judged_by", "output_tokens_per_s")
     points = [
         {"load": {"kind": "closed", "concurrency": n}, "requests_per_round": more.get("requests", 16),
-         "judged_by": judged_by, "arms": rounds}
+         "judged_by": judged_by, "arms": rounds, "speedup": None}
         for n in more.get("loads", [4])
     ]  # fmt: skip
-    return SavedLoad.model_validate(
+    return LoadDocument.model_validate(
         {
             "format_version": 1,
             "kind": "load",
@@ -93,7 +98,7 @@ def document(served: list[float], alone: list[float] | None = None, **more: Any)
     )
 
 
-def drawn(draws: Any, speedup: float, rounds: int = 8, machine: float = 1.0) -> SavedLoad:
+def drawn(draws: Any, speedup: float, rounds: int = 8, machine: float = 1.0) -> LoadDocument:
     """Return a simulated run on a shared machine: each round's noise is common to both arms."""
     weather = machine * np.exp(draws.normal(0, 0.1, rounds))
     noise = np.exp(draws.normal(0, 0.03, (2, rounds)))

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import Run
 from trtspec.bench.profile import engine_profiler
-from trtspec.bench.profile.measured import CandidateMeasurements
-from trtspec.bench.profile.options import ProfileCandidate
+from trtspec.bench.profile.candidates import ProfileCandidate
+from trtspec.bench.profile.recommend import CandidateMeasurements
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
 

@@ -11,9 +11,8 @@ import pytest
 
 from trtspec.bench.decision import decide
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
-from trtspec.bench.profile.measured import CandidateMeasurements, least_seconds
-from trtspec.bench.profile.options import ProfileCandidate
-from trtspec.bench.profile.recommend import rate_candidate, recommend
+from trtspec.bench.profile.candidates import ProfileCandidate
+from trtspec.bench.profile.recommend import CandidateMeasurements, least_seconds, rate_candidate, recommend
 from trtspec.engine.measurement import ReplayedDraft
 
 

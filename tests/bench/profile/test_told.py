@@ -11,11 +11,11 @@ from random import Random
 import pytest
 
 from trtspec.bench.load.api import LoadSampling
-from trtspec.bench.load.arrivals.closed import Closed
+from trtspec.bench.load.arrivals import Closed
 from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.sample import RequestSample
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
-from trtspec.bench.profile.options import SearchLimits
+from trtspec.bench.profile.candidates import SearchLimits
 from trtspec.bench.profile.server_profile import (
     ServerProfiler,
     _is_precise,
@@ -117,9 +117,9 @@ def test_speeds_use_all_rounds_without_their_last_requests(monkeypatch: pytest.M
     monkeypatch.setattr("trtspec.bench.profile.server_profile.ask_all", ask)
     monkeypatch.setattr("trtspec.bench.profile.server_profile.MOST_ROUNDS", 2)
     asking = ServerProfiler([Prompt("", "", "")], SearchLimits(1, 9, 1, 1, 0), [2], 0, lambda what, done, total: None)
-    found = asyncio.run(asking._times(None, {0: "alone", 1: "drafts"}, asking.prompts))  # type: ignore[arg-type,dict-item]
-    speeds = {case: times.tokens_per_s for case, times in found.items()}
-    assert speeds == pytest.approx({(2, 0): 2 * 9 / 3, (2, 1): 2 * 9 / 2})
+    found = asyncio.run(asking._rounds(None, {0: "alone", 1: "drafts"}, asking.prompts, 2))  # type: ignore[arg-type,dict-item]
+    speeds = {length: stream_times(timed, 2, length).tokens_per_s for length, timed in found.items()}
+    assert speeds == pytest.approx({0: 2 * 9 / 3, 1: 2 * 9 / 2})
 
 
 def test_counted_requests_of_rounds_cycle_through_all_prompts() -> None:

@@ -15,9 +15,14 @@ import yaml
 from tests.conftest import Run
 from trtspec.bench.profile import tune
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
-from trtspec.bench.profile.measured import CandidateMeasurements, dump_measured, read_measured
-from trtspec.bench.profile.options import ProfileCandidate, SampleText
-from trtspec.bench.profile.recommend import Recommendation, recommend
+from trtspec.bench.profile.candidates import ProfileCandidate, SampleText
+from trtspec.bench.profile.recommend import (
+    CandidateMeasurements,
+    Recommendation,
+    dump_measured,
+    read_measured,
+    recommend,
+)
 from trtspec.bench.profile.tune import ResultCache, halve, rung_sizes
 from trtspec.methods.base import find_method, methods
 from trtspec.recipe.yaml_edit import edit_section

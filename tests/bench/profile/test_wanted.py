@@ -9,8 +9,7 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.backends.base import in_process_backend
-from trtspec.bench.profile.candidates import CandidateSpec, find_candidates
-from trtspec.bench.profile.options import ProfileRequest, SearchLimits
+from trtspec.bench.profile.candidates import CandidateSpec, ProfileRequest, SearchLimits, find_candidates
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
 from trtspec.recipe.load import load_recipe

@@ -9,11 +9,11 @@ import pytest
 
 from tests.serving.gateway.running import RunningGateway
 from tests.serving.triton.serving import Served
-from trtspec.bench.load.discovery import ServerAddress
+from trtspec.bench.load.client import ServerAddress
 from trtspec.bench.profile import engine_profiler
 from trtspec.bench.profile import server_profile as profiling_served
+from trtspec.bench.profile.candidates import ProfileRequest, ProgressUI, SearchLimits, ServerSet
 from trtspec.bench.profile.document import Profile
-from trtspec.bench.profile.options import ProfileRequest, ProgressUI, SearchLimits, ServerSet
 from trtspec.cli.progress import build_bars, counter
 from trtspec.core.paths import recipes_dir
 

@@ -90,11 +90,10 @@ def openai_options(wanted: LoadSampling) -> dict[str, Any]:
 
     `ignore_eos` is an extension of vLLM and trtspec. Other servers reject it, so it is sent only for `exact_len`.
     """
-    sampled = {"seed": wanted.seed} if wanted.temperature else {}
     return {
         "max_tokens": wanted.max_tokens,
         "temperature": wanted.temperature,
-        **sampled,
+        **({"seed": wanted.seed} if wanted.temperature else {}),
         "stream": True,
         "stream_options": {"include_usage": True},
         **({"ignore_eos": True} if wanted.exact_len else {}),
@@ -108,8 +107,13 @@ def read_openai_event(event: Event, reply: ParsedResponse, text_of: Callable[[An
     if usage := event.get("usage"):
         reply.prompt_tokens = parse_count(usage.get("prompt_tokens"))
         reply.output_tokens = parse_count(usage.get("completion_tokens"))
-    if metrics := event.get("metrics"):
-        _read_openai_drafts(metrics.get("speculative_decoding") or {}, reply)
+    if metrics := event.get("metrics"):  # vLLM's --per-request-spec-decode-metrics summary, and the trtspec gateway's
+        drafts = metrics.get("speculative_decoding") or {}
+        reply.drafted = parse_count(drafts.get("num_draft_tokens"))
+        reply.accepted = parse_count(drafts.get("num_accepted_draft_tokens"))
+        reply.steps = parse_count(drafts.get("num_spec_steps"))
+        histogram = drafts.get("acceptance_histogram") or []
+        reply.histogram = tuple(parse_count(steps) or 0 for steps in histogram[:MAX_HISTOGRAM])
     choices = event.get("choices")
     if not choices:
         return False
@@ -117,12 +121,3 @@ def read_openai_event(event: Event, reply: ParsedResponse, text_of: Callable[[An
     if text := text_of(choices[0]):
         reply.text.append(text)
     return bool(text)
-
-
-def _read_openai_drafts(drafts: Event, reply: ParsedResponse) -> None:
-    """Read the counts of vLLM's `--per-request-spec-decode-metrics summary`; the trtspec gateway has the same names."""
-    reply.drafted = parse_count(drafts.get("num_draft_tokens"))
-    reply.accepted = parse_count(drafts.get("num_accepted_draft_tokens"))
-    reply.steps = parse_count(drafts.get("num_spec_steps"))
-    histogram = drafts.get("acceptance_histogram") or []
-    reply.histogram = tuple(parse_count(steps) or 0 for steps in histogram[:MAX_HISTOGRAM])

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send streaming requests and record when each chunk arrives; responses are untrusted and limited in size.
+"""Find the API, the model and the draft control of a server, send streaming requests, and record when chunks arrive.
 
 Connections use aiohttp with its parser in C, because the processor time per chunk limits the client. A stream consists
-of server-sent events: lines `data: ...`.
+of server-sent events: lines `data: ...`. Responses are untrusted and limited in size.
+
+Prometheus counters are for servers that do not report draft statistics per response. They include all traffic of a
+server, so they are correct only without other clients.
 """
 
 from __future__ import annotations
@@ -10,16 +13,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from trtspec.bench.load.api import Api, BadAnswer, LoadSampling, ParsedResponse
+from trtspec.bench.load.api import Api, BadAnswer, LoadSampling, ParsedResponse, find_api
 from trtspec.bench.load.sample import RequestSample
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.prometheus_text import parse_metrics
 from trtspec.engine.prompts.prompt import Prompt
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -32,6 +39,17 @@ KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing 
 TIMEOUT_S = 600.0  # of a complete response
 clock = time.perf_counter
 T = TypeVar("T")
+# Draft steps, drafted tokens and accepted tokens; the names are prefixed by the engine's name and a colon. Source:
+# vllm-project/vllm:vllm/v1/spec_decode/metrics.py@def9ce85.
+COUNTER_NAMES = (
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+)
+AUTO, TRITON, COMPLETIONS = "auto", "triton", "completions"
+PROBE = Prompt("Hello", "probe", "")
+KEY_VARIABLE = "TRTSPEC_OPENAI_KEY"
+SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
 
 
 class Events:
@@ -76,20 +94,16 @@ class ServerRejected(BadAnswer):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address without path, its API, and the model to use.
+    """A server's address, its API, and the model to use."""
 
-    `extra` is added to every request; `headers` contain its key and are never printed.
-    """
-
-    url: str
+    url: str  # without path
     api_name: str
     api: Api
     model: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # added to every request
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # contain the key and are never printed
 
     def request(self, prompt: Prompt, wanted: LoadSampling) -> bytes:
-        """Return the request body for a prompt."""
         return json.dumps({**self.api.body(self.model, prompt, wanted), **self.extra}).encode()
 
 
@@ -127,7 +141,11 @@ class LoadClient:
             async for data in answer.content.iter_any():
                 now = clock()
                 for event in events.feed(data):
-                    if _brings_text(event, reply, read):
+                    try:
+                        has_text = read(event, reply)
+                    except (TypeError, AttributeError, KeyError, IndexError) as error:
+                        raise BadAnswer(f"unexpected event for this API: {str(event)[:MAX_WORDS]}") from error
+                    if has_text:
                         chunks.append(now)
         if endpoint.api.ends and not events.done:
             raise BadAnswer("the stream ended early")
@@ -153,13 +171,12 @@ async def load_client(timeout_s: float) -> AsyncIterator[LoadClient]:
 
 
 def _answered(sample: RequestSample, reply: ParsedResponse, chunks_s: tuple[float, ...]) -> RequestSample:
-    is_counted = reply.output_tokens is not None
     return replace(
         sample,
         chunks_s=chunks_s,
         prompt_tokens=reply.prompt_tokens,
-        output_tokens=reply.output_tokens if reply.output_tokens is not None else len(chunks_s),
-        is_counted=is_counted,
+        output_tokens=len(chunks_s) if reply.output_tokens is None else reply.output_tokens,
+        is_counted=reply.output_tokens is not None,
         drafted=reply.drafted,
         accepted=reply.accepted,
         steps=reply.steps,
@@ -167,13 +184,6 @@ def _answered(sample: RequestSample, reply: ParsedResponse, chunks_s: tuple[floa
         finish_reason=reply.finish_reason[:40],
         text_sha256=hashlib.sha256("".join(reply.text).encode(errors="replace")).hexdigest(),
     )
-
-
-def _brings_text(event: dict[str, Any], reply: ParsedResponse, read: Any) -> bool:
-    try:
-        return bool(read(event, reply))
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
-        raise BadAnswer(f"unexpected event for this API: {str(event)[:MAX_WORDS]}") from error
 
 
 async def _error_text(answer: aiohttp.ClientResponse) -> str:
@@ -204,3 +214,126 @@ def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
     except ModuleNotFoundError:
         from asyncio import run  # type: ignore[assignment]
     return run
+
+
+class Counters(NamedTuple):
+    """Values of the counters, or their increase; 0 for a server that does not export them."""
+
+    steps: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+
+    def since(self, before: Counters | None) -> Counters:
+        """Return the increase since `before`; zeros if the server was restarted or did not export them before."""
+        if before is None or self.steps < before.steps:
+            return Counters()
+        return Counters(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters | None:
+    """Fetch a server's counters; None if it does not export any."""
+    try:
+        status, content = await client.get(f"{endpoint.url}/metrics", endpoint.headers)
+    except (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):  # distinct classes before Python 3.11
+        return None
+    return parse_counters(content) if status == 200 else None
+
+
+def parse_counters(text: bytes) -> Counters | None:
+    """Return the counters of a Prometheus text, summed over labels."""
+    found = {name.rpartition(":")[2]: samples for name, samples in parse_metrics(text).items()}
+    if not all(name in found for name in COUNTER_NAMES):
+        return None
+    return Counters(*(sum(sample.value for sample in found[name]) for name in COUNTER_NAMES))
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """A server's address and API; if `model` is empty, the first model that it lists is used."""
+
+    url: str
+    api: str = AUTO
+    model: str = ""
+    key_variable: str = KEY_VARIABLE
+
+
+async def find_arms(client: LoadClient, served: ServerAddress, baseline: ServerAddress | None) -> dict[str, Endpoint]:
+    """Return the endpoints of the server and of the target alone, from `baseline` or the server itself."""
+    arms = {SERVED: await find_endpoint(client, served)}
+    alone = await find_endpoint(client, baseline) if baseline else await target_alone(client, arms[SERVED])
+    return arms | ({BASELINE: alone} if alone else {})
+
+
+async def find_endpoint(client: LoadClient, server: ServerAddress) -> Endpoint:
+    """Return the endpoint at an address; raise DeployError if no supported API responds or a probe request fails.
+
+    With the API "auto", a server that lists OpenAI models is used through completions, any other through Triton. The
+    key is read from an environment variable and sent only to this address.
+    """
+    asked = None if server.api == AUTO else find_api(server.api)
+    url, headers = _address(server.url), _key(server.key_variable)
+    models = await _models(client, url, headers) if server.api != TRITON else []
+    name = server.api if asked else COMPLETIONS if models else TRITON
+    model = server.model or (models[0] if models else "")
+    if name != TRITON and not model:
+        raise DeployError("the server does not list its models", where=url, hint="give one with --model")
+    endpoint = Endpoint(url, name, asked or find_api(name), model, headers=headers)
+    if error := await _probe_error(client, endpoint):
+        raise DeployError(error, where=endpoint.url, hint="check its state with: trtspec status NAME")
+    return endpoint
+
+
+async def target_alone(client: LoadClient, endpoint: Endpoint) -> Endpoint | None:
+    """Return the same server with drafting switched off, or None if it does not support that.
+
+    A server that accepts an invalid value for the field ignores it, and would still draft.
+    """
+    alone = replace(endpoint, extra=endpoint.api.without_drafts)
+    nonsense = replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, "none"))
+    if await _probe_error(client, alone) or not await _probe_error(client, nonsense):
+        return None
+    return alone
+
+
+async def _probe_error(client: LoadClient, endpoint: Endpoint) -> str:
+    now = clock()
+    return (await client.ask(endpoint, PROBE, endpoint.request(PROBE, LoadSampling(2)), now, now)).error
+
+
+async def _models(client: LoadClient, url: str, headers: Mapping[str, str]) -> list[str]:
+    try:
+        status, content = await client.get(f"{url}/v1/models", headers)
+        if status in (401, 403):
+            hint = "give the environment variable that holds the key with --key-env"
+            raise DeployError(f"the server returned {status}: it requires a key", where=url, hint=hint)
+        data = document(content).get("data") if status == 200 else None
+    except BadAnswer:
+        return []
+    except (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError, ValueError) as error:
+        reason = getattr(error, "os_error", None) or error
+        raise DeployError(f"the server cannot be reached: {reason or type(error).__name__}", where=url) from None
+    entries = data if isinstance(data, list) else []
+    return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+
+
+def _address(url: str) -> str:
+    """Return an address without path; raise DeployError if it is invalid."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    try:
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        known = False
+    if not known or parts.username or parts.query or parts.fragment:
+        raise DeployError(f"{url!r} is not a server's address", hint="use a form like http://127.0.0.1:8000")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _key(variable: str) -> dict[str, str]:
+    """Return the authorization header; raise TrtspecError if a non-default variable is unset."""
+    key = os.environ.get(variable, "")
+    if not key and variable != KEY_VARIABLE:
+        raise TrtspecError(f"the environment variable {variable} is not set", hint="set it to the server's key")
+    if not key.isascii() or not key.isprintable():
+        raise TrtspecError(f"{variable} contains characters that are invalid in an HTTP header")
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -18,11 +18,10 @@ from itertools import zip_longest
 from typing import Any
 
 from trtspec.bench.load.arrivals import THROUGHPUT
-from trtspec.bench.load.client import Endpoint
-from trtspec.bench.load.discovery import Counters
+from trtspec.bench.load.client import Counters
 from trtspec.bench.load.intervals import ratio_of_rounds
-from trtspec.bench.load.rounds import LoadWorkload, Round, sent_late_ms
-from trtspec.bench.load.sample import RequestSample, Slo
+from trtspec.bench.load.rounds import LoadWorkload, Round
+from trtspec.bench.load.sample import MS, RequestSample, Slo
 from trtspec.bench.load.sweep import NOISY, Point, SweepResult, summarize_noise
 from trtspec.core.installation import __version__
 
@@ -31,7 +30,6 @@ MOST_ERRORS = 5  # distinct errors to list
 BUSY = 0.8  # share of a processor; above it, the client may be the bottleneck
 LATE_MS = 10.0
 GROWING = 1.5  # later half of a round's latencies / earlier half
-FORMAT_VERSION, KIND = 1, "load"
 OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
 COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
             "e2e_ms": "mean_e2e_ms"}  # fmt: skip
@@ -40,15 +38,17 @@ COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_
 def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
     """Return an arm's JSON fields; percentiles cover all requests with a complete response."""
     samples = [sample for each in rounds for sample in each.answered]
-    seconds = sum(each.seconds for each in rounds)
+    seconds, prompt_tokens = sum(each.seconds for each in rounds), [sample.prompt_tokens for sample in samples]
     failed = [sample.error for each in rounds for sample in each.samples if not sample.ok]
     kept = sum(map(slo.holds, samples)) if slo else None
+    late_ms = (MS * (sample.sent_s - sample.due_s) for each in rounds for sample in each.samples)
+    cpu_s = [each.client_cpu_s for each in rounds if each.client_cpu_s is not None]
     return {
         "requests": len(samples),
         "failed": len(failed),
         "errors": dict(Counter(failed).most_common(MOST_ERRORS)),
         "seconds": round(seconds, 4),
-        "prompt_tokens": _total(sample.prompt_tokens for sample in samples),
+        "prompt_tokens": None if None in prompt_tokens else sum(count or 0 for count in prompt_tokens),
         "output_tokens": sum(sample.output_tokens for sample in samples),
         "tokens_are_counted": all(sample.is_counted for sample in samples),
         "requests_per_s": round(len(samples) / seconds, 4),
@@ -61,13 +61,13 @@ def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) 
         "itl_ms": summarize_values(gap for sample in samples for gap in sample.itl_ms),
         "e2e_ms": summarize_values(sample.e2e_ms for sample in samples),
         "e2e_growth": round(statistics.geometric_mean(each.e2e_growth for each in rounds), 3),
-        "sent_late_ms": summarize_values(sent_late_ms(rounds)),
+        "sent_late_ms": summarize_values(late_ms),
         "goodput_requests_per_s": None if kept is None else round(kept / seconds, 4),
         "goodput_share": None if kept is None else round(kept / (len(samples) + len(failed)), 4),
         **_drafts(samples, counters),
         "by_kind": _by_kind(samples),
         "finish_reasons": dict(Counter(sample.finish_reason or "unknown" for sample in samples)),
-        "client_cpu_share": _cpu_share(rounds, seconds),
+        "client_cpu_share": round(sum(cpu_s) / seconds, 4) if cpu_s else None,
         "rounds": [each.as_dict(slo) for each in rounds],
     }
 
@@ -91,11 +91,10 @@ def summarize_values(values: Iterable[float | None]) -> dict[str, float] | None:
 def _drafts(samples: Sequence[RequestSample], counters: Counters) -> dict[str, Any]:
     """Return rates from per-response counts, else from counters; `drafts_told_by` is the source."""
     counted = [sample for sample in samples if sample.drafted is not None and sample.accepted is not None]
-    if counted:
-        histogram = [sum(steps) for steps in zip_longest(*(sample.histogram for sample in counted), fillvalue=0)]
-        return {**_rates(*_counts(counted)), "acceptance_histogram": histogram, "drafts_told_by": "answers"}
-    source = "counters" if counters.drafted else ""
-    return {**_rates(*counters), "acceptance_histogram": [], "drafts_told_by": source}
+    histogram = [sum(steps) for steps in zip_longest(*(sample.histogram for sample in counted), fillvalue=0)]
+    source = "answers" if counted else "counters" if counters.drafted else ""
+    rates = _rates(*(_counts(counted) if counted else counters))
+    return {**rates, "acceptance_histogram": histogram, "drafts_told_by": source}
 
 
 def _counts(samples: Sequence[RequestSample]) -> Counters:
@@ -128,18 +127,6 @@ def _by_kind(samples: Sequence[RequestSample]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _cpu_share(rounds: Sequence[Round], seconds: float) -> float | None:
-    spent = [each.client_cpu_s for each in rounds if each.client_cpu_s is not None]
-    return round(sum(spent) / seconds, 4) if spent else None
-
-
-def _total(counts: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if a value is unknown."""
-    found = list(counts)
-    known = [count for count in found if count is not None]
-    return sum(known) if len(known) == len(found) else None
-
-
 def category_speedups(pairs: Sequence[tuple[Round, Round]]) -> dict[str, dict[str, Any]]:
     """Return each category's ratio with its interval, "-" for prompts without one; empty for a single category.
 
@@ -164,7 +151,7 @@ def _tpot_ratio(kind: str, served: Round, alone: Round) -> float | None:
 
 def collect_warnings(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
     """Return warnings about a document's points, one sentence each."""
-    found = [f"{_name(point)}: {remark}" for point in points for remark in _point_warnings(point)]
+    found = [warning for point in points for warning in _point_warnings(point)]
     if noise["spread"] > NOISY:
         found.append(
             f"the machine is noisy: the quartiles of a fixed {noise['median_work_ms']:.0f} ms of work are "
@@ -173,19 +160,16 @@ def collect_warnings(points: Sequence[Mapping[str, Any]], noise: Mapping[str, An
     return found
 
 
-def _name(point: Mapping[str, Any]) -> str:
-    load = point["load"]
-    return f"concurrency {load['concurrency']}" if "concurrency" in load else f"{load['requests_per_s']:g} requests/s"
-
-
 def _point_warnings(point: Mapping[str, Any]) -> Iterator[str]:
+    load = point["load"]
+    at = f"concurrency {load['concurrency']}" if "concurrency" in load else f"{load['requests_per_s']:g} requests/s"
     for name, arm in point["arms"].items():
-        yield from (f"{name}: {remark}" for remark in _arm_warnings(arm, point["load"]))
+        yield from (f"{at}: {name}: {remark}" for remark in _arm_warnings(arm, load))
     if point["outlier_rounds"]:
         rounds = ", ".join(str(number) for number in point["outlier_rounds"])
-        yield f"the ratio of round {rounds} is an outlier; it is included"
+        yield f"{at}: the ratio of round {rounds} is an outlier; it is included"
     if (same := point["identical_texts"]) and same["same"] < same["compared"]:
-        yield f"{same['compared'] - same['same']} of {same['compared']} texts differ between the arms"
+        yield f"{at}: {same['compared'] - same['same']} of {same['compared']} texts differ between the arms"
 
 
 def _arm_warnings(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[str]:
@@ -213,12 +197,15 @@ def build_document(
     noise = summarize_noise([each for point in points for each in point.work_ms])
     ended = [f"the sweep ended early: {swept.ended_by}"] if swept.ended_by else []
     return {
-        "format_version": FORMAT_VERSION,
-        "kind": KIND,
+        "format_version": 1,
+        "kind": "load",
         "trtspec_version": __version__,
         "driver": driver,
         "ended_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "arms": {name: _arm(endpoint) for name, endpoint in swept.arms.items()},
+        "arms": {
+            name: {"url": each.url, "api": each.api_name, "model": each.model, "extra": dict(each.extra)}
+            for name, each in swept.arms.items()
+        },
         "workload": workload.as_dict(),
         "slo": slo.as_dict() if slo else None,
         "client": {"machine": platform.machine(), "processors": os.cpu_count(), "python": platform.python_version()},
@@ -228,10 +215,6 @@ def build_document(
         "ended_by": swept.ended_by or None,
         "warnings": [*ended, *collect_warnings(found, noise)],
     }
-
-
-def _arm(endpoint: Endpoint) -> dict[str, Any]:
-    return {"url": endpoint.url, "api": endpoint.api_name, "model": endpoint.model, "extra": dict(endpoint.extra)}
 
 
 def _point(point: Point, slo: Slo | None) -> dict[str, Any]:

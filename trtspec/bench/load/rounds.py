@@ -22,7 +22,7 @@ from typing import Any
 from trtspec.bench.load.api import LoadSampling
 from trtspec.bench.load.arrivals import ArrivalProcess
 from trtspec.bench.load.client import Endpoint, LoadClient, clock
-from trtspec.bench.load.sample import MS, RequestSample, Slo
+from trtspec.bench.load.sample import RequestSample, Slo
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.prompts.prompt import Prompt
 
@@ -99,18 +99,14 @@ class LoadWorkload:
 
 @dataclass(frozen=True)
 class Round:
-    """The requests of a round in order; `client_cpu_s` is the client's processor time.
-
-    It is None if another program sent them. `places` is the concurrency of a closed loop, None for an open loop.
-    """
+    """The requests of a round in order."""
 
     samples: Sequence[RequestSample]
-    client_cpu_s: float | None = None
-    places: int | None = None
+    client_cpu_s: float | None = None  # the client's processor time, None if another program sent the requests
+    places: int | None = None  # the concurrency of a closed loop, None for an open loop
 
     @cached_property
     def answered(self) -> list[RequestSample]:
-        """Return the requests with a complete response."""
         return [sample for sample in self.samples if sample.ok]
 
     @cached_property
@@ -135,7 +131,7 @@ class Round:
 
     @cached_property
     def steady_state_tokens(self) -> float:
-        """Return the output tokens within `full_s`.
+        """Return the output tokens within `steady_state_s`.
 
         After that, concurrency decreases, for longer the more the requests' durations differ.
         """
@@ -151,12 +147,10 @@ class Round:
 
     @property
     def mean_e2e_ms(self) -> float:
-        """Return the mean time to the last token."""
         return statistics.mean(sample.e2e_ms for sample in self.answered)
 
     @property
     def mean_ttft_ms(self) -> float:
-        """Return the mean time to the first token."""
         return statistics.mean(sample.ttft_ms for sample in self.answered)
 
     @property
@@ -168,12 +162,9 @@ class Round:
     @property
     def e2e_growth(self) -> float:
         """Return the mean end-to-end time of the later half divided by the earlier half's; above 1, a queue grows."""
-        half = len(self.answered) // 2
-        if not half:
-            return 1.0
-        early, late = (statistics.mean(each.e2e_ms for each in part)
-                       for part in (self.answered[:half], self.answered[half:]))  # fmt: skip
-        return late / early
+        times = [sample.e2e_ms for sample in self.answered]
+        half = len(times) // 2
+        return statistics.mean(times[half:]) / statistics.mean(times[:half]) if half else 1.0
 
     def as_dict(self, slo: Slo | None) -> dict[str, Any]:
         if not self.answered:
@@ -221,8 +212,3 @@ async def ask_all(
 
     await load.run(ask, len(prompts), seed)
     return Round([samples[place] for place in range(len(prompts))], time.process_time() - cpu, load.slots)
-
-
-def sent_late_ms(rounds: Sequence[Round]) -> list[float]:
-    """Return the delay between scheduled and actual send time of each request."""
-    return [MS * (sample.sent_s - sample.due_s) for each in rounds for sample in each.samples]

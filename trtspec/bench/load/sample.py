@@ -16,7 +16,7 @@ Service level objectives limit these metrics per request and define goodput (Dis
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -74,7 +74,6 @@ class RequestSample:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return this request's tokens per second."""
         return self.output_tokens / self.chunks_s[-1]
 
     def tokens_within(self, seconds: float) -> float:
@@ -127,7 +126,7 @@ class Slo:
         return all(limit is None or (took or 0.0) <= limit for took, limit in limits)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
+        return asdict(self)
 
 
 def parse_slo(text: str) -> Slo:

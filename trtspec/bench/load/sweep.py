@@ -20,8 +20,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trtspec.bench.load.arrivals import LARGER_IS_BETTER, THROUGHPUT, ArrivalProcess
-from trtspec.bench.load.client import TIMEOUT_S, Endpoint, LoadClient, clock, load_client, runner
-from trtspec.bench.load.discovery import BASELINE, SERVED, Counters, ServerAddress, find_arms, read_counters
+from trtspec.bench.load.client import (
+    BASELINE,
+    SERVED,
+    TIMEOUT_S,
+    Counters,
+    Endpoint,
+    LoadClient,
+    ServerAddress,
+    clock,
+    find_arms,
+    load_client,
+    read_counters,
+    runner,
+)
 from trtspec.bench.load.intervals import RatioInterval, ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, AskRound, LoadWorkload, Round
 from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
@@ -31,6 +43,7 @@ from trtspec.core.registry import find_extension
 NOISE_WORK = bytes(1 << 20)
 NOISE_REPEATS = 16
 NOISY = 0.1  # spread above which a warning is printed
+DRIVER = "trtspec"
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -71,25 +84,16 @@ def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, don
     file.flush()
 
 
-DRIVER = "trtspec"
-
-
 @dataclass(frozen=True)
 class StopRule:
-    """When to stop: after a minimum and maximum of rounds, or once the interval is narrow enough.
-
-    `interval` is the target half-width of the speed-up's 95 % interval relative to the speed-up, or None to always run
-    `most_rounds`. `duration_s` limits each load, except that the first round is always completed. `requests` is the
-    size of a round, None for the load's default. `until_crossover` ends the sweep once speculation is shown to be
-    slower.
-    """
+    """When to stop: after a minimum and maximum of rounds, or once the interval is narrow enough."""
 
     least_rounds: int = 3
     most_rounds: int = 12
-    interval: float | None = 0.05
-    duration_s: float | None = None
-    requests: int | None = None
-    until_crossover: bool = False
+    interval: float | None = 0.05  # relative half-width of the speed-up's 95 % interval; None: run `most_rounds`
+    duration_s: float | None = None  # of each load; the first round is always completed
+    requests: int | None = None  # of a round; None: the load's default
+    until_crossover: bool = False  # end the sweep once speculation is shown to be slower
 
 
 @dataclass(frozen=True)

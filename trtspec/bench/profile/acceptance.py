@@ -17,6 +17,8 @@ from functools import cached_property
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from trtspec.bench.speedup import bootstrap
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     Array: TypeAlias = npt.NDArray[Any]
 
 RESAMPLES = 1000
-PERCENTILES = (2.5, 97.5)
 SUREST, LONGEST = 0.98, 256  # largest continuation probability; tokens considered after a fully accepted draft
 
 
@@ -140,14 +141,11 @@ class AcceptanceStats:
     @cached_property
     def by_position(self) -> list[float]:
         """Return the share of accepted tokens at each draft position."""
-        drafted, reached = (
-            [sum(column) for column in zip_longest(*counts, fillvalue=0)]
-            for counts in ([text.drafted_at for text in self.texts], [text.reached for text in self.texts])
-        )
+        drafted = map(sum, zip_longest(*(text.drafted_at for text in self.texts), fillvalue=0))
+        reached = map(sum, zip_longest(*(text.reached for text in self.texts), fillvalue=0))
         return [accepted / many if many else 0.0 for accepted, many in zip(reached, drafted, strict=True)]
 
     def for_category(self, kind: str) -> AcceptanceStats:
-        """Return the acceptance for one category of prompts."""
         own = tuple(text for text, each in zip(self.texts, self.kinds, strict=True) if each == kind)
         return AcceptanceStats(own, (kind,) * len(own))
 
@@ -196,17 +194,14 @@ def acceptance_change(before: Sequence[StepCounts], after: Sequence[StepCounts])
     """Return the increase of the mean accepted length, with a bootstrap interval over paired texts."""
     import numpy as np
 
-    steps, accepted = (
-        np.array([[getattr(text, key) for text in side] for side in (before, after)]) for key in ("steps", "accepted")
-    )
-    drawn = np.random.default_rng(0).integers(len(before), size=(RESAMPLES, len(before)))
+    steps = np.array([[text.steps for text in side] for side in (before, after)])
+    accepted = np.array([[text.accepted for text in side] for side in (before, after)])
 
     def grown(texts: Array) -> Array:
         first, second = accepted[:, texts].sum(-1) / steps[:, texts].sum(-1)
         return np.asarray(second - first)
 
-    low, high = np.percentile(grown(drawn), PERCENTILES)
-    return Estimate(float(grown(np.arange(len(before)))), float(low), float(high))
+    return Estimate(*bootstrap(len(before), grown, RESAMPLES))
 
 
 def _estimate(texts: Sequence[StepCounts], mean: Callable[[Array, Array], Any]) -> Estimate:
@@ -220,9 +215,6 @@ def _estimate(texts: Sequence[StepCounts], mean: Callable[[Array, Array], Any]) 
     if not own:
         return Estimate(1.0, 1.0, 1.0)
     steps, accepted = np.array([text.steps for text in own]), np.array([text.accepted for text in own])
-    value = float(mean(steps, accepted))
     if len(own) == 1:
-        return Estimate(value, 1.0, 1.0 + own[0].in_a_row / own[0].steps)
-    drawn = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
-    low, high = np.percentile(mean(steps[drawn], accepted[drawn]), PERCENTILES)
-    return Estimate(value, float(low), float(high))
+        return Estimate(float(mean(steps, accepted)), 1.0, 1.0 + own[0].in_a_row / own[0].steps)
+    return Estimate(*bootstrap(len(own), lambda drawn: mean(steps[drawn], accepted[drawn]), RESAMPLES))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the candidates to try, and build their artifacts.
+"""Inputs of `profile` and `tune`: the command's options, the prompts and texts to measure on, and the candidates.
 
 Candidates are the recipe's speculation, methods without a draft, and the given drafts. A candidate's artifact is the
 recipe with the candidate's speculation, for the engine in this process.
@@ -9,25 +9,171 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trtspec.backends.base import Backend, in_process_backend
-from trtspec.bench.profile.options import ProfileCandidate, ProfileRequest, ProgressUI
+from trtspec.bench.artifact import OpenArtifact, artifact_prompts
 from trtspec.checkpoints.resolve import find_source
 from trtspec.core.diagnostics import RecipeError
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import cache_dir
-from trtspec.methods.base import Method, find_method, methods
+from trtspec.engine.generation.request import check_request
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.methods.base import find_method, methods
 from trtspec.planning.init.inputs import open_checkpoint, propose_methods
 from trtspec.planning.init.recipe_text import relative_model
 from trtspec.planning.pipeline import open_store, plan_build, prepare_sources, run_build
 from trtspec.recipe.load import LoadedRecipe, load_recipe
-from trtspec.recipe.schema import ModelSource
+from trtspec.recipe.schema import ModelSource, Recipe
+from trtspec.store.artifact import Manifest, load_manifest
+from trtspec.store.executor import Observer
+
+if TYPE_CHECKING:
+    from trtspec.bench.load.client import ServerAddress
+
+
+OnProgress = Callable[[str, int, int], None]
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class SampleText(NamedTuple):
+    """A prompt, the target's greedy response of at least two tokens, and the prompt's category."""
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class ProfileCandidate:
+    """A candidate: a method with options, the recipe's draft section (None without a draft), and the built artifact.
+
+    `takes_draft_len` is whether the recipe sets the draft length, instead of the method's options. Options and
+    `draft_len` replace those the artifact was built with; a `draft_len` of 0 keeps the artifact's.
+    """
+
+    method: str
+    source: dict[str, Any] | None
+    options: dict[str, Any]
+    takes_draft_len: bool
+    root: Path
+    draft_len: int = 0
+
+    @property
+    def draft(self) -> str | None:
+        return self.source["model"] if self.source else None
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} ({self.draft})" if self.draft else self.method
+
+    @property
+    def settings(self) -> str:
+        """Return a label of draft length and options that is unique among candidates of one artifact."""
+        length = {"draft_len": self.draft_len} if self.draft_len else {}
+        return ", ".join(f"{key} {_short(value)}" for key, value in (length | self.options).items()) or "defaults"
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Return the artifact's manifest with the candidate's options."""
+        found = load_manifest(self.root)
+        changes: dict[str, Any] = {"options": self.options} | ({"draft_len": self.draft_len} if self.draft_len else {})
+        speculation = found.recipe.speculation.model_copy(update=changes)
+        return found.model_copy(update={"recipe": found.recipe.model_copy(update={"speculation": speculation})})
+
+
+def _short(value: Any) -> str:
+    return (
+        f"({len(value)} entries)" if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
+    )
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """Limits of the search; see the command's options."""
+
+    samples: int
+    max_tokens: int
+    max_draft_len: int
+    concurrency: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """The command's options."""
+
+    recipe: Path
+    overrides: list[str]
+    prompts: Path | None
+    drafts: list[str] | None
+    methods: list[str] | None
+    limits: SearchLimits
+
+
+@dataclass(frozen=True)
+class ServerSet:
+    """The server to profile, and others of the same target."""
+
+    served: ServerAddress
+    baseline: ServerAddress | None  # without speculation; None to switch drafting off
+    root: Path | None  # the artifact, None if only an address is known
+    others: Sequence[ServerAddress] = ()  # with other draft lengths
+
+
+class BuildProgress(Observer, Protocol):
+    """Progress of a build, including its sources' downloads and digests."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Report downloaded bytes of a source."""
+
+    def reading(self, done: int, total: int) -> None:
+        """Report hashed bytes of the sources."""
+
+
+@dataclass(frozen=True)
+class ProgressUI:
+    """Progress displays for builds and counted work."""
+
+    building: Callable[[], AbstractContextManager[BuildProgress]]
+    counting: Callable[[], AbstractContextManager[OnProgress]]
+
+
+def sample_prompts(asked: ProfileRequest, root: Path | None) -> list[Prompt]:
+    """Return a random sample of the given prompts, by default the artifact's."""
+    prompts = artifact_prompts(root, asked.prompts)
+    return Random(asked.limits.seed).sample(prompts, min(asked.limits.samples, len(prompts)))
+
+
+def filter_fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
+    """Return the prompts that fit the engine's limits with `max_tokens` new tokens; raise an error if none fit."""
+    fit, engine, why = [], artifact.engine, None
+    for prompt in prompts:
+        try:
+            check_request(artifact.request(prompt.text, max_tokens), engine.settings.limits, engine.vocab_size, True)
+            fit.append(prompt)
+        except TrtspecError as error:
+            why = error
+    if why and not fit:
+        raise why
+    return fit
+
+
+def choose_batches(recipe: Recipe, limits: SearchLimits) -> list[int]:
+    most = max(limits.concurrency, recipe.engine.max_batch_size)
+    return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
+
+
+def require_outputs(texts: Sequence[SampleText]) -> None:
+    if not texts:
+        raise TrtspecError("the target generates fewer than two tokens for every prompt", hint="use other --prompts")
 
 
 @dataclass(frozen=True)
@@ -55,13 +201,11 @@ class CandidateSpec:
         section: dict[str, Any] = {"method": self.method, "options": self.options}
         method = find_method(self.method)
         if lens := method.draft_lens:
-            longest = min(method.length_for(self.draft_len), max_draft_len) if self._is_tree(method) else max_draft_len
+            shape = method.shape_for(method.parse(self.options), self.draft_len)
+            is_tree = shape.max_tokens > shape.max_depth
+            longest = min(method.length_for(self.draft_len), max_draft_len) if is_tree else max_draft_len
             section["draft_len"] = max(lens[0], min(lens[-1], longest))
         return section | ({"draft": self.source} if self.source else {})
-
-    def _is_tree(self, method: Method) -> bool:
-        shape = method.shape_for(method.parse(self.options), self.draft_len)
-        return shape.max_tokens > shape.max_depth
 
 
 def recipe_candidate(loaded: LoadedRecipe) -> CandidateSpec | None:

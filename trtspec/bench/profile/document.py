@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,16 +21,13 @@ from trtspec.bench.documents import (
 )
 from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.profile.acceptance import AcceptanceStats
-from trtspec.bench.profile.measured import CandidateMeasurements, Case
-from trtspec.bench.profile.options import ProfileRequest
-from trtspec.bench.profile.recommend import Recommendation, rate_candidate
+from trtspec.bench.profile.candidates import ProfileRequest
+from trtspec.bench.profile.recommend import CandidateMeasurements, Case, Recommendation, rate_candidate
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.store.artifact import Manifest, load_manifest
-
-FORMAT_VERSION = 1
 
 
 def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
@@ -57,30 +55,25 @@ def save_profile(document: Mapping[str, Any], name: str) -> None:
 
 def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
     """Return the target of the recipe's artifact, whose engine can differ from the measuring one."""
-    try:
+    with suppress(TrtspecError):  # the recipe's engine is not available here
         build = plan_build(loaded)
-    except TrtspecError:  # the recipe's engine is not available here
-        return describe_target(measured)
-    if not build.is_read:
-        return describe_target(measured)
-    recipe = build.recipe.without_directories()
-    steps = ((step.name, step.key) for step in build.plan.steps)
-    return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
+        if build.is_read:
+            recipe = build.recipe.without_directories()
+            steps = ((step.name, step.key) for step in build.plan.steps)
+            return {"model": recipe.target.model, "sha256": planned_target_sha256(recipe, build.target_key, steps)}
+    return describe_target(measured)
 
 
 @dataclass(frozen=True)
 class ServerProfile:
-    """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone).
-
-    `failures` has one error per failed request.
-    """
+    """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone)."""
 
     url: str
     api: str
     model: str
     draft_len: int
     tokens_per_s: Mapping[Case, float]
-    failures: Sequence[str] = ()
+    failures: Sequence[str] = ()  # one error per failed request
 
     def as_dict(self) -> dict[str, Any]:
         speeds = [
@@ -99,28 +92,23 @@ class ServerProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The measured candidates, the skipped ones with reasons, and the recommendation.
+    """The measured candidates, the skipped ones with reasons, and the recommendation."""
 
-    `about` is the document's metadata. `kinds` are the categories of the completed prompts, `tokens` the number of
-    response tokens. `too_long` counts the prompts that exceed the engine's limits. `server` is None for the torch
-    engine.
-    """
-
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # the document's metadata
     name: str
-    kinds: Sequence[str]
-    tokens: int
+    kinds: Sequence[str]  # the category of each completed prompt
+    tokens: int  # of all responses
     measured: Sequence[CandidateMeasurements]
     left_out: dict[str, str]
     recommendation: Recommendation
     parity: VerificationCheck | None = None
-    too_long: int = 0
-    server: ServerProfile | None = None
+    too_long: int = 0  # prompts that exceed the engine's limits
+    server: ServerProfile | None = None  # None for the torch engine
 
     def as_dict(self) -> dict[str, Any]:
         chosen = self.chosen
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1,
             **decide(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,

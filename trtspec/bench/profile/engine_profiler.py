@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profile a recipe on the torch engine in this process: build every candidate and measure it on the target's responses.
-
-Measures the responses, the drafts and the step times of each candidate.
-"""
+"""Profile a recipe on the torch engine in this process: build each candidate, measure its drafts and step times."""
 
 from __future__ import annotations
 
@@ -13,24 +10,26 @@ from typing import TYPE_CHECKING
 
 from trtspec.backends.base import in_process_backend
 from trtspec.bench.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
-from trtspec.bench.gates import VerificationCheck
 from trtspec.bench.parity import check_parity
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts, count_steps
-from trtspec.bench.profile.candidates import build, find_candidates, recipe_candidate, skip_reason, temporary_workspace
-from trtspec.bench.profile.document import Profile, document_metadata
-from trtspec.bench.profile.measured import TIMED_LENS, CandidateMeasurements, Case, least_seconds
-from trtspec.bench.profile.options import (
+from trtspec.bench.profile.candidates import (
     OnProgress,
     ProfileCandidate,
     ProfileRequest,
     ProgressUI,
     SampleText,
+    build,
     choose_batches,
     filter_fitting,
+    find_candidates,
+    recipe_candidate,
     require_outputs,
     sample_prompts,
+    skip_reason,
+    temporary_workspace,
 )
-from trtspec.bench.profile.recommend import recommend
+from trtspec.bench.profile.document import Profile, document_metadata
+from trtspec.bench.profile.recommend import TIMED_LENS, CandidateMeasurements, least_seconds, recommend
 from trtspec.bench.sources import find_source as find_origin
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
@@ -58,7 +57,7 @@ def generate_responses(
 def measure(
     candidate: ProfileCandidate, texts: Sequence[SampleText], batches: Sequence[int], on_progress: OnProgress
 ) -> CandidateMeasurements:
-    from trtspec.engine.measurement import prefill_seconds
+    from trtspec.engine.measurement import prefill_seconds, step_times
     from trtspec.engine.speculator import Speculator
 
     root = candidate.root
@@ -72,12 +71,23 @@ def measure(
         acceptance = replayed(candidate.method, speculator, texts, lens, on_progress)
     else:
         acceptance = {shape.max_depth: _counted(candidate, texts, shape.max_depth)}
-    seconds = _times(candidate, speculator, texts, batches, [*acceptance], on_progress)
+    timed = sorted({0, max(acceptance), *(each for each in TIMED_LENS if each in acceptance)})
+    seconds = step_times(
+        speculator,
+        [text[:2] for text in texts],
+        batches,
+        timed,
+        steps=STEPS,
+        least_s=LEAST_S,
+        rounds=ROUNDS,
+        max_tokens=PREFILL_TOKENS,
+        on_round=lambda done: on_progress(f"{candidate.method}: step times", done + 1, ROUNDS + 1),
+    )
     prompts = [text.prompt for text in texts]
     alone, drafting = prefill_seconds(speculator, prompts[:PREFILLS], rounds=ROUNDS, max_tokens=PREFILL_TOKENS)
     prefills = {batch: (batch * alone, batch * drafting) for batch in batches}
     response_len = sum(len(text.response) for text in texts) / len(texts)
-    return CandidateMeasurements(candidate, acceptance, seconds, prefills, response_len)
+    return CandidateMeasurements(candidate, acceptance, least_seconds(seconds), prefills, response_len)
 
 
 def replayed(
@@ -99,43 +109,11 @@ def _counted(candidate: ProfileCandidate, texts: Sequence[SampleText], depth: in
     with open_artifact(candidate.root, candidate.manifest) as artifact:
         requests = [artifact.request_for_ids(text.prompt, len(text.response)) for text in texts]
         found = [result.stats for result in artifact.engine.generate(requests)]
-    counts = (
-        StepCounts(
-            each.steps,
-            each.drafted,
-            each.accepted,
-            (*each.accepted_by_position, *[0] * depth)[:depth],
-            (each.draft_steps,) * depth,
-        )
-        for each in found
-    )
+    counts = []
+    for each in found:
+        reached = (*each.accepted_by_position, *[0] * depth)[:depth]
+        counts.append(StepCounts(each.steps, each.drafted, each.accepted, reached, (each.draft_steps,) * depth))
     return AcceptanceStats(tuple(counts), tuple(text.kind for text in texts))
-
-
-def _times(
-    candidate: ProfileCandidate,
-    speculator: Speculator,
-    texts: Sequence[SampleText],
-    batches: Sequence[int],
-    lens: Sequence[int],
-    on_progress: OnProgress,
-) -> dict[Case, float]:
-    from trtspec.engine.measurement import step_times
-
-    timed = sorted({0, max(lens), *(each for each in TIMED_LENS if each in lens)})
-    return least_seconds(
-        step_times(
-            speculator,
-            [text[:2] for text in texts],
-            batches,
-            timed,
-            steps=STEPS,
-            least_s=LEAST_S,
-            rounds=ROUNDS,
-            max_tokens=PREFILL_TOKENS,
-            on_round=lambda done: on_progress(f"{candidate.method}: step times", done + 1, ROUNDS + 1),
-        )
-    )
 
 
 def run(asked: ProfileRequest, screen: ProgressUI) -> Profile:
@@ -169,7 +147,10 @@ def _measure_all(
         with open_artifact(candidates[0].root) as artifact:
             prompts = filter_fitting(artifact, asked_for, limits.max_tokens)
             texts, results = generate_responses(artifact, prompts, limits.max_tokens, on_progress)
-            parity = _parity(artifact, prompts, results, on_progress)
+            parity = None
+            if load_checkpoint(artifact.root / TARGET).quantization.algo:
+                source = find_origin(artifact.root, artifact.manifest, None)
+                parity = check_parity(artifact, source, prompts, results, on_progress)
         require_outputs(texts)
         measured = []
         for each in candidates:
@@ -188,13 +169,3 @@ def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:
     """Raise TrtspecError with all reasons if no candidate is left."""
     if not left:
         raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "every method was excluded")
-
-
-def _parity(
-    artifact: OpenArtifact, prompts: Sequence[Prompt], results: Sequence[EngineResult], on_progress: OnProgress
-) -> VerificationCheck | None:
-    """Return the parity of a quantized target with its source, or None for other targets."""
-    if not load_checkpoint(artifact.root / TARGET).quantization.algo:
-        return None
-    source = find_origin(artifact.root, artifact.manifest, None)
-    return check_parity(artifact, source, prompts, results, on_progress)

@@ -14,27 +14,35 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 
 from trtspec.bench.load.api import LoadSampling
-from trtspec.bench.load.arrivals.closed import Closed
-from trtspec.bench.load.client import TIMEOUT_S, Endpoint, LoadClient, load_client, runner
-from trtspec.bench.load.discovery import BASELINE, SERVED, ServerAddress, find_arms, find_endpoint
+from trtspec.bench.load.arrivals import Closed
+from trtspec.bench.load.client import (
+    BASELINE,
+    SERVED,
+    TIMEOUT_S,
+    Endpoint,
+    LoadClient,
+    find_arms,
+    find_endpoint,
+    load_client,
+    runner,
+)
 from trtspec.bench.load.intervals import ratio_of_rounds
 from trtspec.bench.load.rounds import MAX_FAILED, Round, ask_all
 from trtspec.bench.load.sample import MS, RequestSample
 from trtspec.bench.profile.acceptance import AcceptanceStats, StepCounts
-from trtspec.bench.profile.candidates import make_candidate, recipe_candidate
-from trtspec.bench.profile.document import Profile, ServerProfile, document_metadata
-from trtspec.bench.profile.measured import TIMED_LENS, CandidateMeasurements, Case, least_seconds
-from trtspec.bench.profile.options import (
+from trtspec.bench.profile.candidates import (
     OnProgress,
-    ProfileCandidate,
     ProfileRequest,
     ProgressUI,
     SearchLimits,
     ServerSet,
     choose_batches,
+    make_candidate,
+    recipe_candidate,
     sample_prompts,
 )
-from trtspec.bench.profile.recommend import recommend
+from trtspec.bench.profile.document import Profile, ServerProfile, document_metadata
+from trtspec.bench.profile.recommend import TIMED_LENS, CandidateMeasurements, Case, least_seconds, recommend
 from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.methods.base import find_method
@@ -102,41 +110,33 @@ def stream_times(samples: Sequence[RequestSample], batch: int, draft_len: int) -
     return StreamTimes(
         token_s * step_tokens,
         sum(sample.ttft_ms for sample in samples) / MS / len(samples),
-        batch * sum(sample.output_tokens for sample in samples) / whole_s,
+        batch * _tokens(samples) / whole_s,
     )
 
 
 @dataclass(frozen=True)
 class ServerMeasurements:
-    """Measurements of a server that drafts `own_len` tokens by default: responses by draft length, and stream times.
-
-    `is_chain` is whether it drafts at most one token per position. Times are by concurrency and draft length. `refused`
-    counts rejected prompts, and `failures` are the errors of other failed requests.
-    """
+    """Measurements of a server that drafts `own_len` tokens by default."""
 
     endpoint: Endpoint
     own_len: int
-    is_chain: bool
-    answers: Mapping[int, Sequence[Answer]]
+    is_chain: bool  # whether it drafts at most one token per position
+    answers: Mapping[int, Sequence[Answer]]  # by draft length
     times: Mapping[Case, StreamTimes]
-    refused: int = 0
-    failures: Sequence[str] = ()
+    refused: int = 0  # rejected prompts
+    failures: Sequence[str] = ()  # the errors of other failed requests
 
 
 @dataclass(frozen=True)
 class ServerProfiler:
-    """The measurement plan: prompts, limits and concurrencies.
-
-    `depth` is the recipe's draft depth, for servers that do not report it. `failures` collects errors during
-    measurement.
-    """
+    """The measurement plan: prompts, limits and concurrencies."""
 
     prompts: Sequence[Prompt]
     limits: SearchLimits
     batches: Sequence[int]
-    depth: int
+    depth: int  # the recipe's draft depth, for servers that do not report it
     on_progress: OnProgress
-    failures: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # errors during the measurement
 
     async def ask(self, servers: ServerSet) -> ServerMeasurements:
         """Run all measurements; raise DeployError if the server cannot be profiled."""
@@ -155,21 +155,17 @@ class ServerProfiler:
                     endpoints[length] = replace(served, extra=dict.fromkeys(served.api.without_drafts, length))
                     answers[length], _ = await self._answers(client, endpoints[length], prompts)
             for other in servers.others:
-                length, endpoint, answers_of_it = await self._other(client, other, prompts)
+                endpoint = await find_endpoint(client, other)
+                found, _ = await self._answers(client, endpoint, prompts)
+                length, _ = _drafted(found, 0, endpoint.url)
                 if length in endpoints:
                     raise DeployError(f"it drafts {length} tokens, the same as another server", where=endpoint.url)
-                endpoints[length], answers[length] = endpoint, answers_of_it
-            times = await self._times(client, endpoints, prompts)
+                endpoints[length], answers[length] = endpoint, found
+            times: dict[Case, StreamTimes] = {}
+            for batch in self.batches:
+                rounds = await self._rounds(client, endpoints, prompts, batch)
+                times |= {(batch, length): stream_times(timed, batch, length) for length, timed in rounds.items()}
         return ServerMeasurements(served, own_len, is_chain, answers, times, refused, self.failures)
-
-    async def _other(
-        self, client: LoadClient, server: ServerAddress, prompts: Sequence[Prompt]
-    ) -> tuple[int, Endpoint, list[Answer]]:
-        """Return another server's draft length, endpoint and responses."""
-        endpoint = await find_endpoint(client, server)
-        answers, _ = await self._answers(client, endpoint, prompts)
-        length, _ = _drafted(answers, 0, endpoint.url)
-        return length, endpoint, answers
 
     async def _send(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
@@ -193,23 +189,14 @@ class ServerProfiler:
         self.on_progress("responses", len(prompts), len(prompts))
         return found, sum(sample.is_refused for sample in done.samples)
 
-    async def _times(
-        self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt]
-    ) -> dict[Case, StreamTimes]:
-        """Time the streams of each length, using all rounds because the fastest request is not representative."""
-        found: dict[Case, StreamTimes] = {}
-        for batch in self.batches:
-            for length, rounds in (await self._rounds(client, endpoints, prompts, batch)).items():
-                found[batch, length] = stream_times([*chain.from_iterable(rounds)], batch, length)
-        return found
-
     async def _rounds(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt], batch: int
-    ) -> dict[int, list[list[RequestSample]]]:
-        """Return rounds of each length, until they compare precisely enough.
+    ) -> dict[int, list[RequestSample]]:
+        """Return the responses of each length, in rounds until they compare precisely enough.
 
-        Every second round runs the lengths in reverse. A round sends the same prompts for each length and continues in
-        the prompt list after the previous round, because step times and acceptance depend on the text.
+        All rounds count, because the fastest request is not representative. Every second round runs the lengths in
+        reverse. A round sends the same prompts for each length and continues in the prompt list after the previous
+        round, because step times and acceptance depend on the text.
         """
         rounds: dict[int, list[list[RequestSample]]] = {length: [] for length in sorted(endpoints)}
         for number in range(MOST_ROUNDS):
@@ -223,7 +210,7 @@ class ServerProfiler:
             if not any(rounds[length]):
                 reason = f"requests failed in each round of {batch} concurrent requests: {self.failures[-1]}"
                 raise DeployError(reason, where=endpoint.url, hint=FEWER)
-        return rounds
+        return {length: [*chain.from_iterable(timed)] for length, timed in rounds.items()}
 
     async def _round(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
@@ -239,9 +226,8 @@ class ServerProfiler:
         if not timed:
             raise DeployError(f"all requests failed: {done.samples[0].error}", where=endpoint.url)
         if not any(sample.itl_ms for sample in timed):
-            raise DeployError(
-                "its responses are not streamed, so they cannot be timed", where=endpoint.url, hint=STREAMS
-            )
+            message = "its responses are not streamed, so they cannot be timed"
+            raise DeployError(message, where=endpoint.url, hint=STREAMS)
         return timed
 
 
@@ -259,7 +245,7 @@ def _is_precise(alone: Sequence[Sequence[RequestSample]], timed: Sequence[Sequen
 
 
 def _token_ms(samples: Sequence[RequestSample]) -> float:
-    return sum(sample.e2e_ms for sample in samples) / sum(sample.output_tokens for sample in samples)
+    return sum(sample.e2e_ms for sample in samples) / _tokens(samples)
 
 
 def _is_usable(sample: RequestSample) -> bool:
@@ -290,30 +276,21 @@ def run(asked: ProfileRequest, servers: ServerSet, screen: ProgressUI) -> Profil
     depth = method.shape_for(method.parse(own.options), own.draft_len).max_depth
     with screen.counting() as on_progress:
         heard = runner()(ServerProfiler(prompts, limits, batches, depth, on_progress).ask(servers))
-    measured = to_measurements(make_candidate(asked, own, Path()), heard, limits.max_draft_len)
-    answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency, measured.candidate)
+    answers = heard.answers[heard.own_len]
+    tokens = _tokens([sample for _, sample in answers])
+    measured = CandidateMeasurements(
+        make_candidate(asked, own, Path()),
+        _acceptance(heard, limits.max_draft_len, follows_text=method.follows_text),
+        least_seconds({case: [each.step_s] for case, each in heard.times.items()}),
+        {batch: (heard.times[batch, 0].first_s, heard.times[batch, heard.own_len].first_s) for batch in batches},
+        tokens / len(answers),
+    )
+    best = recommend([measured], limits.concurrency, measured.candidate)
     kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
     head = document_metadata("profile", asked, loaded, servers.root)
     speeds, endpoint = {case: each.tokens_per_s for case, each in heard.times.items()}, heard.endpoint
     server = ServerProfile(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
-    return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, server)
-
-
-def to_measurements(
-    candidate: ProfileCandidate, heard: ServerMeasurements, max_draft_len: int
-) -> CandidateMeasurements:
-    """Return a server's measurements in the form of a measured candidate."""
-    batches = sorted({batch for batch, _ in heard.times})
-    seconds = least_seconds({case: [each.step_s] for case, each in heard.times.items()})
-    waits = {case: each.first_s for case, each in heard.times.items()}
-    answers = heard.answers[heard.own_len]
-    return CandidateMeasurements(
-        candidate,
-        _acceptance(heard, max_draft_len, follows_text=find_method(candidate.method).follows_text),
-        seconds,
-        {batch: (waits[batch, 0], waits[batch, heard.own_len]) for batch in batches},
-        _tokens(answers) / len(answers),
-    )
+    return Profile(head, name, kinds, tokens, [measured], {}, best, None, heard.refused, server)
 
 
 def _acceptance(heard: ServerMeasurements, max_draft_len: int, *, follows_text: bool) -> dict[int, AcceptanceStats]:
@@ -332,5 +309,5 @@ def _acceptance(heard: ServerMeasurements, max_draft_len: int, *, follows_text: 
             for length in sorted(lens)}  # fmt: skip
 
 
-def _tokens(answers: Sequence[Answer]) -> int:
-    return sum(sample.output_tokens for _, sample in answers)
+def _tokens(samples: Sequence[RequestSample]) -> int:
+    return sum(sample.output_tokens for sample in samples)

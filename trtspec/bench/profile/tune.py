@@ -22,27 +22,30 @@ from typing import Any, Generic, TypeVar
 from trtspec.backends.base import in_process_backend
 from trtspec.bench.artifact import open_artifact
 from trtspec.bench.decision import decide
-from trtspec.bench.profile.candidates import build, recipe_candidate, temporary_workspace
-from trtspec.bench.profile.document import document_metadata
-from trtspec.bench.profile.engine_profiler import generate_responses, measure
-from trtspec.bench.profile.measured import (
-    CandidateMeasurements,
-    ExpectedSpeedup,
-    dump_measured,
-    read_measured,
-)
-from trtspec.bench.profile.options import (
+from trtspec.bench.profile.candidates import (
     OnProgress,
     ProfileCandidate,
     ProfileRequest,
     ProgressUI,
     SampleText,
+    build,
     choose_batches,
     filter_fitting,
+    recipe_candidate,
     require_outputs,
     sample_prompts,
+    temporary_workspace,
 )
-from trtspec.bench.profile.recommend import Recommendation, recommend
+from trtspec.bench.profile.document import document_metadata
+from trtspec.bench.profile.engine_profiler import generate_responses, measure
+from trtspec.bench.profile.recommend import (
+    CandidateMeasurements,
+    ExpectedSpeedup,
+    Recommendation,
+    dump_measured,
+    read_measured,
+    recommend,
+)
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import replace_file
 from trtspec.core.installation import __version__
@@ -55,7 +58,6 @@ from trtspec.store.digest import dump_checksummed, load_checksummed
 SCHEMA = "trtspec.finished/2"
 Arm = TypeVar("Arm")
 LEAST_TEXTS = 4
-FORMAT_VERSION = 1
 # For methods with a configurable tree depth; chains try every length.
 TREE_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
@@ -119,12 +121,9 @@ def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int],
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation.
+    """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation."""
 
-    `about` is the document's metadata.
-    """
-
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # the document's metadata
     name: str
     method: str
     texts: Sequence[SampleText]
@@ -135,7 +134,6 @@ class Tuning:
 
     @property
     def drafts_with(self) -> str:
-        """Return the name of the recipe's own candidate."""
         return self.rungs[0].scores[0][0].name if self.rungs and self.rungs[0].scores else self.method
 
     def best_in_round(self, arm: ProfileCandidate, rung: Rung[ProfileCandidate]) -> ExpectedSpeedup | None:
@@ -145,25 +143,25 @@ class Tuning:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1,
             **decide(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "method": self.method,
             "prompts": len(self.texts),
             "tokens": sum(len(text.response) for text in self.texts),
-            "rounds": [self._rung(rung) for rung in self.rungs],
+            "rounds": [{"prompts": rung.texts, "tried": self._tried(rung)} for rung in self.rungs],
             "left_out": [{"settings": name, "why": why} for name, why in self.left_out.items()],
             "recommendation": self.recommendation.as_dict(),
         }
 
-    def _rung(self, rung: Rung[ProfileCandidate]) -> dict[str, Any]:
+    def _tried(self, rung: Rung[ProfileCandidate]) -> list[dict[str, Any]]:
         arms = []
         for place, (arm, _) in enumerate(rung.scores):
             best = self.best_in_round(arm, rung)
             measured = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
             arms.append({"options": arm.options, **measured, "kept": place < rung.kept})
-        return {"prompts": rung.texts, "tried": arms}
+        return arms
 
 
 def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
@@ -180,29 +178,9 @@ def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
         deepest = replace(own, draft_len=asked.limits.max_draft_len)  # the maximum, also for trees
         candidate = build(asked, deepest, in_process_backend()[0], folder / "own", screen)
         with screen.counting() as on_progress:
-            work = _Work(candidate, _texts(asked, candidate, finished, on_progress), finished, on_progress)
-            tuning = _halved(work, loaded, asked)
+            tuning = _halved(asked, loaded, candidate, finished, on_progress)
     finished.clear()
     return tuning
-
-
-@dataclass(frozen=True)
-class _Work:
-    own: ProfileCandidate
-    texts: Sequence[SampleText]
-    finished: ResultCache
-    on_progress: OnProgress
-
-    def measure(self, arm: ProfileCandidate, size: int, batches: Sequence[int]) -> CandidateMeasurements:
-        """Return an arm's measurements on the first `size` texts."""
-        texts = self.texts[:size]
-        depends_on = [_keys(arm.root), arm.options, arm.draft_len, texts, batches]
-        return read_measured(
-            arm,
-            self.finished.get_or_compute(
-                depends_on, lambda: dump_measured(measure(arm, texts, batches, self.on_progress))
-            ),
-        )
 
 
 def _texts(
@@ -225,29 +203,36 @@ def _keys(root: Path) -> list[str]:
     return [step.key for step in load_manifest(root).steps]
 
 
-def _halved(work: _Work, loaded: LoadedRecipe, asked: ProfileRequest) -> Tuning:
+def _halved(
+    asked: ProfileRequest, loaded: LoadedRecipe, own: ProfileCandidate, finished: ResultCache, on_progress: OnProgress
+) -> Tuning:
     limits, left_out, found = asked.limits, dict[str, str](), dict[tuple[str, int], CandidateMeasurements]()
-    arms = list(_arms(work.own, loaded.recipe.speculation.draft_len, limits.max_draft_len))
-    sizes = rung_sizes(len(work.texts), len(arms))
+    texts = _texts(asked, own, finished, on_progress)
+    arms = list(_arms(own, loaded.recipe.speculation.draft_len, limits.max_draft_len))
+    sizes = rung_sizes(len(texts), len(arms))
 
     def score(arm: ProfileCandidate, size: int) -> float:
         batches = choose_batches(loaded.recipe, limits) if size == sizes[-1] else [limits.concurrency]
+        depends_on = [_keys(arm.root), arm.options, arm.draft_len, texts[:size], batches]
         try:
-            measured = found[arm.settings, size] = work.measure(arm, size, batches)
+            saved = finished.get_or_compute(
+                depends_on, lambda: dump_measured(measure(arm, texts[:size], batches, on_progress))
+            )
         except TrtspecError as error:
             left_out[arm.settings] = error.message
             return 0.0
+        measured = found[arm.settings, size] = read_measured(arm, saved)
         return measured.best(limits.concurrency).expected.value
 
     rungs = []
     for rung in halve(arms, sizes, score):
         rungs.append(rung)
-        work.on_progress("rounds", len(rungs), len(sizes))
+        on_progress("rounds", len(rungs), len(sizes))
     last = [found[arm.settings, sizes[-1]] for arm, value in rungs[-1].scores if value]
     if not last:
         raise TrtspecError("; ".join(left_out.values()))
-    best, head = recommend(last, limits.concurrency), document_metadata("tune", asked, loaded, work.own.root)
-    return Tuning(head, loaded.recipe.name, work.own.method, work.texts, rungs, found, left_out, best)
+    best, head = recommend(last, limits.concurrency), document_metadata("tune", asked, loaded, own.root)
+    return Tuning(head, loaded.recipe.name, own.method, texts, rungs, found, left_out, best)
 
 
 def _arms(own: ProfileCandidate, own_len: int | None, max_draft_len: int) -> Iterator[ProfileCandidate]:

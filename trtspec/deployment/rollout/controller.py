@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from trtspec.bench.artifact import artifact_prompts
 from trtspec.bench.gates import active_gates
-from trtspec.bench.run_gates import deploy_load, ensure_served_gates
+from trtspec.bench.verify import deploy_load, ensure_served_gates
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError, describe_os_error_at
 from trtspec.core.processes import wait_until
 from trtspec.deployment.gateway import GATEWAY_CONFIG_FILE, ROUTES, is_gateway_ready, revision_config

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
@@ -12,8 +12,6 @@ from typing import Any
 
 from trtspec.backends.base import backends
 from trtspec.core.paths import load_package_yaml
-
-TOLD, DERIVED_BY = "told", "derived"
 
 
 @dataclass(frozen=True)
@@ -44,22 +42,11 @@ FACT_OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Derived:
-    """A fact computed from others."""
-
-    of: tuple[str, ...]
-    compute: Callable[..., float]
-
-
-DERIVED = {
-    # Little's law (doi:10.1287/opre.9.3.383), without the time to first token
-    "concurrency": Derived(
-        ("request_rate", "output_tokens", "tpot_ms"),
-        lambda rate, tokens, milliseconds: rate * tokens * milliseconds / 1e3,
-    ),
-    "prompt_ratio": Derived(("prompt_tokens", "output_tokens"), lambda prompt, output: prompt / output),
-    "tpot_ratio": Derived(("tpot_ms", "tpot_target_ms"), lambda tpot, target: tpot / target),
+# Facts computed from others. The first is Little's law (doi:10.1287/opre.9.3.383), without the time to first token.
+DERIVED: dict[str, tuple[tuple[str, ...], Callable[..., float]]] = {
+    "concurrency": (("request_rate", "output_tokens", "tpot_ms"), lambda rate, tokens, ms: rate * tokens * ms / 1e3),
+    "prompt_ratio": (("prompt_tokens", "output_tokens"), lambda prompt, output: prompt / output),
+    "tpot_ratio": (("tpot_ms", "tpot_target_ms"), lambda tpot, target: tpot / target),
 }
 # Facts from the planner and the facts that it needs; "recipe" is set if a recipe was given.
 PLANNED: dict[str, tuple[str, ...]] = {
@@ -75,10 +62,9 @@ RECIPE = "RECIPE"
 def with_derived(answers: AdvisorFacts) -> dict[str, AdvisorFact]:
     """Return the facts with derived ones added; given and measured facts are kept."""
     found = dict(answers)
-    for name, derived in DERIVED.items():
-        if name not in found and all(each in found for each in derived.of):
-            value = derived.compute(*(found[each].value for each in derived.of))
-            found[name] = AdvisorFact(value, DERIVED_BY)
+    for name, (needed, compute) in DERIVED.items():
+        if name not in found and all(each in found for each in needed):
+            found[name] = AdvisorFact(compute(*(found[each].value for each in needed)), "derived")
     return found
 
 
@@ -89,7 +75,8 @@ def missing_options(name: str, answers: AdvisorFacts) -> set[str] | None:
     if name in FACT_OPTIONS:
         return {FACT_OPTIONS[name]}
     if name in DERIVED:
-        return all_missing_options(DERIVED[name].of, answers)
+        needed, _ = DERIVED[name]
+        return all_missing_options(needed, answers)
     if "recipe" not in answers:
         return {RECIPE} | (all_missing_options(PLANNED[name], answers) or set())
     return all_missing_options(PLANNED[name], answers) or None if "break_even_batch" in answers else None
@@ -101,7 +88,6 @@ def all_missing_options(names: Iterable[str], answers: AdvisorFacts) -> set[str]
     return None if None in each else {option for options in each for option in options or ()}
 
 
-ConditionTable = Mapping[str, Mapping[str, Any]]
 VERDICTS = ("no", "measure", "yes")  # in order of precedence
 
 
@@ -116,7 +102,6 @@ class Condition:
     among: tuple[str, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value meets the condition."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -144,8 +129,10 @@ class AdviceRule:
 
     def could_fire(self, answers: AdvisorFacts) -> bool:
         """Return whether no known fact violates the conditions."""
-        return all(_holds(name, each, answers, or_unknown=True) for name, each in self.when.items()) and not any(
-            _holds(name, each, answers, or_unknown=False) for name, each in self.unless.items()
+        return not any(
+            name in answers and condition.holds(answers[name].value) is not wanted
+            for conditions, wanted in ((self.when, True), (self.unless, False))
+            for name, condition in conditions.items()
         )
 
     def reason(self, answers: AdvisorFacts) -> str:
@@ -157,66 +144,42 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def _holds(name: str, condition: Condition, answers: AdvisorFacts, *, or_unknown: bool) -> bool:
-    return condition.holds(answers[name].value) if name in answers else or_unknown
-
-
 @cache
+def _rules() -> dict[str, tuple[AdviceRule, ...]]:
+    from pydantic import TypeAdapter
+
+    found = load_package_yaml(Path(__file__).with_name("rules.yaml"))
+    return TypeAdapter(dict[str, tuple[AdviceRule, ...]]).validate_python(found)
+
+
 def speculate_rules() -> tuple[AdviceRule, ...]:
     """Return the rules that decide whether to speculate."""
-    return _rules("speculate")
+    return _rules()["speculate"]
 
 
-@cache
 def method_rules() -> tuple[AdviceRule, ...]:
     """Return the rules that select the methods to try."""
-    return _rules("methods")
-
-
-def _rules(kind: str) -> tuple[AdviceRule, ...]:
-    found = load_package_yaml(Path(__file__).with_name("rules.yaml"))[kind]
-    return tuple(_rule(**each) for each in found)
-
-
-def _rule(
-    *, methods: Sequence[str] = (), when: ConditionTable, unless: ConditionTable | None = None, **texts: str
-) -> AdviceRule:
-    return AdviceRule(**texts, methods=tuple(methods), when=_conditions(when), unless=_conditions(unless or {}))
-
-
-def _conditions(given: ConditionTable) -> dict[str, Condition]:
-    return {name: _condition(**each) for name, each in given.items()}
-
-
-def _condition(*, among: Sequence[str] = (), **limits: float) -> Condition:
-    return Condition(**limits, among=tuple(among))
-
-
-FORMAT_VERSION = 1
+    return _rules()["methods"]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Verdict ("yes", "measure" or "no") with the deciding rule and the other rules that apply.
-
-    `methods` are in the order to try them, from `method_rule`; they are also set if the verdict is "no". `not_told`
-    maps missing options to the rules that could change the verdict.
-    """
+    """The verdict with the deciding rule and the other rules that apply."""
 
     answers: AdvisorFacts
-    speculate: str
+    speculate: str  # "yes", "measure" or "no"
     decided_by: AdviceRule
     others: tuple[AdviceRule, ...]
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # in the order to try them, from `method_rule`; also set if the verdict is "no"
     method_rule: AdviceRule
-    not_told: dict[tuple[str, ...], list[str]]
+    not_told: dict[tuple[str, ...], list[str]]  # missing options to the rules that could change the verdict
     first: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `advise --json`."""
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1,
             "speculate": self.speculate,
             "decided_by": self._rule(self.decided_by),
             "methods": list(self.methods),
@@ -274,15 +237,11 @@ def _missing_facts(answers: AdvisorFacts, rules: Sequence[AdviceRule]) -> dict[t
 
 def _first(verdict: str, methods: Sequence[str], answers: AdvisorFacts) -> tuple[str, ...]:
     """Return the commands to run first."""
-    recipe = answers["recipe"].value if "recipe" in answers else "RECIPE"
+    recipe = answers["recipe"].value if "recipe" in answers else RECIPE
     if verdict == "no":
         return (f"trtspec build {recipe} --set speculation.method=none",)
-    if not (here := [method for method in methods if method in _profiled()]):
+    profiled = next(backend for backend in backends().values() if backend.in_process).methods()
+    if not (here := [method for method in methods if method in profiled]):
         return (f"trtspec plan {recipe} --set speculation.method={methods[0]}",)
     load = f" --concurrency {max(1, round(answers['concurrency'].value))}" if "concurrency" in answers else ""
     return (f"trtspec profile {recipe} --prompts FILE --methods {','.join(here)}{load}",)
-
-
-def _profiled() -> Collection[str]:
-    """Return the methods of the in-process backend, which `profile` supports."""
-    return next(backend for backend in backends().values() if backend.in_process).methods()

@@ -19,7 +19,6 @@ from trtspec.report.monitoring.prometheus import Prometheus, fetch
 Labels = Mapping[str, str]
 Samples = Mapping[str, list[MetricSample]]
 WINDOW = "5m"
-NONE_KNOWN = "no known metrics found"
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,8 @@ def measured_facts(numbers: MetricReader, source: str) -> dict[str, AdvisorFact]
         if value is not None and (value > 0 or name == "gpu_utilization"):
             found[name] = AdvisorFact(value, source)
     if not found:
-        raise TrtspecError(
-            NONE_KNOWN, where=source, hint="the server must be busy; docs/advise.md lists the supported metrics"
-        )
+        hint = "the server must be busy; docs/advise.md lists the supported metrics"
+        raise TrtspecError("no known metrics found", where=source, hint=hint)
     return found
 
 

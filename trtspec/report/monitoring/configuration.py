@@ -42,6 +42,7 @@ def scrape_config(endpoints: Mapping[str, str]) -> dict[str, Any]:
 WHICH = 'model=~"$model", instance=~"$instance"'
 PER_ROW, WIDTH, HEIGHT = 3, 8, 8  # of Grafana's 24 columns
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SOURCES = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 REFRESH = "10s"
 
 
@@ -152,7 +153,7 @@ def dashboard() -> dict[str, Any]:
         "graphTooltip": 1,
         "refresh": REFRESH,
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [_datasource(), _variable("model"), _variable("instance")]},
+        "templating": {"list": [SOURCES, _variable("model"), _variable("instance")]},
         "panels": [_panel(number, panel) for number, panel in enumerate(PANELS)],
     }
 
@@ -173,10 +174,6 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
             for place, (legend, query) in enumerate(panel.queries)
         ],
     }
-
-
-def _datasource() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 
 
 def _variable(label: str) -> dict[str, Any]:

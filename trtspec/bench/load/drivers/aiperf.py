@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ DRIVER = _make
 def _text(prompt: Prompt) -> str:
     """Return the text to send; raise TrtspecError for prompts with several messages."""
     if len(prompt.messages) > 1:
-        raise TrtspecError(f"prompt {prompt.name} has several messages, but --driver aiperf supports only one",
-                           hint="omit --driver, or use prompts with one message")  # fmt: skip
+        message = f"prompt {prompt.name} has several messages, but --driver aiperf supports only one"
+        raise TrtspecError(message, hint="omit --driver, or use prompts with one message")
     return prompt.messages[0]["content"] if prompt.messages else prompt.text
 
 
@@ -77,9 +77,8 @@ def _command(
 ) -> list[str]:
     """Return the command line of a run; raise TrtspecError for an unsupported API or a server with a key."""
     if endpoint.api_name not in ("completions", "chat"):
-        raise TrtspecError(
-            "aiperf requires an OpenAI API", where=endpoint.url, hint="use --api completions or --api chat"
-        )
+        hint = "use --api completions or --api chat"
+        raise TrtspecError("aiperf requires an OpenAI API", where=endpoint.url, hint=hint)
     if endpoint.headers:
         raise TrtspecError("aiperf accepts a key only on its command line, which every user of this machine can read")
     size = load.as_dict()
@@ -152,19 +151,15 @@ def _sample(record: Mapping[str, Any], prompts: list[Prompt], began: float, load
     values = {name: metric["value"] for name, metric in record["metrics"].items()}
     drafts = record.get("spec_decode_acceptance") or {}
     tokens = parse_count(values.get("output_sequence_length"))
-    chunks = tuple(_chunks(values, sent - due))
+    gaps_ms = [float(gap) for gap in values.get("inter_chunk_latency") or []]
+    arrived_ms = accumulate(gaps_ms, initial=float(values["time_to_first_token"]))
+    chunks = tuple(sent - due + ms / MS for ms in arrived_ms)
     return RequestSample(
         prompt.name, prompt.kind, due - began, sent - began, chunks, parse_count(values.get("input_sequence_length")),
         tokens if tokens is not None else len(chunks), tokens is not None,
         parse_count(drafts.get("num_draft_tokens")), parse_count(drafts.get("num_accepted_draft_tokens")),
         parse_count(values.get("spec_decode_steps")), _histogram(drafts.get("acceptance_histogram") or {}),
     )  # fmt: skip
-
-
-def _chunks(values: Mapping[str, Any], late_s: float) -> Iterator[float]:
-    """Yield each chunk's arrival relative to the request's scheduled time."""
-    gaps = [float(gap) for gap in values.get("inter_chunk_latency") or []]
-    yield from (late_s + ms / MS for ms in accumulate(gaps, initial=float(values["time_to_first_token"])))
 
 
 def _histogram(counts: Mapping[str, Any]) -> tuple[int, ...]:
