@@ -3,30 +3,21 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json, Set
-from trtspec.cli.render import print_command, print_json, print_line, show_table
+from trtspec.cli.render import print_command, print_line, print_result, show_table
 from trtspec.engine.prompts.prompt import KINDS
 
 if TYPE_CHECKING:
     from trtspec.report.advisor.advice import Advice, AdviceRule, AdvisorFact
 
-Work = Enum("Work", {kind.replace("-", "_"): kind for kind in KINDS}, type=str)  # type: ignore[misc]
-
-
-class AvailableDraft(str, Enum):
-    """Kind of draft that is available."""
-
-    none = "none"
-    model = "model"
-    head = "head"
-    mtp = "mtp"
+Work = Literal[KINDS]  # type: ignore[valid-type]
+AvailableDraft = Literal["none", "model", "head", "mtp"]
 
 
 def advise(
@@ -105,8 +96,8 @@ def advise(
         "temperature": temperature,
         "acceptance_rate": acceptance_rate,
         "mean_accepted_len": mean_accepted_len,
-        "work": work and work.value,
-        "draft": draft and draft.value,
+        "work": work,
+        "draft": draft,
     }
     answers: dict[str, AdvisorFact] = {}
     if prometheus:
@@ -116,10 +107,7 @@ def advise(
     answers |= {name: AdvisorFact(value, "told") for name, value in given.items() if value is not None}
     planned, notes = _planned(recipe, set_ or [], answers) if recipe else ({}, [])
     found = advise_on(planned | answers, notes)
-    if json:
-        print_json(found.as_dict())
-    else:
-        show(found)
+    print_result(found.as_dict(), lambda: show(found), as_json=json)
 
 
 def _planned(

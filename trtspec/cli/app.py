@@ -89,7 +89,7 @@ class HelpGroup(TyperGroup):
                     formatter.write_dl([(name.ljust(widest), text) for name, text in those])
 
 
-GROUPS = ("deployments",)  # the modules with several commands
+GROUPS = ("deployments", "profile", "pruning")  # the modules with several commands
 VERBOSE = {"-v", "--verbose"}
 INTERRUPTED = 130
 INTERNAL_ERROR = 70

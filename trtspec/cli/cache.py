@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli.layout import pluralize
-from trtspec.cli.options import Json
+from trtspec.cli.options import Json, parse_bytes, parse_seconds
 from trtspec.cli.progress import counter
-from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table
 from trtspec.core.errors import DigestMismatch, TrtspecError
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def cache(
         removed = _remove(store, limits, clear, dry_run) if limits else None
         problems = store.verify() if verify else []
     document = describe(store, removed, problems, dry_run)
-    if json:
-        print_json(document)
-    else:
-        show(document, removed is not None, verify)
+    print_result(document, lambda: show(document, removed is not None, verify), as_json=json)
     if problems:
         raise typer.Exit(DigestMismatch.exit_code)
 
@@ -61,7 +58,6 @@ def _limits(
     clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool
 ) -> PruneLimits | None:
     """Return the limits of the entries to keep, or None if no entry is to be removed."""
-    from trtspec.cli.options import parse_bytes, parse_seconds
     from trtspec.store.prune import PruneLimits
 
     age = parse_seconds(older_than, "--older-than") if older_than is not None else None
@@ -138,7 +134,12 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
     if was_removing:
         _show_removed(document)
     if was_verifying:
-        _show_problems(document["problems"])
+        for problem in document["problems"]:
+            print_line(problem, "red")
+        if document["problems"]:
+            print_line("the next build recreates them")
+        else:
+            print_line("all files match their recorded digests", "green")
 
 
 def _show_removed(document: dict[str, Any]) -> None:
@@ -152,15 +153,6 @@ def _show_removed(document: dict[str, Any]) -> None:
     )
     if held := sum(entry["held"] for entry in document["entries"]):
         print_line(f"{held} are in use by a running build")
-
-
-def _show_problems(problems: list[str]) -> None:
-    for problem in problems:
-        print_line(problem, "red")
-    if problems:
-        print_line("the next build recreates them")
-    else:
-        print_line("all files match their recorded digests", "green")
 
 
 panel = "Machine"

@@ -11,7 +11,7 @@ import typer
 
 import trtspec
 from trtspec.cli.options import Cell, Json, Recipes, Set
-from trtspec.cli.render import FORMAT_VERSION, count_problems, print_json, print_line, show_diagnostics
+from trtspec.cli.render import FORMAT_VERSION, count_problems, print_line, print_result, show_diagnostics
 from trtspec.core.diagnostics import Diagnostic, RecipeError
 
 if TYPE_CHECKING:
@@ -39,11 +39,13 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
     """
     by_file = [_check(file, set_ or (), cell or ()) for file in dict.fromkeys(recipes)]
     every = [each for checked in by_file for each in checked]
-    if json:
-        print_json({**_describe(every), "recipes": [_describe([each], **each.where()) for each in every]})
-    else:
+    document = {**_describe(every), "recipes": [_describe([each], **each.where()) for each in every]}
+
+    def show() -> None:
         for checked in by_file:
             _show(checked)
+
+    print_result(document, show, as_json=json)
     raise typer.Exit(1 if _count_errors(_diagnostics(every)) else 0)
 
 

@@ -14,11 +14,11 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table
 from trtspec.core.paths import is_below, recipes_dir
 
 if TYPE_CHECKING:
-    from trtspec.planning.compare.difference import InputComparison, ValueDifference
+    from trtspec.planning.compare import InputComparison, ValueDifference
 
 EXIT_DIFFERENT = 2
 WIDEST = 60
@@ -42,17 +42,14 @@ def compare(
 
     Example: trtspec compare recipes/quickstart.yaml recipes/quickstart-ngram.yaml
     """
-    from trtspec.planning.compare.difference import compare as compare_sides
-    from trtspec.planning.compare.inputs import read_side
+    from trtspec.planning.compare import compare as compare_sides
+    from trtspec.planning.compare import read_side
 
     places: dict[Path, dict[str, str]] = {}
     comparison = compare_sides(*(read_side(path, partial(_plan_document, places)) for path in (a, b)))
     if places.keys() == {a, b}:
         comparison = comparison.naming(places[a], places[b])
-    if json:
-        print_json(comparison.as_dict(everything=all_))
-    else:
-        show(comparison, everything=all_)
+    print_result(comparison.as_dict(everything=all_), lambda: show(comparison, everything=all_), as_json=json)
     raise typer.Exit(EXIT_DIFFERENT if exit_code and comparison.differences else 0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, print_line, show_diagnostics, show_table
+from trtspec.cli.render import print_line, print_result, show_diagnostics, show_table
 
 if TYPE_CHECKING:
     from trtspec.planning.init.write import InitResult
@@ -44,10 +44,7 @@ def init(
     from trtspec.planning.init.write import make_recipe
 
     made = make_recipe(target, draft, out=out, name=name, gpu=gpu, method=method, backend=backend, force=force)
-    if json:
-        print_json(describe(made))
-    else:
-        show(made)
+    print_result(describe(made), lambda: show(made), as_json=json)
     raise typer.Exit(0 if made.is_fit else 1)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table, warn
 from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def show_load(document: Document, what: str) -> None:
     print_line("")
     _show_kinds(document["points"])
     for warning in document["warnings"]:
-        note(f"warning: {warning}", "yellow")
+        warn(warning)
     for point in document["points"]:
         if same := point["identical_texts"]:
             print_line(f"{format_load(point['load'])}: {same['same']} of {same['compared']} texts are identical")
@@ -153,7 +153,7 @@ def show_comparison(document: Document) -> None:
     columns = ("load", "B over A", f"{document['confidence']:.0%} interval", "as served", "target alone", "")
     show_table(f"A {document['a']}, B {document['b']}", columns, rows, (1, 2, 3, 4))
     for remark in document["remarks"]:
-        note(f"warning: {remark}", "yellow")
+        warn(remark)
     print_line(document["says"])
     show_gate(document["gate"])
 
@@ -175,7 +175,7 @@ def show_gate(gate: Document | None) -> None:
 def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, json: bool) -> int:
     """Compare two saved documents, show the result and return the exit code."""
     document = comparison_document(a, b, least, absolutely=absolutely)
-    print_json(document) if json else show_comparison(document)
+    print_result(document, lambda: show_comparison(document), as_json=json)
     return 0 if document["ok"] else GateNotMet.exit_code
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trtspec.bench.bench import OnProgress
 from trtspec.bench.gates import SkippedCheck, skipped_on_request
@@ -24,6 +25,7 @@ from trtspec.deployment.journal import (
     STATE_FILE,
     DeploymentJournal,
     DeploymentRecord,
+    RunningDeployment,
     deployment_names,
     status_document,
 )
@@ -35,59 +37,30 @@ from trtspec.store.artifact import Artifact, load_artifact
 from trtspec.store.artifact_paths import REPOSITORY
 
 
-class RunningDeployment(Protocol):
-    """A server that has answered its first request."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`, with `name`, `state`, `endpoints` and `pid`."""
-
-    def wait(self) -> None:
-        """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
-
-
-class DeployFunction(Protocol):
-    """Serve an artifact; return after the first answered request, and leave nothing running on failure.
-
-    The deployment's name is locked meanwhile.
-    """
-
-    def __call__(self, journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> RunningDeployment: ...
-
-
-class RenderFunction(Protocol):
-    """Return the files that serve a workload in containers; raise DeployError for invalid options.
-
-    `repository` is the artifact's model repository; the target chooses ports that the workload's options lack.
-    """
-
-    def __call__(self, workload: ContainerWorkload, repository: Path) -> RenderedFiles: ...
-
-
-def _state_of_process(record: DeploymentRecord) -> str:
-    return record.state_now
-
-
-def _is_here(journal: DeploymentJournal) -> None:
-    """Do nothing: the server writes its log on this machine."""
-
-
 @dataclass(frozen=True)
 class DeployTarget:
     """The operations of a deploy target. Deployment names are unique across targets.
 
-    `state` returns the state without contacting the server, by default from its process on this machine; `status` also
-    contacts the server. A container target has `render` and `options` (name to description); its containers run
-    `trtspec deploy`, which evaluates the gates. `fetch_log` copies the log to this machine. With `rollouts`, the
-    target's supervisor replaces a live artifact by another one in a rollout.
+    Attributes:
+        deploy: serves an artifact; returns after the first answered request, and leaves nothing running on failure. The
+            deployment's name is locked meanwhile.
+        stop, status: of a deployment by name; without `status` the state is shown as in `trtspec ps`.
+        state: returns the state without contacting the server, by default from its process on this machine.
+        render: returns the files that serve a workload in containers, which run `trtspec deploy` and thereby evaluate
+            the gates; raises DeployError for invalid options. The path is the artifact's model repository. It chooses
+            ports that the workload's options lack.
+        options: name to description, of `--target-option`.
+        fetch_log: copies the log to this machine.
+        rollouts: whether the target's supervisor replaces a live artifact by another one in a rollout.
     """
 
-    deploy: DeployFunction
+    deploy: Callable[[DeploymentJournal, Artifact, DeployOptions], RunningDeployment]
     stop: Callable[[str], dict[str, Any]]
     status: Callable[[str], dict[str, Any]] | None = None
-    state: Callable[[DeploymentRecord], str] = _state_of_process
-    render: RenderFunction | None = None
+    state: Callable[[DeploymentRecord], str] = attrgetter("state_now")
+    render: Callable[[ContainerWorkload, Path], RenderedFiles] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    fetch_log: Callable[[DeploymentJournal], None] = _is_here
+    fetch_log: Callable[[DeploymentJournal], None] = lambda journal: None
     rollouts: bool = False
 
 
@@ -156,11 +129,8 @@ def _announced(artifact: Artifact, on_event: OnEvent) -> OnMeasure:
         root = artifact.root
         if in_process:
             seconds = deploy_estimate_s(root, artifact.manifest)
-            takes = (
-                f"now, for about {max(10, round(seconds, -1)):.0f} s"
-                if seconds < 100
-                else (f"now, for about {round(seconds / 60)} minutes")
-            )
+            about = f"{max(10, round(seconds, -1)):.0f} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
+            takes = f"now, for about {about}"
         else:
             takes = "on its server before it is live"
         on_event("gates", f"no report of {root} covers its gates; measuring them {takes}: {', '.join(gates)}")

@@ -77,14 +77,11 @@ def parse_settings(kind: type[Settings], given: Mapping[str, str]) -> Settings:
         if key not in known:
             message = f"unknown option {key!r}; known: {', '.join(known)}"
             raise DeployError(message, hint=did_you_mean(key, known))
-        values[known[key].name] = _number(key, text) if known[key].type == "int" else text
+        is_number = known[key].type == "int"
+        if is_number and not (text.isascii() and text.isdecimal()):
+            raise DeployError(f"option {key}: {text!r} is not a whole number")
+        values[known[key].name] = int(text) if is_number else text
     return kind(**values)
-
-
-def _number(key: str, text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise DeployError(f"option {key}: {text!r} is not a whole number")
-    return int(text)
 
 
 ARTIFACT, STATE, TMP, SHM = "/artifact", "/state", "/tmp", "/dev/shm"
@@ -184,13 +181,8 @@ class ContainerWorkload:
         """Return the argv of the container."""
         ports = [f"--{name}-port={port}" for name, port in PORTS.items()]
         skipped = [f"--skip-gate={gate}" for gate in self.options.skip_gates]
-        place = [
-            f"--name={self.name}",
-            "--host=0.0.0.0",
-            *ports,
-            f"--timeout={self.startup_s}",
-            f"--drain={self.drain_s}",
-        ]
+        limits = [f"--timeout={self.startup_s}", f"--drain={self.drain_s}"]
+        place = [f"--name={self.name}", "--host=0.0.0.0", *ports, *limits]
         digests = {"manifest": self.digest, "trust-report": self.options.trusted_report}
         bound = [f"--{option}=sha256:{digest}" for option, digest in digests.items() if digest]
         return ["trtspec", "deploy", ARTIFACT, *place, *skipped, *bound]
@@ -255,11 +247,6 @@ ENTRYPOINT []
 def quantity(number: int) -> str:
     """Return bytes in Kubernetes notation, e.g. 24Gi."""
     return f"{-(-number // (1 << 30))}Gi"
-
-
-def environment() -> list[dict[str, Any]]:
-    """Return the environment in Kubernetes notation."""
-    return [{"name": name, "value": value} for name, value in sorted(ENVIRONMENT.items())]
 
 
 def _in_gib(number: int) -> int:

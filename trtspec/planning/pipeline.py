@@ -32,7 +32,7 @@ from trtspec.core.hashing import set_hash_backend
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
 from trtspec.planning.check.recipe import CheckResult, check_recipe
-from trtspec.planning.prediction.document import describe_prediction
+from trtspec.planning.prediction.predict import describe_prediction
 from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe

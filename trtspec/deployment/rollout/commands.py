@@ -19,7 +19,7 @@ from typing import Any
 from trtspec.bench.gates import GATES, undecided_policy
 from trtspec.core.errors import DeployError, RolledBack, TrtspecError
 from trtspec.deployment.health import request_text
-from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document
+from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, RunningDeployment
 from trtspec.deployment.log import tail_hint
 from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
 from trtspec.deployment.ports import as_port_in_use, reserved_ports
@@ -48,20 +48,15 @@ ANSWER_S = 10.0  # for one token of a live server
 PORT_TRIES = 3  # rollouts, each avoiding ports taken by other processes
 
 
-@dataclass(frozen=True)
-class RolloutResult:
-    """A deployment after a rollout; its supervisor process is unchanged."""
+@dataclass
+class RolloutResult(RunningDeployment):
+    """A deployment after a rollout, under its existing supervisor."""
 
-    record: DeploymentRecord
     rollout: RolloutRecord | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`."""
-        rollout = {"rollout": self.rollout.as_dict()} if self.rollout else {}
-        return deploy_document(self.record, self.record.state) | rollout
-
-    def wait(self) -> None:
-        """Return immediately: the deployment runs under its existing supervisor."""
+        """Return the document of `deploy --json`, with the rollout."""
+        return super().as_dict() | ({"rollout": self.rollout.as_dict()} if self.rollout else {})
 
 
 def start_rollout(
@@ -76,7 +71,7 @@ def start_rollout(
     if rollout is None and artifact.digest == record.manifest:
         record = _wait_until_answering(journal, options)
         options.on_event("live", f"this artifact is already served as revision {record.revision}")
-        return RolloutResult(record)
+        return RolloutResult(journal, record)
     if rollout is not None and rollout.record.manifest != artifact.digest:
         hint = f"trtspec promote {record.name}, or trtspec rollback {record.name}"
         raise DeployError(
@@ -98,7 +93,7 @@ def _run_rollout(
 ) -> RolloutResult:
     """Stage a revision and follow its rollout; retry with other ports if another process took one."""
     for tries_left in reversed(range(PORT_TRIES)):
-        with reserved_ports(journal, replace(options, ports=_server_ports(options)), PORTS[:3]) as ports:
+        with reserved_ports(journal, _server_options(options), PORTS[:3]) as ports:
             rollout = _stage_rollout(journal, record, artifact, options, ports, before=before, source=source)
             try:
                 return watch_rollout(journal, rollout.record.revision, options.on_event)
@@ -136,10 +131,8 @@ def _wait_until_answering(journal: DeploymentJournal, options: DeployOptions) ->
 
 def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> RolloutResult:
     """Report the progress of a rollout until it ends or holds; each of its steps has its own time limit."""
-    reported, begun_by = (
-        "",
-        time.monotonic() + BEGUN_S + 2 * journal.read_existing().drain_s,
-    )  # an earlier revision may still drain
+    reported = ""
+    begun_by = time.monotonic() + BEGUN_S + 2 * journal.read_existing().drain_s  # an earlier revision may still drain
     while True:  # unbounded: the supervisor's steps have time limits, and its death ends the loop
         record, rollout = journal.read_existing(), _read_current(journal, revision)
         if (what := f"{rollout.state} {rollout.share}") != reported:
@@ -149,13 +142,12 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
             message = f"revision {revision} is rolled back: {rollout.reason}"
             raise RolledBack(message, hint=tail_hint(journal), reason=rollout.reason)
         if rollout.state == "holding" or (rollout.state == "promoted" and record.revision == revision):
-            return RolloutResult(record, rollout)
+            return RolloutResult(journal, record, rollout)
         if not record.is_running:
             raise DeployError("the deployment ended during the rollout", hint=tail_hint(journal))
         if rollout.state == "staged" and time.monotonic() > begun_by:
-            raise DeployError(
-                f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=tail_hint(journal)
-            )
+            message = f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s"
+            raise DeployError(message, hint=tail_hint(journal))
         time.sleep(POLL_S)
 
 
@@ -241,17 +233,12 @@ def _stage_rollout(
         if bool(record.openai) != artifact.recipe.serving.openai:
             message = "only one of the two artifacts has an OpenAI gateway"
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
-        _check_disk_space(journal)
+        if shutil.disk_usage(journal.root).free < ROOM_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.root))
         staged = f"the files of revision {before} are staged" if before else "the files are staged"
         take_command(journal)  # discard commands for earlier rollouts
         rollout = RolloutRecord(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
         return write_rollout(journal, rollout, staged)
-
-
-def _check_disk_space(journal: DeploymentJournal) -> None:
-    """Raise OSError if the disk is too full for the rollout's own records and logs."""
-    if shutil.disk_usage(journal.root).free < ROOM_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.root))
 
 
 @contextmanager
@@ -297,7 +284,7 @@ def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str
     while time.monotonic() < deadline:
         rollout, record = _read_current(journal, rollout.record.revision), journal.read_existing()
         if rollout.state == wanted and (wanted != "promoted" or record.revision == rollout.record.revision):
-            return RolloutResult(record, rollout).as_dict()
+            return RolloutResult(journal, record, rollout).as_dict()
         if rollout.is_over and rollout.state != wanted:
             raise RolledBack(f"revision {rollout.record.revision} is {rollout.state}: {rollout.reason}")
         if not record.is_running:
@@ -313,9 +300,10 @@ def _read_current(journal: DeploymentJournal, revision: int) -> RolloutRecord:
     return rollout
 
 
-def _server_ports(options: DeployOptions) -> dict[str, int]:
-    """Return the requested ports for the new server; the old server's ports are still in use."""
-    return {name: port for name, port in options.ports.items() if name != "openai"}
+def _server_options(options: DeployOptions) -> DeployOptions:
+    """Return the options for the new server's ports, which differ from the old server's without being reported."""
+    ports = {name: port for name, port in options.ports.items() if name != "openai"}
+    return replace(options, ports=ports, on_event=lambda state, what: None)
 
 
 def _check_runs(record: DeploymentRecord) -> None:
@@ -326,10 +314,7 @@ def _check_runs(record: DeploymentRecord) -> None:
 def _describe(rollout: RolloutRecord) -> str:
     if rollout.state == "staged":
         return f"revision {rollout.record.revision} is handed to supervisor process {rollout.record.pid}"
-    if rollout.state == "shadow":
-        percent = rollout.limits.shadow
-        return f"revision {rollout.record.revision} gets {percent} % of the requests mirrored, responses discarded"
-    if rollout.state in ("canary", "holding"):
-        gets = f"{rollout.share} % of the requests" if rollout.record.openai else "synthetic requests"
-        return f"revision {rollout.record.revision} gets {gets}"
+    if rollout.state in ("shadow", "canary", "holding"):
+        share = 0 if rollout.state == "shadow" else rollout.share
+        return f"revision {rollout.record.revision} gets {rollout.traffic(share)}"
     return rollout.reason or f"revision {rollout.record.revision}"

@@ -1,35 +1,153 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubernetes target: manifests rendered for an artifact, applied, watched and deleted with kubectl.
 
-A pod is ready once it has answered a request.
+The manifests are a base for any cluster, components for operators, and overlays of both. A pod is ready once it has
+answered a request.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded, replace_file
+from trtspec.core.ports import LOOPBACK
 from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.container_errors import KUBECTL_CAUSES, ToolFailed, run_tool
 from trtspec.deployment.containers import (
     MAX_GRACE_S,
     PORTS,
+    ContainerWorkload,
+    RenderedFiles,
+    as_yaml,
     check_image,
+    dockerfile,
     make_workload,
     write_rendered,
 )
-from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document, staged_record
+from trtspec.deployment.journal import (
+    DeploymentJournal,
+    DeploymentRecord,
+    RunningDeployment,
+    deploy_document,
+    staged_record,
+)
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.targets.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
-from trtspec.deployment.targets.kubernetes.settings import OPTIONS, ClusterWorkload, cluster_workload
+from trtspec.deployment.targets.kubernetes import operators, workloads
+from trtspec.deployment.targets.kubernetes.workloads import OPTIONS, ClusterWorkload, cluster_workload
 from trtspec.store.artifact import Artifact
 from trtspec.store.artifact_paths import REPOSITORY
+
+HEAD = """\
+Serves {name} in the namespace {namespace}: kubectl apply -k overlays/NAME
+NAME is one of {overlays}.
+
+Ports, inside the cluster only: http {http}, gRPC {grpc}, OpenAI gateway {openai}, metrics {metrics}.
+The network policy admits this namespace and the gateway's ({gateway}), and Prometheus (namespace monitoring)
+to the metrics; egress is denied. Only the OpenAI gateway supports keys, which it reads from the Secret {name}-env
+(optional, not rendered). Triton's control APIs require a token that is created in each container and never leaves it.
+The pods conform to the Pod Security profile "restricted"."""
+
+ALONE = """\
+Serves {name} in the namespace {namespace} with the engine alone: kubectl apply -f {file}
+
+The engine's own OpenAI API listens without a key; authentication is up to the cluster's gateway. trtspec's models,
+metrics and gates are not included."""
+
+# the components of each overlay; NEEDS has the requirements of each component
+OVERLAYS: Mapping[str, tuple[str, ...]] = {
+    "plain": (),
+    "monitored": ("monitoring",),
+    "scaled": ("monitoring", "keda"),
+    "scaled-hpa": ("monitoring", "hpa"),
+    "canary": ("monitoring", "gateway"),
+}
+NEEDS = {
+    "monitoring": "The Prometheus operator (monitoring.coreos.com/v1).",
+    "keda": "KEDA 2 (keda.sh/v1alpha1).",
+    "hpa": "prometheus-adapter, which exposes the queues per pod in the metrics API.",
+    "gateway": "Gateway API 1 and the inference extension 1 (InferencePool v1), whose chart installs {name}-epp.",
+}
+DEFAULT_OVERLAY = "plain"
+
+
+def render_kubernetes(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
+    """Return the files; without an image only the Dockerfile, because an image gets its digest when built."""
+    options = workload.options
+    if options.host != LOOPBACK or options.ports:
+        raise DeployError("a cluster's service has its own address and ports", hint="omit --host and the port options")
+    wanted = cluster_workload(workload)
+    settings = wanted.settings
+    if not settings.image and settings.form == "deployment":
+        return {"Dockerfile": dockerfile(workload)}
+    settings.check()
+    check_image(settings.image, workload)
+    if settings.form != "deployment":
+        return _alone(wanted, repository)
+    files = {f"base/{path}": text for path, text in _base(wanted)}
+    files |= {f"components/{path}": text for path, text in _components(wanted)}
+    for overlay, components in OVERLAYS.items():
+        files[f"overlays/{overlay}/kustomization.yaml"] = _overlay(components)
+    return files | {"Dockerfile": dockerfile(workload)}
+
+
+def _base(workload: ClusterWorkload) -> Iterator[tuple[str, str]]:
+    objects = {
+        "workload.yaml": workloads.workload_object(workload),
+        "service.yaml": workloads.service(workload),
+        "disruption-budget.yaml": workloads.disruption_budget(workload),
+        "network-policy.yaml": workloads.network_policy(workload),
+    }
+    head = HEAD.format(
+        name=workload.name,
+        namespace=workload.settings.namespace,
+        gateway=workload.settings.gateway.partition("/")[0],
+        overlays=", ".join(OVERLAYS),
+        **PORTS,
+    )
+    yield "kustomization.yaml", _kustomization("Kustomization", {"resources": [*objects]}, head)
+    for path, document in objects.items():
+        yield path, as_yaml(document)
+
+
+def _components(workload: ClusterWorkload) -> Iterator[tuple[str, str]]:
+    found = {
+        "monitoring": {"pod-monitor.yaml": operators.pod_monitor(workload)},
+        "keda": {"scaled-object.yaml": operators.scaled_object(workload)},
+        "hpa": {"autoscaler.yaml": operators.autoscaler(workload)},
+        "gateway": {
+            "inference-pool.yaml": operators.inference_pool(workload),
+            "route.yaml": operators.route(workload),
+        },
+    }
+    for name, objects in found.items():
+        needs = f"Requires: {NEEDS[name].format(name=workload.name)}"
+        yield f"{name}/kustomization.yaml", _kustomization("Component", {"resources": [*objects]}, needs)
+        for path, document in objects.items():
+            yield f"{name}/{path}", as_yaml(document)
+
+
+def _overlay(components: Sequence[str]) -> str:
+    chosen = {"components": [f"../../components/{name}" for name in components]} if components else {}
+    return _kustomization("Kustomization", {"resources": ["../../base"], **chosen})
+
+
+def _kustomization(kind: str, lists: Mapping[str, Any], head: str = "") -> str:
+    version = "v1alpha1" if kind == "Component" else "v1beta1"
+    return as_yaml({"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **lists}, head=head)
+
+
+def _alone(workload: ClusterWorkload, repository: Path) -> RenderedFiles:
+    make = {"kserve": operators.llm_inference_service, "dynamo": operators.graph_deployment}[workload.settings.form]
+    file = f"{workload.settings.form}.yaml"
+    head = ALONE.format(name=workload.name, namespace=workload.settings.namespace, file=file)
+    return {file: as_yaml(*make(workload, repository), head=head)}
+
 
 KUBECTL = "kubectl"
 ASK_S = 20.0
@@ -63,7 +181,7 @@ def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: D
     _wait_ready(place, options.timeout_s)
     record = journal.move(record, "live")
     options.on_event("live", "every pod has answered a request")
-    return ClusterDeployment(record)
+    return ClusterDeployment(journal, record)
 
 
 @contextmanager
@@ -81,15 +199,8 @@ def _forgotten_on_failure(
         raise
 
 
-class ClusterDeployment:
+class ClusterDeployment(RunningDeployment):
     """A deployment that was applied and became ready."""
-
-    def __init__(self, record: DeploymentRecord) -> None:
-        self.record = record
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`."""
-        return deploy_document(self.record, self.record.state)
 
     def wait(self) -> None:
         """Raise DeployError: a cluster deployment does not have a local process."""
@@ -120,7 +231,7 @@ def stop(name: str) -> dict[str, Any]:
         place = _read_cluster(journal)
         _run(place, "delete", *place["what"], "--ignore-not-found", "--wait", timeout_s=MAX_GRACE_S)
         record = journal.move(record, "stopped")
-    return deploy_document(record, record.state) | {"was_running": was_running}
+    return deploy_document(record) | {"was_running": was_running}
 
 
 def fetch_log(journal: DeploymentJournal) -> None:

@@ -1,21 +1,191 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the differences between two inputs, value by value, and their effects on the build, memory and files.
+"""Compare two recipes, plans, artifacts or reports: read them into sections, and list their differences and effects.
 
-Pure functions: both inputs are already read. Recorded values are compared; no file of an artifact is read.
+Inputs are recipes, artifacts, and the `--json` output of `plan`, `verify` and `bench`. Only documents and headers are
+read, under size limits; the caller provides the function that plans a recipe. Recorded values are compared, value by
+value; no other file of an artifact is read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from trtspec.checkpoints.safe_json import MAX_DEPTH, inside, is_shallow
 from trtspec.core.errors import TrtspecError
-from trtspec.planning.compare.inputs import ComparisonInput, headlines
-from trtspec.planning.documents import PlanStep
+from trtspec.core.files import describe_read_error, open_regular
+from trtspec.planning.documents import (
+    BenchDocument,
+    PlanDocument,
+    PlanStep,
+    VerificationDocument,
+    read_values,
+    validated,
+)
+from trtspec.recipe.load import find_recipe
+from trtspec.store.artifact import load_manifest
+from trtspec.store.artifact_paths import MANIFEST, REPORTS
 
-UNKNOWN_WHY = "not recorded"
+SUPPORTED = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
+SAMPLES = 3  # lists of at least this many numbers are samples, shorter ones intervals
+
+KnownDocument = PlanDocument | VerificationDocument
+# The key that identifies each kind; documents of `bench` may have checks too.
+KINDS: dict[str, type[KnownDocument]] = {
+    "steps": PlanDocument,
+    "speculative": BenchDocument,
+    "checks": VerificationDocument,
+}
+# Keys of a report that are not metrics; the checks are added by name.
+NO_METRICS = ("format_version", "checks", "left_out", "manifest")
+
+
+def load_document(path: Path) -> tuple[KnownDocument, dict[str, Any]]:
+    """Return a document and its plain values; TrtspecError if the file is not a supported document."""
+    values, _ = read_values(path, SUPPORTED)
+    if "recipes" in values and "steps" not in values:
+        raise TrtspecError("the file has the plans of several recipes", where=str(path), hint="save one of them")
+    if values.get("kind") == "load":
+        raise TrtspecError("a benchmark under load", where=str(path), hint="trtspec bench --compare A.json B.json")
+    kind = next((kind for key, kind in KINDS.items() if key in values), None)
+    if kind is None:
+        raise TrtspecError("not a document that can be compared", where=str(path), hint=SUPPORTED)
+    return validated(kind, values, path, SUPPORTED), values
+
+
+def extract_metrics(document: VerificationDocument, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers and verdicts of a report, without samples."""
+    checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
+    left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}
+    metrics = {key: value for key, value in _without_samples(values).items() if key not in NO_METRICS}
+    return {**metrics, **checks, **left_out}
+
+
+def headlines(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that both kinds of reports may have, under common names."""
+    places = {
+        "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
+        "speedup": ("speedup", "min_speedup.value"),
+    }
+    found = {name: [_at(metrics, place) for place in each] for name, each in places.items()}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: values[0] for name, values in known.items() if values}
+
+
+def _at(values: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _without_samples(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_samples(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if not (isinstance(value, list) and len(value) >= SAMPLES)
+    }
+
+
+MOST_REPORTS = 16
+
+
+@dataclass(frozen=True)
+class ComparisonInput:
+    """One input of a comparison.
+
+    `sections` are nested mappings of plain values: recipe, steps (keys by name), memory (bytes by GPU), tools, gpu,
+    files (size and sha256 by path), verify, bench. `steps` have the parts of the steps' keys if known. `remarks`
+    describe what was skipped.
+    """
+
+    kind: str
+    path: str
+    name: str
+    sections: Mapping[str, Mapping[str, Any]]
+    steps: Mapping[str, PlanStep] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+def read_side(path: Path, plan_of: Callable[[Path], dict[str, Any]]) -> ComparisonInput:
+    """Read the file or directory at `path`, or the shipped recipe of that name; TrtspecError if it is unsupported.
+
+    `plan_of` returns the document of `plan --json` for a recipe file.
+    """
+    if path.is_dir():
+        return _artifact(path)
+    found = find_recipe(path)
+    if not found.exists():
+        hint = f"name a recipe, an artifact's directory or a saved document: {SUPPORTED}"
+        raise TrtspecError("no such file or directory", where=str(path), hint=hint)
+    if not _is_document(found):
+        return _planned("recipe", path, PlanDocument.model_validate(plan_of(path)))
+    document, values = load_document(path)
+    if isinstance(document, PlanDocument):
+        return _planned("plan", path, document)
+    return ComparisonInput("report", str(path), path.stem, {document.COMMAND: extract_metrics(document, values)})
+
+
+def _is_document(path: Path) -> bool:
+    """Distinguish a saved document from a recipe, which may start with a brace too."""
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise TrtspecError(describe_read_error(error), where=str(path)) from None
+    with file:
+        return path.suffix not in (".yaml", ".yml") and file.read(1 << 10).lstrip()[:1] == b"{"
+
+
+def _planned(kind: str, path: Path, plan: PlanDocument) -> ComparisonInput:
+    sections: dict[str, Mapping[str, Any]] = {
+        "recipe": plan.recipe or {},
+        "steps": {step.name: step.key for step in plan.steps},
+        "memory": {gpu.id: gpu.total_bytes for gpu in plan.memory.gpus},
+    }
+    steps = {step.name: step for step in plan.steps}
+    remark = "a source was never read, so step keys are not final; trtspec build reads it"
+    remarks = () if plan.keys_are_final else (remark,)
+    return ComparisonInput(kind, str(path), plan.name, _filled(sections), steps, remarks)
+
+
+def _artifact(root: Path) -> ComparisonInput:
+    manifest = load_manifest(root)
+    reports, remarks = _reports(root)
+    sections: dict[str, Mapping[str, Any]] = {
+        "recipe": manifest.recipe.as_dict(),
+        "steps": {step.name: step.key for step in manifest.steps},
+        "tools": manifest.tools,
+        "gpu": manifest.gpu,
+        "files": {file.path: {"size": file.size, "sha256": file.sha256} for file in manifest.files},
+        **reports,
+    }
+    if not is_shallow(sections):
+        raise TrtspecError(f"nested more than {MAX_DEPTH} deep", where=str(root / MANIFEST), hint="build it again")
+    steps = {step.name: PlanStep(name=step.name, key=step.key) for step in manifest.steps}
+    return ComparisonInput("artifact", str(root), manifest.recipe.name, _filled(sections), steps, tuple(remarks))
+
+
+def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """Return the metrics of an artifact's reports by section, and remarks on skipped reports; errors are not raised."""
+    found: dict[str, Mapping[str, Any]] = {}
+    remarks: list[str] = []
+    if (root / REPORTS).is_symlink():
+        return found, [f"{REPORTS} is skipped: a symbolic link"]
+    for path in sorted((root / REPORTS).glob("*.json"))[:MOST_REPORTS]:
+        try:
+            document, values = load_document(inside(root / REPORTS, path.name))
+        except TrtspecError as error:
+            remarks.append(f"{REPORTS}/{path.name} is skipped: {error.message}")
+            continue
+        if not isinstance(document, PlanDocument):
+            found.setdefault(document.COMMAND, extract_metrics(document, values))
+    return found, remarks
+
+
+def _filled(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {name: section for name, section in sections.items() if section}
 
 
 def describe_effects(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any]:
@@ -44,7 +214,7 @@ def _change(a: PlanStep | None, b: PlanStep | None) -> dict[str, str]:
     if a is None or b is None:
         return {"what": "only in b" if a is None else "only in a", "why": ""}
     names = [name for name in {**a.key_parts, **b.key_parts} if a.key_parts.get(name) != b.key_parts.get(name)]
-    return {"what": "differs", "why": ", ".join(names) if a.key_parts and b.key_parts else UNKNOWN_WHY}
+    return {"what": "differs", "why": ", ".join(names) if a.key_parts and b.key_parts else "not recorded"}
 
 
 def _build(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any] | None:
@@ -105,8 +275,6 @@ def _interval(side: ComparisonInput) -> list[float] | None:
 
 FORMAT_VERSION = 1
 DifferenceKind = Literal["differs", "only in a", "only in b", "same"]
-# Sections whose values are records, which are shown completely.
-RECORDS = ("files",)
 # How to get a section that an input lacks.
 MADE_BY = {
     "memory": "trtspec plan reports it for a recipe",
@@ -213,18 +381,16 @@ def _not_compared(a: ComparisonInput, b: ComparisonInput) -> dict[str, str]:
         for letter, side in (("a", a), ("b", b)):
             if name not in side.sections:
                 made_by = f"; {MADE_BY[name]}" if name in MADE_BY else ""
-                found[name] = f"not in {letter}, {_article(side.kind)}{made_by}"
+                article = "an" if side.kind[0] in "aeiou" else "a"
+                found[name] = f"not in {letter}, {article} {side.kind}{made_by}"
     return found
 
 
-def _article(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
 def _entries(section: str, path: str, a: Any, b: Any) -> Iterator[ValueDifference]:
-    is_record = section in RECORDS and path
+    is_record = section == "files" and path  # shown completely
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or is_record:
-        yield ValueDifference(section, path, a, b, "same" if _equal(a, b) else "differs")
+        is_equal = a == b and isinstance(a, bool) == isinstance(b, bool)
+        yield ValueDifference(section, path, a, b, "same" if is_equal else "differs")
         return
     for key in {**a, **b}:
         below = f"{path}.{key}" if path else str(key)
@@ -234,10 +400,6 @@ def _entries(section: str, path: str, a: Any, b: Any) -> Iterator[ValueDifferenc
             yield ValueDifference(section, below, a[key], None, "only in a")
         else:
             yield ValueDifference(section, below, None, b[key], "only in b")
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _described(side: ComparisonInput) -> dict[str, Any]:
