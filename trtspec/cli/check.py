@@ -62,7 +62,6 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
 
 
 def _show(checked: Sequence[Checked]) -> None:
-    """Show the diagnostics of one file."""
     found = _diagnostics(checked)
     show_diagnostics(found, are_result=True)
     errors = _count_errors(found)
@@ -73,7 +72,6 @@ def _show(checked: Sequence[Checked]) -> None:
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:
-    """Return the distinct diagnostics of all cells."""
     return list(dict.fromkeys(diagnostic for each in checked for diagnostic in each.diagnostics))
 
 

@@ -44,9 +44,10 @@ def ci(
 
     Example: trtspec ci github recipes/quickstart.yaml -o .github/workflows/trtspec.yml
     """
-    from trtspec.planning.ci import PipelineOptions, make_pipeline, render_pipeline
+    from trtspec.planning.ci import make_pipeline, render_pipeline
 
-    pipeline = make_pipeline(recipes, PipelineOptions(python, install, cpu_runner, gpu_runner, branch), Path.cwd())
+    runners = {"cpu_runner": cpu_runner, "gpu_runner": gpu_runner}
+    pipeline = make_pipeline(recipes, Path.cwd(), python=python, install=install, branch=branch, **runners)
     text = render_pipeline(system, pipeline)
     if out is not None:
         try:

@@ -93,7 +93,6 @@ def show(comparison: InputComparison, *, everything: bool) -> None:
 
 
 def _cell(place: ValueDifference, value: Any) -> str:
-    """Return a value formatted for the table."""
     from trtspec.store.plan import format_bytes
 
     if value is None:

@@ -44,7 +44,6 @@ def recipes(incomplete: str) -> Offers:
 
 @_quietly
 def deployments(incomplete: str) -> Offers:
-    """Return the names of deployments."""
     from trtspec.deployment.journal import deployment_names
 
     return [(name, "") for name in deployment_names()]
@@ -52,13 +51,11 @@ def deployments(incomplete: str) -> Offers:
 
 @_quietly
 def metrics(incomplete: str) -> Offers:
-    """Return the documents that `metrics` prints and the names of deployments."""
     return [(what, "") for what in ("dashboard", "rules", "scrape")] + deployments(incomplete)
 
 
 @_quietly
 def dialects(incomplete: str) -> Offers:
-    """Return the names of the draft formats."""
     from trtspec.methods.draft_formats.base import dialects as known
 
     return [(name, dialect.title) for name, dialect in known().items()]
@@ -66,7 +63,6 @@ def dialects(incomplete: str) -> Offers:
 
 @_quietly
 def trainers(incomplete: str) -> Offers:
-    """Return the names of the supported external trainers."""
     from trtspec.core.registry import extension_names
 
     return [(name, "") for name in extension_names("trtspec.training.external.trainers")]

@@ -104,7 +104,6 @@ def _follow_status(name: str, as_json: bool) -> None:
 
 
 def _status_line(document: dict[str, Any]) -> str:
-    """Return the state of a deployment and of its rollout in one line."""
     line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
     return f"{line}; {_rollout_text(document['rollout'])}" if document.get("rollout") else line
 

@@ -32,7 +32,6 @@ def doctor(json: Json = False) -> None:
 
 
 def show(findings: list[DoctorCheck]) -> None:
-    """Show the findings, and hints for missing requirements."""
     rows = [(each.name, "ok" if each.ok else "MISSING", each.detail) for each in findings]
     show_table("", ("", "", "details"), rows)
     for finding in findings:

@@ -50,11 +50,13 @@ def init(
 
 def describe(made: InitResult) -> dict[str, Any]:
     """Return the document of `init --json`."""
+    from trtspec.planning.init.recipe_text import build_document
+
     return {
         "format_version": 1,
         "ok": made.is_fit,
         "path": str(made.path),
-        "recipe": made.recipe,
+        "recipe": build_document(made.choices),
         "choices": [asdict(choice) for choice in made.choices],
         "problems": [problem.as_dict() for problem in made.problems],
     }
@@ -68,7 +70,6 @@ def _format_value(value: Any) -> str:
 
 
 def show(made: InitResult) -> None:
-    """Show the choices and the diagnostics of the recipe."""
     rows = [(each.path, _format_value(each.value), each.why) for each in made.choices if each.why]
     show_table("", ("key", "value", "why"), rows)
     show_diagnostics(made.problems, are_result=True)

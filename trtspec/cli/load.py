@@ -119,12 +119,10 @@ class LoadOptions:
 
     @property
     def is_load(self) -> bool:
-        """Return whether a load benchmark is requested."""
         return bool(self.concurrency or self.rate)
 
     @property
     def option_names(self) -> list[str]:
-        """Return the names of the given options."""
         return [f"--{each.name.replace('_', '-')}" for each in fields(self) if getattr(self, each.name)]
 
 

@@ -32,7 +32,6 @@ Write = Annotated[bool, typer.Option("--write", help="Write the recommendation i
 
 
 def show_decision(found: Recommendation) -> None:
-    """Print the verdict on the recommended speculation."""
     from trtspec.bench.decision import decide
 
     verdict = decide(found.proposal)
@@ -259,7 +258,6 @@ def tune(
 
 
 def show_tuning(found: Tuning) -> None:
-    """Print the rounds and the recommendation."""
     show_decision(found.recommendation)
     for rung in found.rungs:
         rows = []

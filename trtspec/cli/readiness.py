@@ -49,7 +49,6 @@ def readiness(
 
 
 def show(items: Mapping[str, ReadinessItem], missing: Mapping[str, ReadinessItem], artifact: str) -> None:
-    """Show the items, the commands for the missing ones, and their number."""
     show_table("", ("", "state", "evidence"), [(name, item.state, item.evidence) for name, item in items.items()])
     for name, item in missing.items():
         print_command(name, item.command)

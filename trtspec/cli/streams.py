@@ -35,12 +35,10 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write to the stream; OutputError if it fails."""
         with self._guarded():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush the stream; OutputError if it fails."""
         with self._guarded():
             self._stream.flush()
 

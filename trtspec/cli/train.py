@@ -115,7 +115,6 @@ def train(
 
 
 def show_job(out: Path, record: JobRecord) -> None:
-    """Print the job written for an external trainer."""
     for warning in record.warnings:
         warn(warning)
     skipped = f", {record.left_out} skipped" if record.left_out else ""

@@ -30,8 +30,8 @@ from trtspec.deployment.journal import (
     status_document,
 )
 from trtspec.deployment.options import DeployOptions, OnEvent
-from trtspec.deployment.rollout.commands import promote_revision, roll_back, start_rollout
-from trtspec.deployment.rollout.state import read_rollout
+from trtspec.deployment.rollout.commands import roll_back, run_command, start_rollout
+from trtspec.deployment.rollout.state import PROMOTE, read_rollout
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Artifact, load_artifact
 from trtspec.store.artifact_paths import REPOSITORY
@@ -227,36 +227,29 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
     reason why it may still run. Without `force`, a running deployment raises DeployError.
     """
     with _os_errors_as_deploy_errors():
-        journal = DeploymentJournal(name)
-        record, left = _last_record(journal, force=force), ""
-        if record is None:
-            left = "its record is unreadable"
+        journal, left = DeploymentJournal(name), "its record is unreadable"
+        try:
+            record = journal.read_existing()
+        except DeployError:
+            if not force or not (journal.root / STATE_FILE).exists():
+                raise
         else:
-            state = find_target(record.target).state(record)
-            if state not in (*OVER, "dead") and not force:
-                hint = f"trtspec stop {name}, or trtspec rm --force {name}"
-                raise DeployError(f"{name!r} is {state}", hint=hint)
-            if state not in OVER:
-                left = _stopped(name, force=force)
+            left = _stopped(name, record, force=force)
         with journal.lock():
             journal.remove()
         return {"name": name, "removed": True, "left": left}
 
 
-def _last_record(journal: DeploymentJournal, *, force: bool) -> DeploymentRecord | None:
-    """Return the last record; with `force` None if it is unreadable."""
+def _stopped(name: str, record: DeploymentRecord, *, force: bool) -> str:
+    """Stop a deployment, if it runs, for its removal; return the error message if that fails with `force`, else ""."""
+    target = find_target(record.target)
+    state = target.state(record)
+    if state in OVER:
+        return ""
+    if state != "dead" and not force:
+        raise DeployError(f"{name!r} is {state}", hint=f"trtspec stop {name}, or trtspec rm --force {name}")
     try:
-        return journal.read_existing()
-    except DeployError:
-        if not force or not (journal.root / STATE_FILE).exists():
-            raise
-        return None
-
-
-def _stopped(name: str, *, force: bool) -> str:
-    """Stop a deployment; return the error message if that fails with `force`, else ""."""
-    try:
-        find_target(DeploymentJournal(name).read_existing().target).stop(name)
+        target.stop(name)
     except TrtspecError as error:
         if not force:
             hint = f"{error.hint or error.message}\ntrtspec rm --force {name} removes its record anyway"
@@ -266,9 +259,9 @@ def _stopped(name: str, *, force: bool) -> str:
 
 
 def promote(name: str) -> dict[str, Any]:
-    """Promote the new revision of a deployment now."""
+    """Promote the new revision of the rollout in progress now; its gates have already passed."""
     with _os_errors_as_deploy_errors():
-        return promote_revision(_journal_with_rollouts(name))
+        return run_command(_journal_with_rollouts(name), PROMOTE, "promoted")
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
@@ -301,7 +294,6 @@ def history(name: str) -> list[dict[str, Any]]:
 
 
 def deployment_target(name: str) -> DeployTarget:
-    """Return the target of a deployment."""
     return find_target(DeploymentJournal(name).read_existing().target)
 
 

@@ -157,7 +157,6 @@ class ContainerWorkload:
 
     @property
     def cpus(self) -> int:
-        """Return the number of requested CPUs."""
         return 4 + 2 * len(self.gpu_ids)
 
     @property
@@ -193,7 +192,6 @@ class ContainerWorkload:
 
 
 def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorkload:
-    """Return the workload of an artifact."""
     name = dns_label(options.name or artifact.recipe.name)
     return ContainerWorkload(name, artifact.manifest, artifact.digest, options)
 

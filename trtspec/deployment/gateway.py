@@ -52,7 +52,6 @@ def gateway_process(journal: DeploymentJournal, record: DeploymentRecord) -> Pro
 
 
 def revision_config(journal: DeploymentJournal, record: DeploymentRecord) -> GatewayConfig:
-    """Return the gateway configuration for a revision."""
     keys_file = journal.root / KEYS_FILE
     config = gateway_config(
         revision_dir(journal, record.revision) / "artifact",

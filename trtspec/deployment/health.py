@@ -93,7 +93,6 @@ class PendingProbe:
     _progress: int | None = None
 
     def record_request(self, now: float) -> None:
-        """Record a probe request."""
         self.since = now if self.since is None else self.since
 
     def record_answer(self) -> None:

@@ -151,7 +151,6 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 def revision_dir(journal: DeploymentJournal, revision: int) -> Path:
-    """Return the directory of a revision."""
     return journal.root / "revisions" / str(revision)
 
 

@@ -25,25 +25,6 @@ TIMEOUT_MINUTES = 360  # of each build job
 
 
 @dataclass(frozen=True)
-class PipelineOptions:
-    """The parts of a pipeline that a project chooses.
-
-    Attributes:
-        python: the Python version of all jobs.
-        install: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
-        cpu_runner, gpu_runner: label of the runners, "" for the system's default; the second is for backends whose
-            engine needs a GPU.
-        branch: the branch whose pushes start the pipeline.
-    """
-
-    python: str
-    install: str
-    cpu_runner: str
-    gpu_runner: str
-    branch: str
-
-
-@dataclass(frozen=True)
 class BuildJob:
     """The build and the verification of one recipe, or of one variant of a matrix.
 
@@ -87,24 +68,34 @@ class BuildJob:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The recipes to check and the artifacts to build."""
+    """The recipes to check and the artifacts to build.
+
+    Attributes:
+        python: the Python version of all jobs.
+        packages: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
+        runner: label of the runners of jobs without a GPU, "" for the system's default.
+        branch: the branch whose pushes start the pipeline.
+    """
 
     recipes: tuple[str, ...]
     jobs: tuple[BuildJob, ...]
-    options: PipelineOptions
+    python: str
+    packages: str
+    runner: str
+    branch: str
 
     def install(self) -> str:
-        """Return the command that installs trtspec."""
-        packages = self.options.install or f"trtspec[{in_process_backend()[0]},triton]"
+        packages = self.packages or f"trtspec[{in_process_backend()[0]},triton]"
         return shlex.join(["python", "-m", "pip", "install", *shlex.split(packages)])
 
     def checks(self) -> list[str]:
-        """Return the commands that check all recipes."""
         return [shlex.join(["trtspec", "check", recipe]) for recipe in self.recipes]
 
 
-def make_pipeline(recipes: Sequence[Path], options: PipelineOptions, root: Path) -> Pipeline:
-    """Return the pipeline of some recipe files of the project at `root`.
+def make_pipeline(
+    recipes: Sequence[Path], root: Path, *, python: str, install: str, cpu_runner: str, gpu_runner: str, branch: str
+) -> Pipeline:
+    """Return the pipeline of some recipe files of the project at `root`; engines that need a GPU run on `gpu_runner`.
 
     Raises TrtspecError for a file outside the project or two recipes with one name, and RecipeError for an
     invalid recipe.
@@ -117,9 +108,9 @@ def make_pipeline(recipes: Sequence[Path], options: PipelineOptions, root: Path)
             name, needs_gpu = each.recipe.name, _needs_gpu(each.recipe.engine)
             if name in jobs:
                 raise TrtspecError(f"two recipes are called {name}", where=relative, hint="change `name`")
-            runner = options.gpu_runner if needs_gpu else options.cpu_runner
+            runner = gpu_runner if needs_gpu else cpu_runner
             jobs[name] = BuildJob(name, relative, name if len(loaded) > 1 else "", needs_gpu, runner)
-    return Pipeline(tuple(paths), tuple(jobs.values()), options)
+    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch)
 
 
 def render_pipeline(system: str, pipeline: Pipeline) -> str:
@@ -172,7 +163,7 @@ def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
     """Return the workflow; save it as .github/workflows/trtspec.yml."""
     return {
         "name": "trtspec",
-        "on": {"push": {"branches": [pipeline.options.branch]}, "pull_request": {}, "workflow_dispatch": {}},
+        "on": {"push": {"branches": [pipeline.branch]}, "pull_request": {}, "workflow_dispatch": {}},
         "permissions": {"contents": "read"},
         "concurrency": {"group": "trtspec-${{ github.ref }}", "cancel-in-progress": True},
         "env": {
@@ -194,7 +185,7 @@ def _job_id(name: str) -> str:
 def _github_setup(pipeline: Pipeline) -> list[dict[str, Any]]:
     return [
         {"uses": "actions/checkout@v5"},
-        {"uses": "actions/setup-python@v6", "with": {"python-version": pipeline.options.python}},
+        {"uses": "actions/setup-python@v6", "with": {"python-version": pipeline.python}},
         {"name": "Install trtspec", "run": pipeline.install()},
     ]
 
@@ -203,7 +194,7 @@ def _github_check(pipeline: Pipeline) -> dict[str, Any]:
     """Return the job that checks all recipes within minutes, before anything is built."""
     plans = "\n".join(job.command("plan") for job in pipeline.jobs)
     return {
-        "runs-on": pipeline.options.cpu_runner or RUNNER,
+        "runs-on": pipeline.runner or RUNNER,
         "timeout-minutes": 30,
         "steps": [
             *_github_setup(pipeline),
@@ -253,19 +244,18 @@ BASE = ".trtspec"
 
 def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
     """Return the configuration; save it as .gitlab-ci.yml, or include it there."""
-    options = pipeline.options
     return {
         "stages": ["check", "build"],
         "variables": {"TRTSPEC_CACHE": f"$CI_PROJECT_DIR/{CACHE}"},
         "workflow": {
             "rules": [
                 {"if": '$CI_PIPELINE_SOURCE == "merge_request_event"'},
-                {"if": f'$CI_COMMIT_BRANCH == "{options.branch}"'},
+                {"if": f'$CI_COMMIT_BRANCH == "{pipeline.branch}"'},
                 {"if": '$CI_PIPELINE_SOURCE == "web"'},
             ]
         },
         BASE: {
-            "image": f"python:{options.python}",
+            "image": f"python:{pipeline.python}",
             "interruptible": True,
             "before_script": [pipeline.install()],
         },
@@ -273,7 +263,7 @@ def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
             "extends": BASE,
             "stage": "check",
             "timeout": "30 minutes",
-            **_gitlab_tags(options.cpu_runner),
+            **_gitlab_tags(pipeline.runner),
             "script": [*pipeline.checks(), *(job.command("plan") for job in pipeline.jobs)],
         },
         **{f"build {job.name}": _gitlab_build(job) for job in pipeline.jobs},

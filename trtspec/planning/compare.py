@@ -64,17 +64,6 @@ def extract_metrics(document: VerificationDocument, values: dict[str, Any]) -> d
     return {**metrics, **checks, **left_out}
 
 
-def headlines(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that both kinds of reports may have, under common names."""
-    places = {
-        "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
-        "speedup": ("speedup", "min_speedup.value"),
-    }
-    found = {name: [_at(metrics, place) for place in each] for name, each in places.items()}
-    known = {name: [value for value in values if value is not None] for name, values in found.items()}
-    return {name: values[0] for name, values in known.items() if values}
-
-
 def _at(values: Any, dotted: str) -> Any:
     for key in dotted.split("."):
         values = values.get(key) if isinstance(values, dict) else None
@@ -230,7 +219,6 @@ def _build(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any] | None:
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, None if a part is unknown."""
     found = list(sizes)
     known = [size for size in found if size is not None]
     return sum(known) if len(known) == len(found) else None
@@ -365,14 +353,22 @@ def compare(a: ComparisonInput, b: ComparisonInput) -> InputComparison:
 
 def _shared_metrics(a: ComparisonInput, b: ComparisonInput) -> dict[str, tuple[Any, Any]]:
     """Return the metrics that a report of `verify` and one of `bench` share."""
-    ours, theirs = _headlines(a), _headlines(b)
+    ours, theirs = headlines(a), headlines(b)
     common = [name for name in ours if name in theirs]
     both = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
     return {"report": both} if common else {}
 
 
-def _headlines(side: ComparisonInput) -> dict[str, Any]:
-    return {name: value for section in side.sections.values() for name, value in headlines(section).items()}
+def headlines(side: ComparisonInput) -> dict[str, Any]:
+    """Return the metrics that both kinds of reports may have, under common names."""
+    places = {
+        "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
+        "speedup": ("speedup", "min_speedup.value"),
+    }
+    sections = list(side.sections.values())[::-1]  # the last one takes precedence
+    found = {name: [_at(each, place) for each in sections for place in paths] for name, paths in places.items()}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: values[0] for name, values in known.items() if values}
 
 
 def _not_compared(a: ComparisonInput, b: ComparisonInput) -> dict[str, str]:

@@ -33,7 +33,9 @@ def editor_schema() -> dict[str, Any]:
     engine["version"]["anyOf"].insert(0, _enum(_versions()))
     engine["gpu"]["anyOf"].insert(0, _enum({gpu.name: f"{gpu.product}, sm_{gpu.sm}" for gpu in GPUS.values()}))
     definitions["Speculation"]["allOf"] = [_selected(name, method) for name, method in methods.items()]
-    definitions |= {_definition(name): _options_schema(name, method) for name, method in methods.items()}
+    for name, method in methods.items():
+        template = f"#/$defs/{_definition(name)}/$defs/{{model}}"
+        definitions[_definition(name)] = method.options.model_json_schema(ref_template=template)
     return schema
 
 
@@ -108,10 +110,6 @@ def _selected(name: str, method: Method) -> dict[str, Any]:
         rules["draft_len"] = {"minimum": lens[0], "maximum": lens[-1]}
     is_method = {"properties": {"method": {"const": name}}, "required": ["method"]}
     return {"if": is_method, "then": {"properties": rules}}
-
-
-def _options_schema(name: str, method: Method) -> dict[str, Any]:
-    return method.options.model_json_schema(ref_template=f"#/$defs/{_definition(name)}/$defs/{{model}}")
 
 
 def _definition(method: str) -> str:

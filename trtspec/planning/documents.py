@@ -44,8 +44,6 @@ class BaselineEngine(BaseModel):
 
 
 class PromptCount(BaseModel):
-    """Number of prompts."""
-
     count: Count
 
 
@@ -64,8 +62,6 @@ class BaselineDocument(BaseModel):
 
 
 class CheckResult(BaseModel):
-    """A check of `verify`."""
-
     name: Text
     ok: bool
     value: Any = None
@@ -73,8 +69,6 @@ class CheckResult(BaseModel):
 
 
 class SkippedCheckRecord(BaseModel):
-    """A skipped check."""
-
     name: Text
     reason: Text
 
@@ -91,8 +85,6 @@ class VerificationDocument(BaseModel):
 
 
 class BenchArm(BaseModel):
-    """One side of a benchmark."""
-
     tokens_per_s: Annotated[list[Positive], Field(max_length=10_000)]
     median_tokens_per_s: Positive
     acceptance_rate: Share
@@ -115,8 +107,6 @@ class BenchDocument(VerificationDocument):
 
 
 class BuiltStep(BaseModel):
-    """A build step and its duration."""
-
     name: Text
     status: Text
     seconds: Annotated[float, Field(ge=0, lt=1e9)]
@@ -143,8 +133,6 @@ class Percentiles(BaseModel):
 
 
 class LoadArm(BaseModel):
-    """Results of one arm under a load."""
-
     requests: Count
     failed: Count
     output_tokens_per_s: Annotated[float, Field(ge=0, lt=1e12)]
@@ -166,7 +154,6 @@ class LoadSize(BaseModel):
 
     @property
     def name(self) -> str:
-        """Return the display name."""
         return f"concurrency {self.concurrency}" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
 
 
@@ -184,8 +171,6 @@ class SavedRatio(BaseModel):
 
 
 class LoadPoint(BaseModel):
-    """A load and the results of each arm."""
-
     load: LoadSize
     arms: Annotated[dict[Text, LoadArm], Field(min_length=1, max_length=2)]
     speedup: SavedRatio | None
@@ -212,15 +197,11 @@ class PlanStep(BaseModel):
 
 
 class DeviceTotal(BaseModel):
-    """Serving memory of one device."""
-
     id: Text
     total_bytes: int
 
 
 class PlanMemory(BaseModel):
-    """Serving memory of all devices."""
-
     gpus: list[DeviceTotal]
 
 
@@ -260,8 +241,6 @@ class MeanLengths(BaseModel):
 
 
 class KindStats(BaseModel):
-    """The acceptance of one kind of prompt."""
-
     kind: Text
     acceptance_rate: Share
     mean_accepted_len: MeanLengths
@@ -292,7 +271,6 @@ class ProfiledCandidate(BaseModel):
 
     @property
     def name(self) -> str:
-        """Return the display name."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
 
 

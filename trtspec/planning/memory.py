@@ -18,7 +18,6 @@ from trtspec.core.gpus import GPUS
 MOST_TEXTS = 4096
 CODE = "memory"
 CPU = "cpu"  # device id for this machine's memory
-BATCHES_WAIT = "requests beyond that wait"
 
 
 def largest_batch(context: PlanContext) -> int | None:
@@ -87,7 +86,7 @@ def _batch_waits(context: PlanContext, full: MemoryPlan) -> Diagnostic:
     engine, fits = context.recipe.engine, largest_batch(context)
     room = f"memory for {fits} of" if fits else "too little memory for"
     message = f"{_device(full)}: there is {room} max_batch_size {engine.max_batch_size} texts of {engine.max_seq_len}"
-    message += f" tokens at the same time; {BATCHES_WAIT}"
+    message += " tokens at the same time; requests beyond that wait"
     return Diagnostic("engine.max_batch_size", CODE, message, severity="warning")
 
 

@@ -71,17 +71,14 @@ class Build:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the resolved recipe."""
         return self.context.resolved
 
     @property
     def backend(self) -> Backend:
-        """Return the recipe's backend."""
         return find_backend(self.context.choice.name)
 
     @cached_property
     def plan(self) -> StepPlan:
-        """Return the steps in order."""
         return StepPlan(self.artifact.steps.values())
 
     @property
@@ -186,7 +183,6 @@ class BuildResult:
 
 
 def open_store() -> Store:
-    """Return the store of this user."""
     return Store(store_dir())
 
 
@@ -262,7 +258,8 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
         recipe=build.recipe.without_directories(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
         files=tuple(sorted(records, key=lambda record: record.path)),
-        tools={**_tools(), **build.artifact.tools},
+        tools={"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
+        | build.artifact.tools,
         gpu=dict(build.artifact.gpu),
         backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
         memory=tuple(device_memory(device) for device in build.memory()),
@@ -293,10 +290,6 @@ def _remember_sources(build: Build, store: Store) -> None:
         if source and asked.revision and not source.absent and build.is_read:
             with suppress(TrtspecError):  # on a full disk a later plan may have to download again
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
-
-
-def _tools() -> dict[str, str]:
-    return {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
 
 
 def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> list[CheckResult]:

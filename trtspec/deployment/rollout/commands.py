@@ -10,10 +10,8 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from trtspec.bench.gates import GATES, undecided_policy
@@ -25,7 +23,6 @@ from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
 from trtspec.deployment.ports import as_port_in_use, reserved_ports
 from trtspec.deployment.revision import next_revision, revision_dir, stage_revision
 from trtspec.deployment.rollout.state import (
-    PROMOTE,
     ROLLBACK,
     RolloutPolicy,
     RolloutRecord,
@@ -151,16 +148,11 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
         time.sleep(POLL_S)
 
 
-def promote_revision(journal: DeploymentJournal) -> dict[str, Any]:
-    """Promote the revision of the rollout in progress now; its gates have already passed."""
-    return _run_command(journal, PROMOTE, "promoted")
-
-
 def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
     """Return to the previous revision: immediately during a rollout, else by a rollout of its staged files."""
     record = journal.read_existing()
     if active_rollout(journal, record):
-        return _run_command(journal, ROLLBACK, "rolled-back")
+        return run_command(journal, ROLLBACK, "rolled-back")
     with journal.lock():
         _check_runs(record)
         before, source = previous_revision(journal, record)
@@ -224,7 +216,7 @@ def _stage_rollout(
         limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # without a gateway, requests cannot be split
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
-    with _unstaged_on_failure(revision_dir(journal, revision)):
+    try:
         new = stage_revision(
             journal, revision, artifact, ports, record.host, drain_s, options.timeout_s, record.detached
         )
@@ -239,15 +231,8 @@ def _stage_rollout(
         take_command(journal)  # discard commands for earlier rollouts
         rollout = RolloutRecord(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
         return write_rollout(journal, rollout, staged)
-
-
-@contextmanager
-def _unstaged_on_failure(place: Path) -> Iterator[None]:
-    """Delete the staged files if staging fails, for example on a full disk."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+    except BaseException:  # for example on a full disk
+        shutil.rmtree(revision_dir(journal, revision), ignore_errors=True)
         raise
 
 
@@ -272,7 +257,7 @@ def _check_same_endpoints(record: DeploymentRecord, options: DeployOptions) -> N
         raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")
 
 
-def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str, Any]:
+def run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str, Any]:
     """Send a command to the rollout in progress, wait for its effect and return the document."""
     record = journal.read_existing()
     _check_runs(record)

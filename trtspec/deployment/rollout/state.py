@@ -119,7 +119,6 @@ def write_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: st
 
 
 def note_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: str = "") -> None:
-    """Append a line to the journal only."""
     shadow = f"; mirrored: {rollout.shadow.get('verdict', '')}" if rollout.shadow else ""
     journal.note(rollout.record, rollout.state, (detail or rollout.reason) + shadow)
 

@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,6 @@ STATES = {"running": "live", "restarting": "unhealthy", "created": "starting", "
 
 @dataclass(frozen=True)
 class DockerSettings:
-    """Settings of the docker target."""
-
     image: str = ""
 
 
@@ -176,17 +174,24 @@ def deploy_docker(journal: DeploymentJournal, artifact: Artifact, options: Deplo
         fields: dict[str, Any] = {"target": "docker", "host": options.host, "detached": options.detach}
         record = journal.write(staged_record(journal.name, artifact, **fields, **ports))
         options.on_event("staged", f"the compose file is {_folder(journal) / COMPOSE_FILE}")
-        with _removed_on_failure(journal, record, former):
+        try:
             wait = ("--wait", f"--wait-timeout={int(options.timeout_s)}")
             _compose(journal, "up", "--detach", *wait, timeout_s=options.timeout_s + 30)
+        except BaseException as error:
+            if isinstance(error, ToolFailed) and error.is_before:
+                journal.forget(former)  # the container was not created
+                raise
+            fetch_log(journal)
+            with suppress(DeployError, StepTimeout):  # the original error is the one to report
+                _down(journal)
+            journal.move(record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
+            raise
         record = journal.move(record, "live")
         options.on_event("live", f"the container is healthy: a request was answered at {record.endpoints['http']}")
     return DockerDeployment(journal, record)
 
 
 class DockerDeployment(RunningDeployment):
-    """A container started by this process."""
-
     def wait(self) -> None:
         try:
             with sigterm_as_interrupt():
@@ -202,24 +207,6 @@ class DockerDeployment(RunningDeployment):
             raise
         if self.journal.read_existing().state != "stopped":
             raise DeployError("the container exited", hint=f"trtspec logs {self.journal.name}")
-
-
-@contextmanager
-def _removed_on_failure(
-    journal: DeploymentJournal, record: DeploymentRecord, former: DeploymentRecord | None
-) -> Iterator[None]:
-    """Remove the container if the block fails, after saving its log."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, ToolFailed) and error.is_before:
-            journal.forget(former)  # the container was not created
-            raise
-        fetch_log(journal)
-        with suppress(DeployError, StepTimeout):  # the original error is the one to report
-            _down(journal)
-        journal.move(record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
-        raise
 
 
 def stop(name: str) -> dict[str, Any]:

@@ -92,7 +92,10 @@ def _served(journal: DeploymentJournal, artifact: Artifact, options: DeployOptio
             server.await_start("smoke", deadline, unanswered)
             server.await_entry(deadline)
             if options.wait_warm:
-                options.on_event("warm", server.await_warm(deadline))
+                began, record = time.monotonic(), server.record
+                entries = wait_for_first_response(record, journal.root, deadline, lambda: tail_hint(journal))
+                seconds = time.monotonic() - began
+                options.on_event("warm", f"first text from {' and '.join(entries)} after {seconds:.2f} s")
             if options.before_live:
                 options.before_live(server.record.endpoints["http"])
             server.record = journal.move(server.record, "live")
@@ -153,12 +156,6 @@ class LocalDeployment(RunningDeployment):
 
         if not wait_until(answer, max(0.1, deadline - time.monotonic())):
             raise StepTimeout("the OpenAI gateway was not ready in time", hint=tail_hint(self.journal))
-
-    def await_warm(self, deadline: float) -> str:
-        """Wait until each endpoint has served a first text; return a description."""
-        began = time.monotonic()
-        entries = wait_for_first_response(self.record, self.journal.root, deadline, lambda: tail_hint(self.journal))
-        return f"first text from {' and '.join(entries)} after {time.monotonic() - began:.2f} s"
 
     @contextmanager
     def stopped_on_failure(self) -> Iterator[None]:

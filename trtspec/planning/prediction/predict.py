@@ -180,8 +180,6 @@ class PlacementOption:
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """The best place and the reason."""
-
     best: PlacementOption
     why: str
     places: tuple[PlacementOption, ...]

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from trtspec.deployment.journal import (
 )
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.targets.kubernetes import operators, workloads
-from trtspec.deployment.targets.kubernetes.workloads import OPTIONS, ClusterWorkload, cluster_workload
+from trtspec.deployment.targets.kubernetes.workloads import ClusterSettings, ClusterWorkload, cluster_workload
 from trtspec.store.artifact import Artifact
 from trtspec.store.artifact_paths import REPOSITORY
 
@@ -319,6 +320,6 @@ TARGET = DeployTarget(
     stop=stop,
     state=state,
     render=render_kubernetes,
-    options=OPTIONS,
+    options={each.name.replace("_", "-"): each.metadata["description"] for each in fields(ClusterSettings)},
     fetch_log=fetch_log,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.core.errors import DeployError
@@ -34,42 +34,32 @@ from trtspec.deployment.containers import (
 )
 from trtspec.recipe.schema import IMAGE
 
-OPTIONS = {
-    "image": "serving image, NAME@sha256:...",
-    "artifact": "location: pvc:CLAIM[/DIR], image:NAME@sha256:... or modelpack:NAME@sha256:...",
-    "form": "deployment, kserve or dynamo: how it is run",
-    "namespace": "namespace",
-    "replicas": "minimum number of servers",
-    "max-replicas": "maximum number of servers with autoscaling",
-    "node-gpus": "GPUs per machine",
-    "prometheus": "address of Prometheus, for KEDA",
-    "gateway": "NAMESPACE/NAME of the Gateway for requests",
-    "canary-of": "stable deployment whose requests it shares",
-    "weight": "percentage of those requests, 0 to 100",
-    "dynamo-version": "version of Dynamo in the image",
-    "context": "kubectl context (default: the current one)",
-}
 FORMS = ("deployment", "kserve", "dynamo")
 MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-driver
+WHERE = "pvc:CLAIM[/DIR], image:NAME@sha256:... or modelpack:NAME@sha256:..."
+
+
+def _setting(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"description": description})
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """The target's settings; OPTIONS describes them."""
+    """The target's settings, which are the keys of `--target-option`."""
 
-    image: str = ""
-    artifact: str = ""
-    form: str = "deployment"
-    namespace: str = "default"
-    replicas: int = 1
-    max_replicas: int = 4
-    node_gpus: int = 8
-    prometheus: str = "http://prometheus-operated.monitoring.svc:9090"
-    gateway: str = "gateway-system/gateway"
-    canary_of: str = ""
-    weight: int = 5
-    dynamo_version: str = "1.6.1"
-    context: str = ""
+    image: str = _setting("", "serving image, NAME@sha256:...")
+    artifact: str = _setting("", f"location: {WHERE}")
+    form: str = _setting("deployment", "deployment, kserve or dynamo: how it is run")
+    namespace: str = _setting("default", "namespace")
+    replicas: int = _setting(1, "minimum number of servers")
+    max_replicas: int = _setting(4, "maximum number of servers with autoscaling")
+    node_gpus: int = _setting(8, "GPUs per machine")
+    prometheus: str = _setting("http://prometheus-operated.monitoring.svc:9090", "address of Prometheus, for KEDA")
+    gateway: str = _setting("gateway-system/gateway", "NAMESPACE/NAME of the Gateway for requests")
+    canary_of: str = _setting("", "stable deployment whose requests it shares")
+    weight: int = _setting(5, "percentage of those requests, 0 to 100")
+    dynamo_version: str = _setting("1.6.1", "version of Dynamo in the image")
+    context: str = _setting("", "kubectl context (default: the current one)")
 
     def check(self) -> None:
         """Raise DeployError for an invalid value."""
@@ -117,7 +107,7 @@ class ClusterSettings:
             return {
                 "csi": {"driver": MODELPACK, "readOnly": True, "volumeAttributes": {f"{MODELPACK}/reference": what}}
             }
-        hint = f"--target-option artifact=KIND:WHERE: {OPTIONS['artifact'].partition(': ')[2]}"
+        hint = f"--target-option artifact=KIND:WHERE: {WHERE}"
         raise DeployError(f"option artifact: {self.artifact!r} is not an artifact location", hint=hint)
 
 
@@ -171,7 +161,6 @@ CONTAINER_SECURITY = {
 
 
 def labels(name: str) -> dict[str, str]:
-    """Return the labels that identify the pods."""
     return {"app.kubernetes.io/name": name}
 
 
@@ -263,7 +252,6 @@ def mounts(workload: ClusterWorkload) -> list[dict[str, Any]]:
 
 
 def scratch_mounts() -> list[dict[str, Any]]:
-    """Return the mounts of the writable volumes."""
     return [{"name": name, "mountPath": path} for name, path in (("state", STATE), ("tmp", TMP), ("shm", SHM))]
 
 
