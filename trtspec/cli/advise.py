@@ -105,20 +105,15 @@ def advise(
     if metrics:
         answers |= scrape(metrics, seconds)
     answers |= {name: AdvisorFact(value, "told") for name, value in given.items() if value is not None}
-    planned, notes = _planned(recipe, set_ or [], answers) if recipe else ({}, [])
-    found = advise_on(planned | answers, notes)
+    notes: list[str] = []
+    if recipe:
+        from trtspec.recipe.load import load_recipe
+        from trtspec.report.advisor.recipe import recipe_facts
+
+        planned, notes = recipe_facts(load_recipe(recipe, set_ or []), answers)
+        answers = {"recipe": AdvisorFact(str(recipe), "told"), **planned, **answers}
+    found = advise_on(answers, notes)
     print_result(found.as_dict(), lambda: show(found), as_json=json)
-
-
-def _planned(
-    recipe: Path, overrides: list[str], told: dict[str, AdvisorFact]
-) -> tuple[dict[str, AdvisorFact], list[str]]:
-    from trtspec.recipe.load import load_recipe
-    from trtspec.report.advisor.advice import AdvisorFact
-    from trtspec.report.advisor.recipe import recipe_facts
-
-    found, notes = recipe_facts(load_recipe(recipe, overrides), told)
-    return {"recipe": AdvisorFact(str(recipe), "told"), **found}, notes
 
 
 COLOURS = {"yes": "green", "measure": "yellow", "no": "red"}

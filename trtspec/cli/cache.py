@@ -43,10 +43,15 @@ def cache(
     Example: trtspec cache --prune --older-than 30d --dry-run
     """
     from trtspec.planning.pipeline import open_store
+    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
 
     limits, store = _limits(clear, prune, older_than, max_size, dry_run), open_store()
     with counter():  # shows activity: this may read every file of the store
-        removed = _remove(store, limits, clear, dry_run) if limits else None
+        removed = None
+        if limits:
+            chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc))
+            removed = remove(store, chosen, dry_run=dry_run)
+            removed = clear_rest(store, removed, dry_run=dry_run) if clear else removed
         problems = store.verify() if verify else []
     document = describe(store, removed, problems, dry_run)
     print_result(document, lambda: show(document, removed is not None, verify), as_json=json)
@@ -72,14 +77,6 @@ def _limits(
     if clear:
         return PruneLimits(max_bytes=0)
     return PruneLimits(age, size) if prune else None
-
-
-def _remove(store: Store, limits: PruneLimits, clear: bool, dry_run: bool) -> PruneResult:
-    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
-
-    chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc))
-    removed = remove(store, chosen, dry_run=dry_run)
-    return clear_rest(store, removed, dry_run=dry_run) if clear else removed
 
 
 def describe(store: Store, removed: PruneResult | None, problems: list[str], dry_run: bool) -> dict[str, Any]:

@@ -36,7 +36,9 @@ def recipes(incomplete: str) -> Offers:
     """Return the recipes shipped with trtspec and the YAML files in the directory of the path."""
     from trtspec.core.paths import recipes_dir
 
-    shipped = [(_from_here(path), "shipped with trtspec") for path in sorted(recipes_dir().glob("*.yaml"))]
+    here, paths = Path.cwd(), sorted(recipes_dir().glob("*.yaml"))
+    shown = [path.relative_to(here) if path.is_relative_to(here) else path for path in paths]
+    shipped = [(str(path), "shipped with trtspec") for path in shown]
     folder = Path(incomplete or ".") if incomplete.endswith("/") else Path(incomplete).parent
     files = [(str(path), "") for path in sorted(folder.glob("*.y*ml"))]
     return list({**dict(files), **dict(shipped)}.items())
@@ -109,7 +111,3 @@ def _joined(words: list[str]) -> Iterator[str]:
         text = word
     if text:
         yield text
-
-
-def _from_here(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

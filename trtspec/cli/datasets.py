@@ -46,12 +46,11 @@ def datasets(
 
 
 def _show_sets(sets: list[dict[str, Any]]) -> None:
-    rows = [(each["name"], str(each["prompts"]), _spread(each["characters"]), ", ".join(_kinds(each))) for each in sets]
+    rows = []
+    for each in sets:
+        kinds = ", ".join(kind["kind"] or "none" for kind in each["kinds"])
+        rows.append((each["name"], str(each["prompts"]), _spread(each["characters"]), kinds))
     show_table("", ("name", "prompts", "characters", "kinds"), rows, (1, 2))
-
-
-def _kinds(summary: Mapping[str, Any]) -> list[str]:
-    return [each["kind"] or "none" for each in summary["kinds"]]
 
 
 def _show(summary: Mapping[str, Any]) -> None:

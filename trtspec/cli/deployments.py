@@ -97,15 +97,13 @@ def _follow_status(name: str, as_json: bool) -> None:
     last = ""
     while True:  # unbounded: until the user interrupts
         document = base.status(name)
-        if (line := _status_line(document)) != last:
+        line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
+        if rollout := document.get("rollout"):
+            line += f"; {_rollout_text(rollout)}"
+        if line != last:
             last = line
             print_line(json_format.dumps(document) if as_json else f"{datetime.now().astimezone():%H:%M:%S} {line}")
         time.sleep(WATCH_S)
-
-
-def _status_line(document: dict[str, Any]) -> str:
-    line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
-    return f"{line}; {_rollout_text(document['rollout'])}" if document.get("rollout") else line
 
 
 def _rollout_text(rollout: dict[str, Any]) -> str:

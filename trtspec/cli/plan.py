@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import json as json_format
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -175,14 +175,6 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
     }
 
 
-def _speculative_config(document: dict[str, Any]) -> str:
-    """Return the engine's speculative_config, or "" if it is part of a build command."""
-    for name in ("model_yaml", "model_json"):
-        if config := document.get(name, {}).get("speculative_config"):
-            return f"; speculative_config {json.dumps(config)}"
-    return ""
-
-
 def show(document: dict[str, Any], build: Build) -> None:
     from trtspec.store.plan import format_bytes
 
@@ -191,7 +183,8 @@ def show(document: dict[str, Any], build: Build) -> None:
     print_line(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")
     drafting = document["speculation"]
     if drafting["draft_tokens"]:
-        config = _speculative_config(document)
+        configs = [document.get(name, {}).get("speculative_config") for name in ("model_yaml", "model_json")]
+        config = "".join(f"; speculative_config {json_format.dumps(each)}" for each in configs if each)
         lossy = "" if drafting["acceptance"] == "exact" else f", {drafting['acceptance']} acceptance: lossy"
         many = f"{drafting['draft_tokens']} draft tokens per step, at most {drafting['draft_len']} in sequence"
         print_line(f"{drafting['method']}: {many}{lossy}{config}")

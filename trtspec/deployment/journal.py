@@ -20,7 +20,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,7 +304,10 @@ class DeploymentJournal:
         process = next((each for each in find_supervisors(self.root.parent) if each.root == self.root), None)
         if process is None:
             return None
-        records = [each for path in self.root.glob(f"revisions/*/{COPY}") if (each := _copy_in(path))]
+        records = []
+        for path in self.root.glob(f"revisions/*/{COPY}"):
+            with suppress(OSError, ValueError):
+                records.append(read_record(path))
         own = [each for each in records if (each.pid, each.started) == (process.pid, process.started)]
         if own:
             return max(own, key=lambda each: each.since)
@@ -424,13 +427,6 @@ def read_record(path: Path) -> DeploymentRecord:
     if not (0 <= record.since < MAX_TIME and 0 <= record.pid < MAX_PID and 0 <= record.drain_s < MAX_TIME):
         raise ValueError("a number is out of range")
     return record
-
-
-def _copy_in(path: Path) -> DeploymentRecord | None:
-    try:
-        return read_record(path)
-    except (OSError, ValueError):
-        return None
 
 
 def _parse_entry(line: bytes) -> JournalEntry | None:

@@ -144,12 +144,11 @@ class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 # GitHub Actions. Schema: json.schemastore.org/github-workflow.json.
@@ -161,6 +160,8 @@ ALWAYS = "${{ !cancelled() }}"
 
 def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
     """Return the workflow; save it as .github/workflows/trtspec.yml."""
+    ids = {job: "build-" + re.sub("[^A-Za-z0-9_-]", "_", job.name) for job in pipeline.jobs}  # valid characters
+    builds = {ids[job]: _github_build(job, pipeline) for job in pipeline.jobs}
     return {
         "name": "trtspec",
         "on": {"push": {"branches": [pipeline.branch]}, "pull_request": {}, "workflow_dispatch": {}},
@@ -170,16 +171,8 @@ def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
             "HF_TOKEN": "${{ secrets.HF_TOKEN }}",
             "TRTSPEC_CACHE": f"${{{{ github.workspace }}}}/{CACHE}",
         },
-        "jobs": {
-            "check": _github_check(pipeline),
-            **{_job_id(job.name): _github_build(job, pipeline) for job in pipeline.jobs},
-        },
+        "jobs": {"check": _github_check(pipeline), **builds},
     }
-
-
-def _job_id(name: str) -> str:
-    """Return a valid job id, which has letters, digits, - and _."""
-    return "build-" + "".join(each if each.isalnum() or each in "-_" else "_" for each in name)
 
 
 def _github_setup(pipeline: Pipeline) -> list[dict[str, Any]]:

@@ -30,7 +30,9 @@ def editor_schema() -> dict[str, Any]:
     speculation, engine = (definitions[name]["properties"] for name in ("Speculation", "Engine"))
     speculation["method"] |= _enum({name: method.summary for name, method in methods.items()})
     engine["backend"] |= _enum({AUTO: "the plan decides", **{name: each.summary for name, each in backends().items()}})
-    engine["version"]["anyOf"].insert(0, _enum(_versions()))
+    known = [(version, name) for name, backend in backends().items() for version in backend.versions() if version]
+    versions = {each: ", ".join(name for version, name in known if version == each) for each, _ in sorted(known)}
+    engine["version"]["anyOf"].insert(0, _enum(versions))
     engine["gpu"]["anyOf"].insert(0, _enum({gpu.name: f"{gpu.product}, sm_{gpu.sm}" for gpu in GPUS.values()}))
     definitions["Speculation"]["allOf"] = [_selected(name, method) for name, method in methods.items()]
     for name, method in methods.items():
@@ -95,12 +97,6 @@ def _values(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _enum(described: Mapping[str, str]) -> dict[str, Any]:
     return {"enum": list(described), "enumDescriptions": list(described.values())}
-
-
-def _versions() -> dict[str, str]:
-    """Return every available version and the backends that have it."""
-    having = [(version, name) for name, backend in backends().items() for version in backend.versions() if version]
-    return {each: ", ".join(name for version, name in having if version == each) for each, _ in sorted(having)}
 
 
 def _selected(name: str, method: Method) -> dict[str, Any]:

@@ -47,10 +47,15 @@ class PromptCount(BaseModel):
     count: Count
 
 
-class BaselineDocument(BaseModel):
-    """Output of `baseline --json`."""
+class SavedDocument(BaseModel):
+    """Output of a command with --json."""
 
     format_version: Literal[1]
+
+
+class BaselineDocument(SavedDocument):
+    """Output of `baseline --json`."""
+
     time: Text
     engine: BaselineEngine
     prompts: PromptCount
@@ -73,12 +78,11 @@ class SkippedCheckRecord(BaseModel):
     reason: Text
 
 
-class VerificationDocument(BaseModel):
+class VerificationDocument(SavedDocument):
     """Output of `verify --json`, which is also the report in an artifact."""
 
     COMMAND: ClassVar[str] = "verify"
 
-    format_version: Literal[1]
     acceptance: Text
     checks: list[CheckResult]
     left_out: list[SkippedCheckRecord] = []
@@ -112,22 +116,18 @@ class BuiltStep(BaseModel):
     seconds: Annotated[float, Field(ge=0, lt=1e9)]
 
 
-class BuildDocument(BaseModel):
+class BuildDocument(SavedDocument):
     """Output of `build --json`."""
 
-    format_version: Literal[1]
     steps: Annotated[list[BuiltStep], Field(max_length=10_000)]
     seconds: Annotated[float, Field(ge=0, lt=1e9)]
 
 
-class Percentiles(BaseModel):
+class Percentiles(LatencySpread):
     """A distribution in milliseconds."""
 
-    mean: Millis
     min: Millis
-    p50: Millis
     p90: Millis
-    p95: Millis
     p99: Millis
     max: Millis
 
@@ -177,10 +177,9 @@ class LoadPoint(BaseModel):
     unfit: Text | None = None
 
 
-class LoadDocument(BaseModel):
+class LoadDocument(SavedDocument):
     """Output of `bench --json` with --concurrency or --rate."""
 
-    format_version: Literal[1]
     kind: Literal["load"]
     points: Annotated[list[LoadPoint], Field(min_length=1, max_length=200)]
     warnings: Annotated[list[Text], Field(max_length=1000)] = []
@@ -222,10 +221,9 @@ class Predicted(BaseModel):
     batches: Annotated[list[PredictedBatch], Field(max_length=64)] = []
 
 
-class PlanDocument(BaseModel):
+class PlanDocument(SavedDocument):
     """Output of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
 
-    format_version: Literal[1]
     name: Text
     recipe: dict[str, Any] | None = None
     keys_are_final: bool = True
@@ -274,10 +272,9 @@ class ProfiledCandidate(BaseModel):
         return f"{self.method} ({self.draft})" if self.draft else self.method
 
 
-class ProfileDocument(BaseModel):
+class ProfileDocument(SavedDocument):
     """Output of `profile --json`."""
 
-    format_version: Literal[1]
     name: Text
     prompts: Count
     tokens: Count
@@ -300,10 +297,9 @@ class KindAcceptance(BaseModel):
     verdict: Text
 
 
-class TrainDocument(BaseModel):
+class TrainDocument(SavedDocument):
     """Output of `train --json`."""
 
-    format_version: Literal[1]
     published: bool
     refusals: Annotated[list[Text], Field(max_length=1000)]
     before: DraftAcceptance

@@ -176,7 +176,9 @@ class RolloutController(threading.Thread):
 
     def _carry_out(self) -> None:
         self._artifact = load_artifact(revision_dir(self.journal, self.rollout.record.revision) / "artifact")
-        self._comparable = self._is_comparable()
+        before = load_manifest(revision_dir(self.journal, self.old.revision) / "artifact")
+        texts = {same_text(before), same_text(self._artifact.manifest)}
+        self._comparable = len(texts) == 1 and texts != {""}  # the same target must generate the same texts
         self._note("starting", "the server is starting")
         self._keeper.start()
         self._watching = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
@@ -290,12 +292,6 @@ class RolloutController(threading.Thread):
         if time.monotonic() - self._saved_at > NOTE_EVERY_S:
             self._saved_at = time.monotonic()
             save_rollout(self.journal, self.rollout)
-
-    def _is_comparable(self) -> bool:
-        """Return whether both revisions must generate the same texts, which requires the same target."""
-        old = load_manifest(revision_dir(self.journal, self.old.revision) / "artifact")
-        said = {same_text(old), same_text(self._artifact.manifest)}
-        return len(said) == 1 and said != {""}
 
     def _promote(self) -> None:
         """Make the new revision live and let the old one finish its requests."""

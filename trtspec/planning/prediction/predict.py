@@ -64,7 +64,10 @@ def predict(context: PlanContext) -> Prediction:
         work = draft_work(context, target)
     except CheckpointError as error:
         raise Unpredictable(f"the model's shape is unknown: {error.message}") from None
-    drafting = DrafterCost(work, _draft_machine(context, machine), context.method.draft_passes, _breadth(context))
+    draft = context.recipe.speculation.draft
+    has_engine = context.method.drafts_with == "model" and find_backend(context.choice.name).converts
+    own = GpuGroup(machine.gpu, draft.parallel.tensor) if draft and has_engine else machine
+    drafting = DrafterCost(work, own, context.method.draft_passes, _breadth(context))
     pair = TargetDraftPair(target, machine, drafting, context.resolved.engine.max_seq_len // 2)
     is_block = context.method.drafts_with == "head" and context.method.draft_passes == "one"
     is_free = shape.max_depth == shape.max_tokens and not is_block
@@ -93,13 +96,6 @@ def _gpu(context: PlanContext) -> Gpu:
     if gpu is None:
         raise Unpredictable("the GPU is unknown: set engine.gpu, as --set engine.gpu=h200")
     return gpu
-
-
-def _draft_machine(context: PlanContext, target: GpuGroup) -> GpuGroup:
-    """Return the GPUs of the draft: its own parallelism for a separate engine, else the target's."""
-    draft = context.recipe.speculation.draft
-    has_engine = context.method.drafts_with == "model" and find_backend(context.choice.name).converts
-    return GpuGroup(target.gpu, draft.parallel.tensor) if draft and has_engine else target
 
 
 def _breadth(context: PlanContext) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -90,52 +90,40 @@ def render_kubernetes(workload: ContainerWorkload, repository: Path) -> Rendered
     check_image(settings.image, workload)
     if settings.form != "deployment":
         return _alone(wanted, repository)
-    files = {f"base/{path}": text for path, text in _base(wanted)}
-    files |= {f"components/{path}": text for path, text in _components(wanted)}
-    for overlay, components in OVERLAYS.items():
-        files[f"overlays/{overlay}/kustomization.yaml"] = _overlay(components)
-    return files | {"Dockerfile": dockerfile(workload)}
-
-
-def _base(workload: ClusterWorkload) -> Iterator[tuple[str, str]]:
-    objects = {
-        "workload.yaml": workloads.workload_object(workload),
-        "service.yaml": workloads.service(workload),
-        "disruption-budget.yaml": workloads.disruption_budget(workload),
-        "network-policy.yaml": workloads.network_policy(workload),
-    }
     head = HEAD.format(
-        name=workload.name,
-        namespace=workload.settings.namespace,
-        gateway=workload.settings.gateway.partition("/")[0],
+        name=wanted.name,
+        namespace=settings.namespace,
+        gateway=settings.gateway.partition("/")[0],
         overlays=", ".join(OVERLAYS),
         **PORTS,
     )
-    yield "kustomization.yaml", _kustomization("Kustomization", {"resources": [*objects]}, head)
-    for path, document in objects.items():
-        yield path, as_yaml(document)
-
-
-def _components(workload: ClusterWorkload) -> Iterator[tuple[str, str]]:
-    found = {
-        "monitoring": {"pod-monitor.yaml": operators.pod_monitor(workload)},
-        "keda": {"scaled-object.yaml": operators.scaled_object(workload)},
-        "hpa": {"autoscaler.yaml": operators.autoscaler(workload)},
-        "gateway": {
-            "inference-pool.yaml": operators.inference_pool(workload),
-            "route.yaml": operators.route(workload),
-        },
+    base = {
+        "workload.yaml": workloads.workload_object(wanted),
+        "service.yaml": workloads.service(wanted),
+        "disruption-budget.yaml": workloads.disruption_budget(wanted),
+        "network-policy.yaml": workloads.network_policy(wanted),
     }
-    for name, objects in found.items():
-        needs = f"Requires: {NEEDS[name].format(name=workload.name)}"
-        yield f"{name}/kustomization.yaml", _kustomization("Component", {"resources": [*objects]}, needs)
-        for path, document in objects.items():
-            yield f"{name}/{path}", as_yaml(document)
+    files = _directory("base", "Kustomization", head, base)
+    components = {
+        "monitoring": {"pod-monitor.yaml": operators.pod_monitor(wanted)},
+        "keda": {"scaled-object.yaml": operators.scaled_object(wanted)},
+        "hpa": {"autoscaler.yaml": operators.autoscaler(wanted)},
+        "gateway": {"inference-pool.yaml": operators.inference_pool(wanted), "route.yaml": operators.route(wanted)},
+    }
+    for name, objects in components.items():
+        needs = f"Requires: {NEEDS[name].format(name=wanted.name)}"
+        files |= _directory(f"components/{name}", "Component", needs, objects)
+    for overlay, names in OVERLAYS.items():
+        chosen = {"components": [f"../../components/{name}" for name in names]} if names else {}
+        lists = {"resources": ["../../base"], **chosen}
+        files[f"overlays/{overlay}/kustomization.yaml"] = _kustomization("Kustomization", lists)
+    return files | {"Dockerfile": dockerfile(workload)}
 
 
-def _overlay(components: Sequence[str]) -> str:
-    chosen = {"components": [f"../../components/{name}" for name in components]} if components else {}
-    return _kustomization("Kustomization", {"resources": ["../../base"], **chosen})
+def _directory(path: str, kind: str, head: str, objects: Mapping[str, Mapping[str, Any]]) -> RenderedFiles:
+    """Return the files of a directory of objects, which its kustomization lists."""
+    files = {f"{path}/kustomization.yaml": _kustomization(kind, {"resources": [*objects]}, head)}
+    return files | {f"{path}/{file}": as_yaml(document) for file, document in objects.items()}
 
 
 def _kustomization(kind: str, lists: Mapping[str, Any], head: str = "") -> str:
