@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -123,10 +123,10 @@ VERDICTS = {"yes": "yes", "measure": "measure it", "no": "no"}
 
 def show(found: Advice) -> None:
     """Show the verdict with its rule, the methods to try, the other rules that apply, and missing facts."""
-    rows = [
-        (name.replace("_", " "), _format_value(each), SOURCES.get(each.source, each.source))
-        for name, each in sorted(found.answers.items())
-    ]
+    rows = []
+    for name, each in sorted(found.answers.items()):
+        value = f"{each.value:.3g}" if isinstance(each.value, float) else str(each.value)
+        rows.append((name.replace("_", " "), value, SOURCES.get(each.source, each.source)))
     if rows:
         show_table("", ("fact", "value", "source"), rows)
     for note in found.notes:
@@ -147,11 +147,6 @@ def show(found: Advice) -> None:
 
 def _because(found: Advice, rule: AdviceRule) -> str:
     return f"{rule.reason(found.answers)}; source: {rule.source}"
-
-
-def _format_value(answer: AdvisorFact) -> str:
-    value: Any = answer.value
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 panel = "Decide"

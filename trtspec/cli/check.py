@@ -46,7 +46,7 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
             _show(checked)
 
     print_result(document, show, as_json=json)
-    raise typer.Exit(1 if _count_errors(_diagnostics(every)) else 0)
+    raise typer.Exit(0 if document["ok"] else 1)
 
 
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
@@ -64,25 +64,22 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
 def _show(checked: Sequence[Checked]) -> None:
     found = _diagnostics(checked)
     show_diagnostics(found, are_result=True)
-    errors = _count_errors(found)
     names = ", ".join(each.name or "" for each in checked)
     for ends in dict.fromkeys(str(each.end_ids) for each in checked if each.end_ids):
         print_line(f"end ids: {ends}")
-    print_line(f"{count_problems(found)} in {checked[0].file}" if errors else f"{names}: valid")
+    is_valid = all(each.severity != "error" for each in found)
+    print_line(f"{names}: valid" if is_valid else f"{count_problems(found)} in {checked[0].file}")
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:
     return list(dict.fromkeys(diagnostic for each in checked for diagnostic in each.diagnostics))
 
 
-def _count_errors(diagnostics: Iterable[Diagnostic]) -> int:
-    return sum(diagnostic.severity == "error" for diagnostic in diagnostics)
-
-
 def _describe(checked: Sequence[Checked], **keys: Any) -> dict[str, Any]:
     found = _diagnostics(checked)
     problems = [diagnostic.as_dict() for diagnostic in found]
-    return {"format_version": FORMAT_VERSION, **keys, "ok": not _count_errors(found), "problems": problems}
+    is_valid = all(each.severity != "error" for each in found)
+    return {"format_version": FORMAT_VERSION, **keys, "ok": is_valid, "problems": problems}
 
 
 panel = "Build"

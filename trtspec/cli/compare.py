@@ -118,7 +118,6 @@ def _plain(text: str) -> str:
 
 
 def _change(place: ValueDifference, reasons: dict[str, str]) -> str:
-    """Return a short description of the change; for a step, the reason."""
     if place.what != "differs":
         return "" if place.what == "same" else place.what
     if place.section == "steps":

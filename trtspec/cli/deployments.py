@@ -47,7 +47,6 @@ def _show_list(found: list[dict[str, Any]]) -> None:
 
 
 def _deployment_row(deployment: dict[str, Any]) -> list[str]:
-    """Return the row of a deployment, with endpoints if it is live or starting."""
     runs = deployment["state"] in RUNNING
     since = f"{_local_time(deployment['since']):%Y-%m-%d %H:%M}" if deployment.get("since") else ""
     endpoints = "\n".join(deployment["endpoints"].values()) if runs else ""

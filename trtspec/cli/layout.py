@@ -94,7 +94,6 @@ def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width:
 
 
 def _widths(rows: Sequence[Row]) -> list[int]:
-    """Return the width of the widest line of each column."""
     return [
         max(display_width(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
     ]

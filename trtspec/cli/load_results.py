@@ -68,14 +68,11 @@ def _row(point: Document, name: str, *, has_slo: bool) -> list[str]:
     arm = point["arms"][name]
     length = arm["mean_accepted_len"]
     cells = [format_load(point["load"]), NAMES[name], f"{arm['output_tokens_per_s']:,.0f}"]
-    cells += [_percentiles(arm[key]) for key in ("ttft_ms", "tpot_ms", "e2e_ms")]
+    spreads = [arm[key] for key in ("ttft_ms", "tpot_ms", "e2e_ms")]
+    cells += ["-" if each is None else f"{_short(each['p50'])} / {_short(each['p99'])}" for each in spreads]
     cells.append("-" if length is None else f"{length:.2f}")
     cells += [f"{arm['goodput_share']:.0%}"] if has_slo else []
     return [*cells, _speedup(point["speedup"]) if name == "served" else "1.00x" if point["speedup"] else "-"]
-
-
-def _percentiles(spread: Document | None) -> str:
-    return "-" if spread is None else f"{_short(spread['p50'])} / {_short(spread['p99'])}"
 
 
 def _short(number: float) -> str:

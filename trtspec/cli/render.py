@@ -99,7 +99,6 @@ def note(text: str, style: str = "") -> None:
 
 
 def warn(text: object) -> None:
-    """Print a warning on stderr."""
     note(f"warning: {text}", "yellow")
 
 

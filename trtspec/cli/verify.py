@@ -63,7 +63,15 @@ def verify(
             warn(warning)
         if verification.speedup:
             print_line(f"with speculation {verification.speedup}")
-        print_line(*verification_conclusion(artifact, verification))
+        undecided = ", ".join(check.name for check in verification.undecided)
+        if not verification.ok:
+            treated = f"; undecided, treated as failed: {undecided}" if undecided else ""
+            print_line(f"{artifact}: NOT verified{treated}", "red")
+        elif undecided:
+            unsure = f"verified except {undecided}: undecided (--undecided fail treats this as a failure)"
+            print_line(f"{artifact}: {unsure}", "yellow")
+        else:
+            print_line(f"{artifact}: verified", "green")
         written = report or artifact / REPORT
         if verification.ok and written.is_file():
             note(f"{written}: sha256:{file_sha256(written)}", "dim")
@@ -78,18 +86,6 @@ def show_checks(found: VerificationReport) -> None:
     show_table("", ("check", "", "details"), rows)
     for line in skipped_check_lines(found.left_out):
         print_line(line, "yellow")
-
-
-def verification_conclusion(artifact: Path, found: VerificationReport) -> tuple[str, str]:
-    """Return the conclusion of a verification and its colour."""
-    undecided = ", ".join(check.name for check in found.undecided)
-    if not found.ok:
-        treated = f"; undecided, treated as failed: {undecided}" if undecided else ""
-        return f"{artifact}: NOT verified{treated}", "red"
-    if undecided:
-        unsure = f"verified except {undecided}: undecided (--undecided fail treats this as a failure)"
-        return f"{artifact}: {unsure}", "yellow"
-    return f"{artifact}: verified", "green"
 
 
 def skipped_check_lines(left_out: Sequence[SkippedCheck]) -> list[str]:

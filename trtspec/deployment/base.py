@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from trtspec.bench.bench import OnProgress
 from trtspec.bench.gates import SkippedCheck, skipped_on_request
-from trtspec.bench.run_gates import OnMeasure, deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
+from trtspec.bench.run_gates import deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
 from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
 from trtspec.core.registry import find_extension
@@ -99,7 +100,7 @@ def deploy(
     other = Client.at(resolve_server_address(baseline)[0]) if baseline else None
     if skip:
         on_left_out([skipped_on_request(name) for name in skip])
-    announce, trusted = _announced(artifact, options.on_event), options.trusted_report
+    announce, trusted = partial(_announce, artifact, options.on_event), options.trusted_report
     if not ensure_gates(root, on_progress, skip, on_left_out, announce, expected=options.manifest, trusted=trusted):
 
         def judge(url: str) -> None:
@@ -122,21 +123,15 @@ def serve(artifact: Artifact, target: str, options: DeployOptions) -> RunningDep
             return where.deploy(journal, artifact, options)
 
 
-def _announced(artifact: Artifact, on_event: OnEvent) -> OnMeasure:
-    """Return a callback that reports why gates are measured, how long this takes and how to skip it."""
-
-    def announce(gates: tuple[str, ...], in_process: bool) -> None:
-        root = artifact.root
-        if in_process:
-            seconds = deploy_estimate_s(root, artifact.manifest)
-            about = f"{max(10, round(seconds, -1)):.0f} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
-            takes = f"now, for about {about}"
-        else:
-            takes = "on its server before it is live"
-        on_event("gates", f"no report of {root} covers its gates; measuring them {takes}: {', '.join(gates)}")
-        on_event("", f"to measure them in advance: trtspec verify {root}; to skip one: --skip-gate {gates[0]}")
-
-    return announce
+def _announce(artifact: Artifact, on_event: OnEvent, gates: tuple[str, ...], in_process: bool) -> None:
+    """Report why gates are measured, how long this takes and how to skip it."""
+    root, takes = artifact.root, "on its server before it is live"
+    if in_process:
+        seconds = deploy_estimate_s(root, artifact.manifest)
+        about = f"{max(10, round(seconds, -1)):.0f} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
+        takes = f"now, for about {about}"
+    on_event("gates", f"no report of {root} covers its gates; measuring them {takes}: {', '.join(gates)}")
+    on_event("", f"to measure them in advance: trtspec verify {root}; to skip one: --skip-gate {gates[0]}")
 
 
 def render(root: Path, target: str, out: Path, options: DeployOptions) -> list[str]:

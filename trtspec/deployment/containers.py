@@ -156,10 +156,6 @@ class ContainerWorkload:
         return _in_gib(HOST_BYTES + self.shm_bytes + (planned * 5 // 4 or 8 * self.weight_bytes))
 
     @property
-    def cpus(self) -> int:
-        return 4 + 2 * len(self.gpu_ids)
-
-    @property
     def startup_s(self) -> int:
         """Return the time limit of loading in seconds."""
         return 300 + 60 * (self.weight_bytes // READ_BYTES_S // 60)
@@ -177,7 +173,6 @@ class ContainerWorkload:
 
     @property
     def command(self) -> list[str]:
-        """Return the argv of the container."""
         ports = [f"--{name}-port={port}" for name, port in PORTS.items()]
         skipped = [f"--skip-gate={gate}" for gate in self.options.skip_gates]
         limits = [f"--timeout={self.startup_s}", f"--drain={self.drain_s}"]

@@ -208,7 +208,6 @@ class Supervisor:
 
 
 def write_log_line(what: str) -> None:
-    """Append a line to the server's log."""
     try:
         sys.stderr.write(f"supervisor: {what}\n")
         sys.stderr.flush()

@@ -198,7 +198,6 @@ def _github_check(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _github_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the job that builds and verifies one artifact."""
     key = f'echo "key=$({job.command("plan", "--json")} | python -c "{KEY_OF_PLAN}")" >> "$GITHUB_OUTPUT"'
     prefix = f"trtspec-${{{{ runner.os }}}}-{job.name}-"
     restored = {"path": CACHE, "key": f"{prefix}${{{{ steps.plan.outputs.key }}}}", "restore-keys": prefix}
@@ -269,7 +268,6 @@ def _gitlab_tags(runner: str) -> dict[str, Any]:
 
 
 def _gitlab_build(job: BuildJob) -> dict[str, Any]:
-    """Return the job that builds and verifies one artifact."""
     return {
         "extends": BASE,
         "stage": "build",

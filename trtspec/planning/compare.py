@@ -306,12 +306,10 @@ class InputComparison:
 
     @property
     def differences(self) -> list[ValueDifference]:
-        """Return the values that differ."""
         return [place for place in self.places if place.what != "same"]
 
     @property
     def same(self) -> dict[str, int]:
-        """Return the number of equal values per section."""
         return dict(Counter(place.section for place in self.places if place.what == "same"))
 
     def naming(self, a: Mapping[str, str], b: Mapping[str, str]) -> InputComparison:
@@ -343,20 +341,16 @@ class InputComparison:
 def compare(a: ComparisonInput, b: ComparisonInput) -> InputComparison:
     """Compare two inputs; TrtspecError without a common section."""
     sections = {name: (a.sections[name], b.sections[name]) for name in a.sections if name in b.sections}
-    sections = sections or _shared_metrics(a, b)
+    if not sections:  # a report of `verify` and one of `bench` share some metrics
+        ours, theirs = headlines(a), headlines(b)
+        common = [name for name in ours if name in theirs]
+        both = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
+        sections = {"report": both} if common else {}
     if not sections:
         hint = "compare recipes, plans and artifacts with each other, or reports with each other"
         raise TrtspecError(f"a {a.kind} and a {b.kind} have nothing in common", where=f"{a.path}, {b.path}", hint=hint)
     places = [place for name, (ours, theirs) in sections.items() for place in _entries(name, "", ours, theirs)]
     return InputComparison(a, b, tuple(places), _not_compared(a, b))
-
-
-def _shared_metrics(a: ComparisonInput, b: ComparisonInput) -> dict[str, tuple[Any, Any]]:
-    """Return the metrics that a report of `verify` and one of `bench` share."""
-    ours, theirs = headlines(a), headlines(b)
-    common = [name for name in ours if name in theirs]
-    both = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
-    return {"report": both} if common else {}
 
 
 def headlines(side: ComparisonInput) -> dict[str, Any]:

@@ -158,15 +158,12 @@ class LoadSize(BaseModel):
 
 
 class SavedRatio(BaseModel):
-    """A ratio with its confidence interval, if known."""
-
     ratio: Positive
     low: Number | None
     high: Number | None
 
     @property
     def interval(self) -> str:
-        """Return the formatted interval, or "" if it is unknown."""
         return f"{self.low:.2f} to {self.high:.2f}" if self.low and self.high else ""
 
 

@@ -187,7 +187,6 @@ def open_store() -> Store:
 
 
 def default_artifact_dir(recipe: Recipe | ResolvedRecipe) -> Path:
-    """Return the default output directory of a recipe's artifact."""
     return Path("build") / recipe.name
 
 
@@ -245,7 +244,6 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 
 def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
-    """Assemble the artifact from the steps' files and publish it."""
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():

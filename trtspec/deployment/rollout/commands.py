@@ -52,7 +52,6 @@ class RolloutResult(RunningDeployment):
     rollout: RolloutRecord | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`, with the rollout."""
         return super().as_dict() | ({"rollout": self.rollout.as_dict()} if self.rollout else {})
 
 

@@ -16,8 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,31 +81,34 @@ def _served(journal: DeploymentJournal, artifact: Artifact, options: DeployOptio
     names = PORTS if artifact.recipe.serving.openai else PORTS[:3]
     with reserved_ports(journal, options, names, former_ports(journal.read(), "local", options)) as ports:
         server = _start(journal, artifact, ports, options)
-        with server.stopped_on_failure():
-            journal.write(server.record)
-            pid = server.record.pid
-            options.on_event("staged", f"tritonserver runs under supervisor process {pid}; log: {journal.log}")
-            server.await_start("loaded", deadline, "the server was not ready in time")
-            options.on_event("loaded", "the models are loaded")
-            unanswered = f"the first request: no answer within {max(0.0, deadline - time.monotonic()):.3g} s"
-            server.await_start("smoke", deadline, unanswered)
-            server.await_entry(deadline)
-            if options.wait_warm:
-                began, record = time.monotonic(), server.record
-                entries = wait_for_first_response(record, journal.root, deadline, lambda: tail_hint(journal))
-                seconds = time.monotonic() - began
-                options.on_event("warm", f"first text from {' and '.join(entries)} after {seconds:.2f} s")
-            if options.before_live:
-                options.before_live(server.record.endpoints["http"])
-            server.record = journal.move(server.record, "live")
-            options.on_event("live", f"a request was answered at {server.record.endpoints['http']}")
+        try:
+            with sigterm_as_interrupt():
+                journal.write(server.record)
+                pid = server.record.pid
+                options.on_event("staged", f"tritonserver runs under supervisor process {pid}; log: {journal.log}")
+                server.await_start("loaded", deadline, "the server was not ready in time")
+                options.on_event("loaded", "the models are loaded")
+                unanswered = f"the first request: no answer within {max(0.0, deadline - time.monotonic()):.3g} s"
+                server.await_start("smoke", deadline, unanswered)
+                server.await_entry(deadline)
+                if options.wait_warm:
+                    began, record = time.monotonic(), server.record
+                    entries = wait_for_first_response(record, journal.root, deadline, lambda: tail_hint(journal))
+                    seconds = time.monotonic() - began
+                    options.on_event("warm", f"first text from {' and '.join(entries)} after {seconds:.2f} s")
+                if options.before_live:
+                    options.before_live(server.record.endpoints["http"])
+                server.record = journal.move(server.record, "live")
+                options.on_event("live", f"a request was answered at {server.record.endpoints['http']}")
+        except BaseException as error:
+            reason = error.message if isinstance(error, TrtspecError) else type(error).__name__
+            _end(journal, journal.read() or server.record, "failed", EXIT_TIMEOUT_S, reason)
+            raise
     return server
 
 
 @dataclass
 class LocalDeployment(RunningDeployment):
-    """A server started by this process."""
-
     process: subprocess.Popen[bytes]
 
     def wait(self) -> None:
@@ -156,17 +158,6 @@ class LocalDeployment(RunningDeployment):
 
         if not wait_until(answer, max(0.1, deadline - time.monotonic())):
             raise StepTimeout("the OpenAI gateway was not ready in time", hint=tail_hint(self.journal))
-
-    @contextmanager
-    def stopped_on_failure(self) -> Iterator[None]:
-        """End the server if the block raises any exception."""
-        try:
-            with sigterm_as_interrupt():
-                yield
-        except BaseException as error:
-            reason = error.message if isinstance(error, TrtspecError) else type(error).__name__
-            _end(self.journal, self.journal.read() or self.record, "failed", EXIT_TIMEOUT_S, reason)
-            raise
 
 
 def status(name: str) -> dict[str, Any]:

@@ -282,28 +282,22 @@ def _engine_choices(candidate: RecipeCandidate, fitted: Fit, length: tuple[int, 
     yield RecipeChoice("engine.backend", way.backend.name, way.backend.why)
     if way.backend.version:
         is_here = installed_version(candidate.backend.package) == way.backend.version
-        why = "installed here" if is_here else _usual(candidate.backend, way)
+        newest = max(candidate.backend.versions(), key=_numbers)
+        is_newest = way.backend.version == newest
+        why = "the newest known" if is_newest else f"the default; the newest known is {newest}"
+        why = "installed here" if is_here else why
         yield RecipeChoice("engine.version", way.backend.version, why)
     yield RecipeChoice("engine.gpu", machine.gpu.name if machine.gpu else None, machine.why)
     why = f"concurrent requests; {fitted.why}" if fitted.why else ""
     yield RecipeChoice("engine.max_batch_size", MAX_BATCH_SIZE, why)
     half = "half of max_seq_len, which leaves the other half to the response"
     yield RecipeChoice("engine.max_input_len", max(1, fitted.max_seq_len // 2), half)
-    yield RecipeChoice("engine.max_seq_len", fitted.max_seq_len, _why_so_long(fitted, length))
-
-
-def _why_so_long(fitted: Fit, length: tuple[int, str]) -> str:
-    """Return what limits the text length: the memory, the target's positions, or the usual length."""
-    if fitted.max_seq_len < fitted.longest:
-        return f"the longest of which {MAX_BATCH_SIZE} fit the memory; {fitted.longest} would be too much"
     tokens, why = length
-    return "the target's maximum positions" if fitted.max_seq_len < tokens else why
-
-
-def _usual(backend: Backend, way: MethodProposal) -> str:
-    """Return why a version that is not installed was chosen: it is the newest, or the default among newer ones."""
-    newest = max(backend.versions(), key=_numbers)
-    return "the newest known" if way.backend.version == newest else f"the default; the newest known is {newest}"
+    if fitted.max_seq_len < fitted.longest:
+        why = f"the longest of which {MAX_BATCH_SIZE} fit the memory; {fitted.longest} would be too much"
+    elif fitted.max_seq_len < tokens:
+        why = "the target's maximum positions"
+    yield RecipeChoice("engine.max_seq_len", fitted.max_seq_len, why)
 
 
 def _numbers(version: str) -> tuple[list[int], bool, str]:

@@ -176,14 +176,11 @@ def _num_layers(source: Source) -> int:
 def _part(num_layers: int, name: str) -> tuple[str, bool]:
     """Return a tensor's role, and whether it belongs to an MTP layer."""
     layer = LAYER.search(name)
-    return _role(name), name.startswith("mtp.") or (layer is not None and int(layer[1]) >= num_layers)
-
-
-def _role(name: str) -> str:
+    is_further = name.startswith("mtp.") or (layer is not None and int(layer[1]) >= num_layers)
     if TOWERS.search(name):
-        return "tower"
+        return "tower", is_further
     if EXPERT in name:
-        return "expert"
+        return "expert", is_further
     if EMBEDDING.search(name):
-        return "embedding"
-    return "head" if "head" in name and not SEQUENTIAL.search(name) else "dense"
+        return "embedding", is_further
+    return "head" if "head" in name and not SEQUENTIAL.search(name) else "dense", is_further

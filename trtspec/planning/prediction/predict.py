@@ -54,7 +54,12 @@ def predict(context: PlanContext) -> Prediction:
     shape = context.draft_shape
     if not shape.max_depth:
         raise Unpredictable("nothing is drafted")
-    machine = GpuGroup(_gpu(context), context.recipe.target.parallel.tensor)
+    if find_backend(context.choice.name).in_process:
+        raise Unpredictable("its engine runs on a CPU; measure the speed with trtspec bench")
+    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
+    if gpu is None:
+        raise Unpredictable("the GPU is unknown: set engine.gpu, as --set engine.gpu=h200")
+    machine = GpuGroup(gpu, context.recipe.target.parallel.tensor)
     if machine.tensor > 1 and not machine.gpu.link:
         raise Unpredictable(f"{machine.gpu.name} has an unknown link between GPUs; several cannot be predicted")
     try:
@@ -87,15 +92,6 @@ def step_cost(context: PlanContext) -> float:
 def _target_work(context: PlanContext) -> Work:
     source = context.sources["target"]
     return model_work(source, stored_format(source, context.recipe.target))
-
-
-def _gpu(context: PlanContext) -> Gpu:
-    if find_backend(context.choice.name).in_process:
-        raise Unpredictable("its engine runs on a CPU; measure the speed with trtspec bench")
-    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
-    if gpu is None:
-        raise Unpredictable("the GPU is unknown: set engine.gpu, as --set engine.gpu=h200")
-    return gpu
 
 
 def _breadth(context: PlanContext) -> float:
@@ -205,7 +201,6 @@ def choose_placement(pair: TargetDraftPair, rate: float, depth: int, texts: int,
 
 
 def _why(best: PlacementOption, places: tuple[PlacementOption, ...], has_room: bool) -> str:
-    """Return the reason, compared with the next best place."""
     reason = "" if has_room else "the target's GPUs lack the memory for it; "
     others = [place for place in places if place.fits and place.where != best.where]
     other = max(others, key=lambda place: place.speedup_by_gpu)

@@ -205,7 +205,7 @@ def state(record: DeploymentRecord) -> str:
         return record.state
     try:
         place = _read_cluster(DeploymentJournal(record.name))
-        found = json.loads(_run(place, "get", _object(place), "--output=json", timeout_s=ASK_S))
+        found = json.loads(_run(place, "get", place["object"], "--output=json", timeout_s=ASK_S))
     except (DeployError, StepTimeout, ValueError):
         return "unknown"
     return _parse_state(found)
@@ -244,7 +244,7 @@ def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
     condition = READY.get(place["kind"])
     words = ["wait", f"--for=condition={condition}"] if condition else ["rollout", "status"]
     try:
-        _run(place, *words, _object(place), f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
+        _run(place, *words, place["object"], f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
     except ToolFailed as error:
         if TIMED_OUT not in (error.hint or ""):
             raise
@@ -280,17 +280,13 @@ def _read_cluster(journal: DeploymentJournal) -> dict[str, Any]:
         raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
     plain = place["form"] == "deployment"
     file = f"overlays/{DEFAULT_OVERLAY}" if plain else f"{place['form']}.yaml"
-    return place | {"what": ["--kustomize" if plain else "--filename", str(_folder(journal) / file)]}
+    what = ["--kustomize" if plain else "--filename", str(_folder(journal) / file)]
+    return place | {"what": what, "object": f"{place['kind']}/{place['name']}"}
 
 
 def _run(place: Mapping[str, Any], *words: str, timeout_s: float = 60.0) -> bytes:
     """Run kubectl in a deployment's context and namespace and return its output."""
     return _plain([KUBECTL, f"--context={place['context']}", f"--namespace={place['namespace']}", *words], timeout_s)
-
-
-def _object(place: Mapping[str, Any]) -> str:
-    """Return the workload's name for kubectl: KIND/NAME."""
-    return f"{place['kind']}/{place['name']}"
 
 
 def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:

@@ -37,7 +37,6 @@ PICKER_PORT = 9002
 
 
 def pod_monitor(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the PodMonitor by which Prometheus scrapes the pods."""
     spec = {
         "selector": {"matchLabels": served(workload)},
         "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],

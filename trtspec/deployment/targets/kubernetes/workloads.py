@@ -211,9 +211,9 @@ def resources(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the resources per machine; the memory request equals the limit to avoid early eviction."""
     memory = quantity(workload.memory_bytes)
     gpus = {GPU: str(min(len(workload.gpu_ids), workload.settings.node_gpus))} if workload.gpu_ids else {}
-    disk = quantity(STATE_BYTES)
+    disk, cpus = quantity(STATE_BYTES), 4 + 2 * len(workload.gpu_ids)
     return {
-        "requests": {"cpu": str(workload.cpus), "memory": memory, "ephemeral-storage": disk, **gpus},
+        "requests": {"cpu": str(cpus), "memory": memory, "ephemeral-storage": disk, **gpus},
         "limits": {"memory": memory, "ephemeral-storage": quantity(3 * STATE_BYTES), **gpus},
     }
 
@@ -246,7 +246,6 @@ def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
 
 
 def mounts(workload: ClusterWorkload) -> list[dict[str, Any]]:
-    """Return the volume mounts of the container."""
     inside = {"subPath": workload.settings.subdirectory} if workload.settings.subdirectory else {}
     return [{"name": "artifact", "mountPath": ARTIFACT, "readOnly": True, **inside}, *scratch_mounts()]
 
@@ -286,7 +285,6 @@ def workload_object(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def cluster_object(version: str, kind: str, workload: ClusterWorkload, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the workload's name and labels."""
     metadata = {"name": workload.name, "namespace": workload.settings.namespace, "labels": all_labels(workload)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
@@ -322,7 +320,6 @@ def _leader_worker_set(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def service(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the Service for clients in the cluster."""
     ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in PORTS.items()]
     spec = {"type": "ClusterIP", "selector": served(workload), "ports": ports}
     return cluster_object("v1", "Service", workload, spec)
