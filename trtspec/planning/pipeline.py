@@ -252,12 +252,12 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
             path = f"{directory}/{file.path}" if directory else file.path
             records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
             files[path] = entry.files_dir / file.path
+    tools = {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
     manifest = Manifest(
         recipe=build.recipe.without_directories(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
         files=tuple(sorted(records, key=lambda record: record.path)),
-        tools={"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
-        | build.artifact.tools,
+        tools={**tools, **build.artifact.tools},
         gpu=dict(build.artifact.gpu),
         backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
         memory=tuple(device_memory(device) for device in build.memory()),
