@@ -223,7 +223,7 @@ def targets() -> dict[str, Target]:
     from trtspec.core.errors import TrtspecError
     from trtspec.core.prometheus_text import parse_metrics
     from trtspec.engine.prompts.load import read_prompts
-    from trtspec.planning.compare.inputs import load_document
+    from trtspec.planning.compare import load_document
     from trtspec.serving.front.http_messages import MalformedResponse, RequestRejected
     from trtspec.serving.gateway.errors import ApiError
 

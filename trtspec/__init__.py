@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trtspec.bench.gates import SkippedCheck, VerificationReport
     from trtspec.core.diagnostics import Diagnostic, RecipeError
     from trtspec.core.errors import TrtspecError
-    from trtspec.deployment.base import RunningDeployment
+    from trtspec.deployment.journal import RunningDeployment
     from trtspec.planning.check.recipe import CheckResult
     from trtspec.planning.pipeline import Build, BuildResult
     from trtspec.recipe.load import LoadedRecipe
@@ -38,7 +38,7 @@ _TYPES = {
     "Build": "trtspec.planning.pipeline",
     "BuildResult": "trtspec.planning.pipeline",
     "CheckResult": "trtspec.planning.check.recipe",
-    "RunningDeployment": "trtspec.deployment.base",
+    "RunningDeployment": "trtspec.deployment.journal",
     "Diagnostic": "trtspec.core.diagnostics",
     "GeneratedText": "trtspec.bench.artifact",
     "LoadedRecipe": "trtspec.recipe.load",

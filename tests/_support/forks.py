@@ -28,7 +28,7 @@ WARM = (
     "trtspec.planning.doctor",
     "trtspec.planning.inspection",
     "trtspec.planning.migration",
-    "trtspec.planning.compare.inputs",
+    "trtspec.planning.compare",
     "trtspec.planning.init.write",
     "trtspec.bench.verify",
     "trtspec.bench.bench",

@@ -75,7 +75,7 @@ def test_default_ports_match_the_documentation() -> None:
 def test_occupied_default_port_is_replaced_by_the_next_free_one_and_reported() -> None:
     sentences: list[str] = []
     with taken(8000):
-        ports = choose_ports(DeployOptions(), on_moved=sentences.append)
+        ports = choose_ports(DeployOptions(on_event=lambda state, what: sentences.append(what)))
     assert tuple(ports.values()) == (8003, 8001, 8002, 9000)
     [sentence] = sentences
     assert sentence.startswith("8000 is in use by ")
@@ -120,7 +120,8 @@ def test_ports_reserved_by_another_deployment_are_not_chosen() -> None:
     recorded("ended", state="stopped", http=8003)
     assert set(reserved_elsewhere()) == {8000, 8001, 8002, 9000}
     sentences: list[str] = []
-    with reserved_ports(DeploymentJournal("two"), DeployOptions(), on_moved=sentences.append) as ports:
+    options = DeployOptions(on_event=lambda state, what: sentences.append(what))
+    with reserved_ports(DeploymentJournal("two"), options) as ports:
         assert {8000, 8001, 8002, 9000}.isdisjoint(ports.values())
         with reserved_ports(DeploymentJournal("three"), DeployOptions()) as others:
             mine = {*ports.values()}

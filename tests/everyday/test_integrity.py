@@ -37,7 +37,7 @@ from trtspec.bench.load.comparison import read_saved
 from trtspec.core.errors import TrtspecError
 from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 from trtspec.deployment.rollout.state import FILE, RolloutRecord, read_rollout, save_rollout
-from trtspec.planning.compare.inputs import load_document
+from trtspec.planning.compare import load_document
 from trtspec.report.evidence import gather
 from trtspec.store.artifact import load_manifest, manifest_sha256
 

@@ -3,30 +3,21 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json, Set
-from trtspec.cli.render import print_command, print_json, print_line, show_table
+from trtspec.cli.render import print_command, print_line, print_result, show_table
 from trtspec.engine.prompts.prompt import KINDS
 
 if TYPE_CHECKING:
     from trtspec.report.advisor.advice import Advice, AdviceRule, AdvisorFact
 
-Work = Enum("Work", {kind.replace("-", "_"): kind for kind in KINDS}, type=str)  # type: ignore[misc]
-
-
-class AvailableDraft(str, Enum):
-    """Kind of draft that is available."""
-
-    none = "none"
-    model = "model"
-    head = "head"
-    mtp = "mtp"
+Work = Literal[KINDS]  # type: ignore[valid-type]
+AvailableDraft = Literal["none", "model", "head", "mtp"]
 
 
 def advise(
@@ -105,8 +96,8 @@ def advise(
         "temperature": temperature,
         "acceptance_rate": acceptance_rate,
         "mean_accepted_len": mean_accepted_len,
-        "work": work and work.value,
-        "draft": draft and draft.value,
+        "work": work,
+        "draft": draft,
     }
     answers: dict[str, AdvisorFact] = {}
     if prometheus:
@@ -114,23 +105,15 @@ def advise(
     if metrics:
         answers |= scrape(metrics, seconds)
     answers |= {name: AdvisorFact(value, "told") for name, value in given.items() if value is not None}
-    planned, notes = _planned(recipe, set_ or [], answers) if recipe else ({}, [])
-    found = advise_on(planned | answers, notes)
-    if json:
-        print_json(found.as_dict())
-    else:
-        show(found)
+    notes: list[str] = []
+    if recipe:
+        from trtspec.recipe.load import load_recipe
+        from trtspec.report.advisor.recipe import recipe_facts
 
-
-def _planned(
-    recipe: Path, overrides: list[str], told: dict[str, AdvisorFact]
-) -> tuple[dict[str, AdvisorFact], list[str]]:
-    from trtspec.recipe.load import load_recipe
-    from trtspec.report.advisor.advice import AdvisorFact
-    from trtspec.report.advisor.recipe import recipe_facts
-
-    found, notes = recipe_facts(load_recipe(recipe, overrides), told)
-    return {"recipe": AdvisorFact(str(recipe), "told"), **found}, notes
+        planned, notes = recipe_facts(load_recipe(recipe, set_ or []), answers)
+        answers = {"recipe": AdvisorFact(str(recipe), "told"), **planned, **answers}
+    found = advise_on(answers, notes)
+    print_result(found.as_dict(), lambda: show(found), as_json=json)
 
 
 COLOURS = {"yes": "green", "measure": "yellow", "no": "red"}
@@ -140,10 +123,10 @@ VERDICTS = {"yes": "yes", "measure": "measure it", "no": "no"}
 
 def show(found: Advice) -> None:
     """Show the verdict with its rule, the methods to try, the other rules that apply, and missing facts."""
-    rows = [
-        (name.replace("_", " "), _format_value(each), SOURCES.get(each.source, each.source))
-        for name, each in sorted(found.answers.items())
-    ]
+    rows = []
+    for name, each in sorted(found.answers.items()):
+        value = f"{each.value:.3g}" if isinstance(each.value, float) else str(each.value)
+        rows.append((name.replace("_", " "), value, SOURCES.get(each.source, each.source)))
     if rows:
         show_table("", ("fact", "value", "source"), rows)
     for note in found.notes:
@@ -164,11 +147,6 @@ def show(found: Advice) -> None:
 
 def _because(found: Advice, rule: AdviceRule) -> str:
     return f"{rule.reason(found.answers)}; source: {rule.source}"
-
-
-def _format_value(answer: AdvisorFact) -> str:
-    value: Any = answer.value
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 panel = "Decide"

@@ -49,7 +49,6 @@ class HelpCommand(TyperCommand):
         return [re.sub(r"\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the description, then the example."""
         description, _, example = (self.help or "").rpartition(EXAMPLE)
         indent = "  "
         formatter.write_paragraph()
@@ -89,7 +88,7 @@ class HelpGroup(TyperGroup):
                     formatter.write_dl([(name.ljust(widest), text) for name, text in those])
 
 
-GROUPS = ("deployments",)  # the modules with several commands
+GROUPS = ("deployments", "profile", "pruning")  # the modules with several commands
 VERBOSE = {"-v", "--verbose"}
 INTERRUPTED = 130
 INTERNAL_ERROR = 70
@@ -134,7 +133,6 @@ def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
 
 
 def all_commands() -> list[Any]:
-    """Return the functions of all commands."""
     groups = (importlib.import_module(f"trtspec.cli.{name}").commands for name in GROUPS)
     return [*discover("trtspec.cli", "command").values(), *chain.from_iterable(groups)]
 
@@ -170,7 +168,6 @@ def _find_command(word: str) -> Any:
 
 
 def command_name(command: Any) -> str:
-    """Return the name of a command on the command line."""
     return str(command.__name__).replace("_", "-")
 
 

@@ -12,7 +12,7 @@ import typer
 from trtspec.cli import completing
 from trtspec.cli.options import AllowCode, Json, Prompts, is_artifact
 from trtspec.cli.progress import counter
-from trtspec.cli.render import note, print_json, print_line, show_table, write_output
+from trtspec.cli.render import note, print_line, print_result, show_table, write_output
 from trtspec.core.errors import DeployError
 
 
@@ -48,10 +48,7 @@ def baseline(
     if out is not None:
         write_output(out, json_format.dumps(document, indent=1) + "\n", "the result")
         note(f"{out}: written")
-    if json:
-        print_json(document)
-    else:
-        show(document)
+    print_result(document, lambda: show(document), as_json=json)
 
 
 def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progress: Any) -> tuple[Path, dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli.layout import pluralize
-from trtspec.cli.options import Json
+from trtspec.cli.options import Json, parse_bytes, parse_seconds
 from trtspec.cli.progress import counter
-from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table
 from trtspec.core.errors import DigestMismatch, TrtspecError
 
 if TYPE_CHECKING:
@@ -43,16 +43,18 @@ def cache(
     Example: trtspec cache --prune --older-than 30d --dry-run
     """
     from trtspec.planning.pipeline import open_store
+    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
 
     limits, store = _limits(clear, prune, older_than, max_size, dry_run), open_store()
     with counter():  # shows activity: this may read every file of the store
-        removed = _remove(store, limits, clear, dry_run) if limits else None
+        removed = None
+        if limits:
+            chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc))
+            removed = remove(store, chosen, dry_run=dry_run)
+            removed = clear_rest(store, removed, dry_run=dry_run) if clear else removed
         problems = store.verify() if verify else []
     document = describe(store, removed, problems, dry_run)
-    if json:
-        print_json(document)
-    else:
-        show(document, removed is not None, verify)
+    print_result(document, lambda: show(document, removed is not None, verify), as_json=json)
     if problems:
         raise typer.Exit(DigestMismatch.exit_code)
 
@@ -61,7 +63,6 @@ def _limits(
     clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool
 ) -> PruneLimits | None:
     """Return the limits of the entries to keep, or None if no entry is to be removed."""
-    from trtspec.cli.options import parse_bytes, parse_seconds
     from trtspec.store.prune import PruneLimits
 
     age = parse_seconds(older_than, "--older-than") if older_than is not None else None
@@ -76,14 +77,6 @@ def _limits(
     if clear:
         return PruneLimits(max_bytes=0)
     return PruneLimits(age, size) if prune else None
-
-
-def _remove(store: Store, limits: PruneLimits, clear: bool, dry_run: bool) -> PruneResult:
-    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
-
-    chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc))
-    removed = remove(store, chosen, dry_run=dry_run)
-    return clear_rest(store, removed, dry_run=dry_run) if clear else removed
 
 
 def describe(store: Store, removed: PruneResult | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
@@ -138,7 +131,12 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
     if was_removing:
         _show_removed(document)
     if was_verifying:
-        _show_problems(document["problems"])
+        for problem in document["problems"]:
+            print_line(problem, "red")
+        if document["problems"]:
+            print_line("the next build recreates them")
+        else:
+            print_line("all files match their recorded digests", "green")
 
 
 def _show_removed(document: dict[str, Any]) -> None:
@@ -152,15 +150,6 @@ def _show_removed(document: dict[str, Any]) -> None:
     )
     if held := sum(entry["held"] for entry in document["entries"]):
         print_line(f"{held} are in use by a running build")
-
-
-def _show_problems(problems: list[str]) -> None:
-    for problem in problems:
-        print_line(problem, "red")
-    if problems:
-        print_line("the next build recreates them")
-    else:
-        print_line("all files match their recorded digests", "green")
 
 
 panel = "Machine"

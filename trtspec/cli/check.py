@@ -11,7 +11,7 @@ import typer
 
 import trtspec
 from trtspec.cli.options import Cell, Json, Recipes, Set
-from trtspec.cli.render import FORMAT_VERSION, count_problems, print_json, print_line, show_diagnostics
+from trtspec.cli.render import FORMAT_VERSION, count_problems, print_line, print_result, show_diagnostics
 from trtspec.core.diagnostics import Diagnostic, RecipeError
 
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
     """
     by_file = [_check(file, set_ or (), cell or ()) for file in dict.fromkeys(recipes)]
     every = [each for checked in by_file for each in checked]
-    if json:
-        print_json({**_describe(every), "recipes": [_describe([each], **each.where()) for each in every]})
-    else:
+    document = {**_describe(every), "recipes": [_describe([each], **each.where()) for each in every]}
+
+    def show() -> None:
         for checked in by_file:
             _show(checked)
-    raise typer.Exit(1 if _count_errors(_diagnostics(every)) else 0)
+
+    print_result(document, show, as_json=json)
+    raise typer.Exit(0 if document["ok"] else 1)
 
 
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
@@ -60,29 +62,24 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
 
 
 def _show(checked: Sequence[Checked]) -> None:
-    """Show the diagnostics of one file."""
     found = _diagnostics(checked)
     show_diagnostics(found, are_result=True)
-    errors = _count_errors(found)
     names = ", ".join(each.name or "" for each in checked)
     for ends in dict.fromkeys(str(each.end_ids) for each in checked if each.end_ids):
         print_line(f"end ids: {ends}")
-    print_line(f"{count_problems(found)} in {checked[0].file}" if errors else f"{names}: valid")
+    is_valid = all(each.severity != "error" for each in found)
+    print_line(f"{names}: valid" if is_valid else f"{count_problems(found)} in {checked[0].file}")
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:
-    """Return the distinct diagnostics of all cells."""
     return list(dict.fromkeys(diagnostic for each in checked for diagnostic in each.diagnostics))
-
-
-def _count_errors(diagnostics: Iterable[Diagnostic]) -> int:
-    return sum(diagnostic.severity == "error" for diagnostic in diagnostics)
 
 
 def _describe(checked: Sequence[Checked], **keys: Any) -> dict[str, Any]:
     found = _diagnostics(checked)
     problems = [diagnostic.as_dict() for diagnostic in found]
-    return {"format_version": FORMAT_VERSION, **keys, "ok": not _count_errors(found), "problems": problems}
+    is_valid = all(each.severity != "error" for each in found)
+    return {"format_version": FORMAT_VERSION, **keys, "ok": is_valid, "problems": problems}
 
 
 panel = "Build"

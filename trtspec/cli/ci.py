@@ -4,29 +4,22 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
-from trtspec.cli.render import note, print_json
+from trtspec.cli.render import note, print_result
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import replace_file
 
 
-class CiSystem(str, Enum):
-    """A CI system."""
-
-    github = "github"
-    gitlab = "gitlab"
-
-
 def ci(
     system: Annotated[
-        CiSystem, typer.Argument(metavar="SYSTEM", help="CI system: github or gitlab.", show_default=False)
+        Literal["github", "gitlab"],
+        typer.Argument(metavar="SYSTEM", help="CI system: github or gitlab.", show_default=False),
     ],
     recipes: Annotated[
         list[Path], typer.Argument(metavar="RECIPE", help="Recipe files of this project.", show_default=False)
@@ -51,26 +44,23 @@ def ci(
 
     Example: trtspec ci github recipes/quickstart.yaml -o .github/workflows/trtspec.yml
     """
-    from trtspec.planning.ci.base import PipelineOptions, make_pipeline, render_pipeline
+    from trtspec.planning.ci import make_pipeline, render_pipeline
 
-    options = PipelineOptions(
-        python=python, install=install, cpu_runner=cpu_runner, gpu_runner=gpu_runner, branch=branch
-    )
-    pipeline = make_pipeline(recipes, options, Path.cwd())
-    text = render_pipeline(system.value, pipeline)
+    runners = {"cpu_runner": cpu_runner, "gpu_runner": gpu_runner}
+    pipeline = make_pipeline(recipes, Path.cwd(), python=python, install=install, branch=branch, **runners)
+    text = render_pipeline(system, pipeline)
     if out is not None:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             replace_file(out, text.encode())
         except OSError as error:
             raise TrtspecError(f"cannot write the pipeline: {error.strerror}", where=str(out)) from None
-    if json:
-        jobs = [{"name": job.name, "recipe": job.recipe, "needs_gpu": job.needs_gpu} for job in pipeline.jobs]
-        print_json({"format_version": 1, "system": system.value, "jobs": jobs, "pipeline": text})
-    elif out is None:
-        sys.stdout.write(text)
-    else:
-        note(f"{out}: {pluralize(len(pipeline.jobs), 'build')}")
+    jobs = [{"name": job.name, "recipe": job.recipe, "needs_gpu": job.needs_gpu} for job in pipeline.jobs]
+    print_result(
+        {"format_version": 1, "system": system, "jobs": jobs, "pipeline": text},
+        lambda: note(f"{out}: {pluralize(len(jobs), 'build')}") if out else sys.stdout.write(text),
+        as_json=json,
+    )
 
 
 panel = "Build"

@@ -14,11 +14,11 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table
 from trtspec.core.paths import is_below, recipes_dir
 
 if TYPE_CHECKING:
-    from trtspec.planning.compare.difference import InputComparison, ValueDifference
+    from trtspec.planning.compare import InputComparison, ValueDifference
 
 EXIT_DIFFERENT = 2
 WIDEST = 60
@@ -42,17 +42,14 @@ def compare(
 
     Example: trtspec compare recipes/quickstart.yaml recipes/quickstart-ngram.yaml
     """
-    from trtspec.planning.compare.difference import compare as compare_sides
-    from trtspec.planning.compare.inputs import read_side
+    from trtspec.planning.compare import compare as compare_sides
+    from trtspec.planning.compare import read_side
 
     places: dict[Path, dict[str, str]] = {}
     comparison = compare_sides(*(read_side(path, partial(_plan_document, places)) for path in (a, b)))
     if places.keys() == {a, b}:
         comparison = comparison.naming(places[a], places[b])
-    if json:
-        print_json(comparison.as_dict(everything=all_))
-    else:
-        show(comparison, everything=all_)
+    print_result(comparison.as_dict(everything=all_), lambda: show(comparison, everything=all_), as_json=json)
     raise typer.Exit(EXIT_DIFFERENT if exit_code and comparison.differences else 0)
 
 
@@ -96,7 +93,6 @@ def show(comparison: InputComparison, *, everything: bool) -> None:
 
 
 def _cell(place: ValueDifference, value: Any) -> str:
-    """Return a value formatted for the table."""
     from trtspec.store.plan import format_bytes
 
     if value is None:
@@ -122,7 +118,6 @@ def _plain(text: str) -> str:
 
 
 def _change(place: ValueDifference, reasons: dict[str, str]) -> str:
-    """Return a short description of the change; for a step, the reason."""
     if place.what != "differs":
         return "" if place.what == "same" else place.what
     if place.section == "steps":

@@ -36,7 +36,9 @@ def recipes(incomplete: str) -> Offers:
     """Return the recipes shipped with trtspec and the YAML files in the directory of the path."""
     from trtspec.core.paths import recipes_dir
 
-    shipped = [(_from_here(path), "shipped with trtspec") for path in sorted(recipes_dir().glob("*.yaml"))]
+    here, paths = Path.cwd(), sorted(recipes_dir().glob("*.yaml"))
+    shown = [path.relative_to(here) if path.is_relative_to(here) else path for path in paths]
+    shipped = [(str(path), "shipped with trtspec") for path in shown]
     folder = Path(incomplete or ".") if incomplete.endswith("/") else Path(incomplete).parent
     files = [(str(path), "") for path in sorted(folder.glob("*.y*ml"))]
     return list({**dict(files), **dict(shipped)}.items())
@@ -44,7 +46,6 @@ def recipes(incomplete: str) -> Offers:
 
 @_quietly
 def deployments(incomplete: str) -> Offers:
-    """Return the names of deployments."""
     from trtspec.deployment.journal import deployment_names
 
     return [(name, "") for name in deployment_names()]
@@ -52,13 +53,11 @@ def deployments(incomplete: str) -> Offers:
 
 @_quietly
 def metrics(incomplete: str) -> Offers:
-    """Return the documents that `metrics` prints and the names of deployments."""
     return [(what, "") for what in ("dashboard", "rules", "scrape")] + deployments(incomplete)
 
 
 @_quietly
 def dialects(incomplete: str) -> Offers:
-    """Return the names of the draft formats."""
     from trtspec.methods.draft_formats.base import dialects as known
 
     return [(name, dialect.title) for name, dialect in known().items()]
@@ -66,7 +65,6 @@ def dialects(incomplete: str) -> Offers:
 
 @_quietly
 def trainers(incomplete: str) -> Offers:
-    """Return the names of the supported external trainers."""
     from trtspec.core.registry import extension_names
 
     return [(name, "") for name in extension_names("trtspec.training.external.trainers")]
@@ -113,7 +111,3 @@ def _joined(words: list[str]) -> Iterator[str]:
         text = word
     if text:
         yield text
-
-
-def _from_here(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

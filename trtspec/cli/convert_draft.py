@@ -11,26 +11,16 @@ import typer
 from trtspec.cli import completing
 from trtspec.cli.options import Json
 from trtspec.cli.progress import counter
-from trtspec.cli.render import note, print_json, print_line
+from trtspec.cli.render import print_line, print_result, warn
 
 
 def convert_draft(
     source: Annotated[
         Path,
-        typer.Argument(
-            metavar="SOURCE",
-            help="Directory of an EAGLE-3, P-EAGLE, DFlash, DSpark or Medusa draft.",
-        ),
+        typer.Argument(metavar="SOURCE", help="Directory of an EAGLE-3, P-EAGLE, DFlash, DSpark or Medusa draft."),
     ],
     to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="DIALECT",
-            help="Draft format to write.",
-            autocompletion=completing.dialects,
-            show_default=False,
-        ),
+        str, typer.Option(metavar="DIALECT", help="Draft format to write.", autocompletion=completing.dialects)
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New output directory.")],
     target: Annotated[str, typer.Option(metavar="DIR", help="Target directory, if the draft format needs it.")] = "",
@@ -50,15 +40,15 @@ def convert_draft(
 
     with counter() as on_progress:
         converted = convert(source, to, out, target, frozenset(drop or ()), on_progress)
-    if json:
-        print_json({"format_version": 1, **converted.as_dict()})
-        return
-    for warning in converted.draft.warnings:
-        note(f"warning: {warning.message}; {warning.hint}", "yellow")
     draft = converted.draft
-    print_line(
-        f"{out}: {draft.kind} from {draft.dialect} to {to}, {converted.tensors} tensors, {converted.nbytes:,} bytes"
-    )
+
+    def show() -> None:
+        for warning in draft.warnings:
+            warn(f"{warning.message}; {warning.hint}")
+        sizes = f"{converted.tensors} tensors, {converted.nbytes:,} bytes"
+        print_line(f"{out}: {draft.kind} from {draft.dialect} to {to}, {sizes}")
+
+    print_result({"format_version": 1, **converted.as_dict()}, show, as_json=json)
 
 
 panel = "Drafts"

@@ -11,7 +11,7 @@ import typer
 
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table
 from trtspec.core.errors import TrtspecError
 
 
@@ -39,19 +39,18 @@ def datasets(
         raise TrtspecError("datasets requires either FILE or --list")
     if file is None:
         sets = list_shipped()
-        print_json({"format_version": 1, "sets": sets}) if json else _show_sets(sets)
+        print_result({"format_version": 1, "sets": sets}, lambda: _show_sets(sets), as_json=json)
     else:
         found = summarize(read_prompts(file), tokenizer)
-        print_json({"format_version": 1, **found}) if json else _show(found)
+        print_result({"format_version": 1, **found}, lambda: _show(found), as_json=json)
 
 
 def _show_sets(sets: list[dict[str, Any]]) -> None:
-    rows = [(each["name"], str(each["prompts"]), _spread(each["characters"]), ", ".join(_kinds(each))) for each in sets]
+    rows = []
+    for each in sets:
+        kinds = ", ".join(kind["kind"] or "none" for kind in each["kinds"])
+        rows.append((each["name"], str(each["prompts"]), _spread(each["characters"]), kinds))
     show_table("", ("name", "prompts", "characters", "kinds"), rows, (1, 2))
-
-
-def _kinds(summary: Mapping[str, Any]) -> list[str]:
-    return [each["kind"] or "none" for each in summary["kinds"]]
 
 
 def _show(summary: Mapping[str, Any]) -> None:

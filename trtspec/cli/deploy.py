@@ -15,7 +15,7 @@ import typer
 import trtspec
 from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, ManifestDigest, SkipGate, Undecided
 from trtspec.cli.progress import counter
-from trtspec.cli.render import note, print_json, print_line
+from trtspec.cli.render import note, print_line, print_result, warn
 from trtspec.cli.verify import skipped_check_lines
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import cache_dir
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 ROOT = "running as root, as will the server and its models; use a dedicated user (--systemd)"
 ROOT_NOTE = "warned-of-root"  # marker in the cache: warn once per machine
 KEYS = "TRTSPEC_OPENAI_KEYS"
-HttpPort = Annotated[
-    int | None, typer.Option(help="HTTP port (default: the last one used, else the first free from 8000).")
-]
-GrpcPort = Annotated[int | None, typer.Option(help="gRPC port (default: as --http-port, from 8001).")]
-MetricsPort = Annotated[int | None, typer.Option(help="Metrics port of Triton (default: as --http-port, from 8002).")]
-OpenAIPort = Annotated[int | None, typer.Option(help="OpenAI API port (default: as --http-port, from 9000).")]
 
 
 def deploy(
@@ -49,10 +43,16 @@ def deploy(
         typer.Option(metavar="ADDRESS", help="Bind address of the OpenAI API (default: --host)."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Run the server in the background.")] = False,
-    http_port: HttpPort = None,
-    grpc_port: GrpcPort = None,
-    metrics_port: MetricsPort = None,
-    openai_port: OpenAIPort = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="HTTP port (default: the last one used, else the first free from 8000).")
+    ] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port (default: as --http-port, from 8001).")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Metrics port of Triton (default: as --http-port, from 8002).")
+    ] = None,
+    openai_port: Annotated[
+        int | None, typer.Option(help="OpenAI API port (default: as --http-port, from 9000).")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until the server is ready.", min=1)] = 300.0,
     wait_warm: Annotated[
         bool, typer.Option("--wait-for-warmup", help="Wait until Triton and the OpenAI API have generated a text.")
@@ -128,10 +128,15 @@ def deploy(
             trusted_report=trusted,
             settings=settings,
         )
-        show_rendered(target, render, write(artifact, target, render, options), json)
+        files = write(artifact, target, render, options)
+        print_result(
+            {"format_version": 1, "target": target, "rendered": str(render), "files": files},
+            lambda: print_line("\n".join(str(render / path) for path in files)),
+            as_json=json,
+        )
         return
     for line in exposure_warnings(host, openai_host or ""):
-        note(f"warning: {line}", "yellow")
+        warn(line)
     if systemd:
         given = {
             "openai-host": openai_host,
@@ -150,7 +155,7 @@ def deploy(
         print_unit(artifact, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
         return
     if target == "local" and os.geteuid() == 0 and is_first_time(ROOT_NOTE):
-        note(f"warning: {ROOT}", "yellow")
+        warn(ROOT)
     skipped: list[SkippedCheck] = []
 
     def on_skipped(checks: Sequence[SkippedCheck]) -> None:
@@ -182,10 +187,7 @@ def deploy(
             on_skipped=on_skipped,
         )
     document = deployment.as_dict() | {"left_out": [asdict(each) for each in skipped]}
-    if json:
-        print_json(document)
-    else:
-        show(document)
+    print_result(document, lambda: show(document), as_json=json)
     if not detach and "rollout" not in document:
         note("press Ctrl-C to stop")
         deployment.wait()  # unbounded: a foreground server runs until interrupted
@@ -224,14 +226,12 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
     warnings = unit_warnings(artifact, os.environ)
     for line in warnings:
-        note(f"warning: {line}", "yellow")
+        warn(line)
     lists = {name: value if isinstance(value, list) else [value] for name, value in given.items() if value is not None}
     options = [word for name, values in lists.items() for value in values for word in (f"--{name}", str(value))]
     unit = render_unit(artifact, host, [*options, *flags], given["drain"], given["openai-host"] or "")
-    if json:
-        print_json({"format_version": 1, "unit": unit, "warnings": warnings})
-    else:
-        sys.stdout.write(unit)
+    document = {"format_version": 1, "unit": unit, "warnings": warnings}
+    print_result(document, lambda: sys.stdout.write(unit), as_json=json)
 
 
 def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
@@ -264,21 +264,10 @@ def parse_canary_shares(canary: str | None) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def show_rendered(target: str, out: Path, files: Sequence[str], as_json: bool) -> None:
-    """Show the written files."""
-    if as_json:
-        print_json({"format_version": 1, "target": target, "rendered": str(out), "files": list(files)})
-        return
-    for path in files:
-        print_line(str(out / path))
-
-
-def show(document: dict[str, object]) -> None:
+def show(document: dict[str, Any]) -> None:
     """Show the endpoints and the command that stops the server."""
-    endpoints = document["endpoints"]
-    if isinstance(endpoints, dict):
-        for name, url in endpoints.items():
-            print_line(f"  {name:<7} {url}")
+    for name, url in document["endpoints"].items():
+        print_line(f"  {name:<7} {url}")
     print_line(f"{document['name']} is {document['state']}; stop it with: trtspec stop {document['name']}", "green")
 
 

@@ -12,7 +12,7 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import AnyName, Json, Name
-from trtspec.cli.render import note, print_json, print_line, print_untrusted, show_table
+from trtspec.cli.render import note, print_json, print_line, print_result, print_untrusted, show_table, warn
 from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import DeployError, TrtspecError
 
@@ -32,9 +32,10 @@ def ps(json: Json = False) -> None:
     from trtspec.deployment.base import deployments
 
     found = deployments()
-    if json:
-        print_json({"format_version": 1, "deployments": found})
-        return
+    print_result({"format_version": 1, "deployments": found}, lambda: _show_list(found), as_json=json)
+
+
+def _show_list(found: list[dict[str, Any]]) -> None:
     columns = ("name", "state", "backend", "method", "pid", "since", "endpoints")
     if found:
         show_table("", columns, [_deployment_row(each) for each in found], (4,))
@@ -42,11 +43,10 @@ def ps(json: Json = False) -> None:
         print_line("no deployments")
     for each in found:
         if error := each.get("error"):
-            note(f"warning: {each['name']}: {error}", "yellow")
+            warn(f"{each['name']}: {error}")
 
 
 def _deployment_row(deployment: dict[str, Any]) -> list[str]:
-    """Return the row of a deployment, with endpoints if it is live or starting."""
     runs = deployment["state"] in RUNNING
     since = f"{_local_time(deployment['since']):%Y-%m-%d %H:%M}" if deployment.get("since") else ""
     endpoints = "\n".join(deployment["endpoints"].values()) if runs else ""
@@ -85,10 +85,7 @@ def status(
         _follow_status(name, json)
     document = base.status(name)
     fine = document["state"] in (*RUNNING, "stopped")
-    if json:
-        print_json(document)
-    else:
-        _show_status(document, "green" if fine else "red")
+    print_result(document, lambda: _show_status(document, "green" if fine else "red"), as_json=json)
     raise typer.Exit(0 if fine else 1)
 
 
@@ -99,16 +96,13 @@ def _follow_status(name: str, as_json: bool) -> None:
     last = ""
     while True:  # unbounded: until the user interrupts
         document = base.status(name)
-        if (line := _status_line(document)) != last:
+        line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
+        if rollout := document.get("rollout"):
+            line += f"; {_rollout_text(rollout)}"
+        if line != last:
             last = line
             print_line(json_format.dumps(document) if as_json else f"{datetime.now().astimezone():%H:%M:%S} {line}")
         time.sleep(WATCH_S)
-
-
-def _status_line(document: dict[str, Any]) -> str:
-    """Return the state of a deployment and of its rollout in one line."""
-    line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
-    return f"{line}; {_rollout_text(document['rollout'])}" if document.get("rollout") else line
 
 
 def _rollout_text(rollout: dict[str, Any]) -> str:
@@ -159,10 +153,12 @@ def history(name: Name, json: Json = False) -> None:
     from trtspec.deployment import base
 
     entries = base.history(name)
-    if json:
-        print_json({"format_version": 1, "name": name, "history": entries})
-    else:
-        show_table("", ("time", "revision", "state", "artifact", "event"), [_event_row(each) for each in entries], (1,))
+    columns = ("time", "revision", "state", "artifact", "event")
+    print_result(
+        {"format_version": 1, "name": name, "history": entries},
+        lambda: show_table("", columns, [_event_row(each) for each in entries], (1,)),
+        as_json=json,
+    )
 
 
 def _event_row(entry: dict[str, Any]) -> list[str]:
@@ -217,10 +213,8 @@ def promote(name: Name, json: Json = False) -> None:
     from trtspec.deployment import base
 
     document = base.promote(name)
-    if json:
-        print_json(document)
-    else:
-        print_line(f"{name}: revision {document['revision']} serves", "green")
+    says = f"{name}: revision {document['revision']} serves"
+    print_result(document, lambda: print_line(says, "green"), as_json=json)
 
 
 def rollback(name: Name, json: Json = False) -> None:
@@ -233,11 +227,9 @@ def rollback(name: Name, json: Json = False) -> None:
     from trtspec.deployment import base
 
     document = base.rollback(name, lambda state, what: note(f"  {state:<7} {what}"))
-    if json:
-        print_json(document)
-    else:
-        files = f", with the files of revision {document['files_of']}" if document.get("files_of") else ""
-        print_line(f"{name}: revision {document['revision']} serves{files}", "green")
+    files = f", with the files of revision {document['files_of']}" if document.get("files_of") else ""
+    says = f"{name}: revision {document['revision']} serves{files}"
+    print_result(document, lambda: print_line(says, "green"), as_json=json)
 
 
 def stop(name: Name, json: Json = False) -> None:
@@ -248,21 +240,14 @@ def stop(name: Name, json: Json = False) -> None:
     from trtspec.deployment import base
 
     document = base.stop(name)
-    if json:
-        print_json(document)
-    else:
-        print_line(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")
+    says = f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running"
+    print_result(document, lambda: print_line(says), as_json=json)
 
 
 def rm(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Names of ended deployments.",
-            show_default=False,
-            autocompletion=completing.deployments,
-        ),
+        typer.Argument(metavar="NAME", help="Names of ended deployments.", autocompletion=completing.deployments),
     ] = None,
     all_stopped: Annotated[bool, typer.Option("--all-stopped", help="Remove all ended deployments.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Stop running deployments first.")] = False,
@@ -287,7 +272,7 @@ def rm(
         if not json:
             print_line(f"{name} removed")
         if found["left"]:
-            note(f"warning: it may still run: {found['left']}", "yellow")
+            warn(f"it may still run: {found['left']}")
     if json:
         print_json({"format_version": 1, "removed": removed})
     elif not removed:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table
 
 if TYPE_CHECKING:
     from trtspec.core.installation import DoctorCheck
@@ -26,15 +26,12 @@ def doctor(json: Json = False) -> None:
 
     findings = probe_machine()
     fine = all(finding.ok for finding in findings)
-    if json:
-        print_json({"format_version": 1, "ok": fine, "findings": [asdict(finding) for finding in findings]})
-    else:
-        show(findings)
+    document = {"format_version": 1, "ok": fine, "findings": [asdict(finding) for finding in findings]}
+    print_result(document, lambda: show(findings), as_json=json)
     raise typer.Exit(0 if fine else 1)
 
 
 def show(findings: list[DoctorCheck]) -> None:
-    """Show the findings, and hints for missing requirements."""
     rows = [(each.name, "ok" if each.ok else "MISSING", each.detail) for each in findings]
     show_table("", ("", "", "details"), rows)
     for finding in findings:

@@ -13,7 +13,7 @@ import typer
 import trtspec
 from trtspec.cli.options import AllowCode, Artifact, Json
 from trtspec.cli.progress import counter
-from trtspec.cli.render import note, print_json
+from trtspec.cli.render import note, print_json, print_result
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -52,11 +52,10 @@ def generate(
         print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})
         return
     generated = trtspec.generate(artifact, prompt or "", on_text=None if json else write, **options)
-    if json:
-        print_json({"format_version": 1, **document(generated)})
-    else:
+    values = document(generated)
+
+    def show() -> None:
         sys.stdout.write("\n")
-        values = document(generated)
         rate, length = values["acceptance_rate"], values["mean_accepted_len"]
         drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens per step" if values["drafted"] else ""
         drafts += "" if generated.acceptance == "exact" else f", {generated.acceptance} acceptance: lossy"
@@ -65,6 +64,8 @@ def generate(
             f"{values['tokens_per_s']:.0f} tokens/s{drafts}",
             "dim",
         )
+
+    print_result({"format_version": 1, **values}, show, as_json=json)
 
 
 def document(generated: GeneratedText) -> dict[str, Any]:

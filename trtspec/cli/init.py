@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, print_line, show_diagnostics, show_table
+from trtspec.cli.render import print_line, print_result, show_diagnostics, show_table
 
 if TYPE_CHECKING:
     from trtspec.planning.init.write import InitResult
@@ -44,20 +44,19 @@ def init(
     from trtspec.planning.init.write import make_recipe
 
     made = make_recipe(target, draft, out=out, name=name, gpu=gpu, method=method, backend=backend, force=force)
-    if json:
-        print_json(describe(made))
-    else:
-        show(made)
+    print_result(describe(made), lambda: show(made), as_json=json)
     raise typer.Exit(0 if made.is_fit else 1)
 
 
 def describe(made: InitResult) -> dict[str, Any]:
     """Return the document of `init --json`."""
+    from trtspec.planning.init.recipe_text import build_document
+
     return {
         "format_version": 1,
         "ok": made.is_fit,
         "path": str(made.path),
-        "recipe": made.recipe,
+        "recipe": build_document(made.choices),
         "choices": [asdict(choice) for choice in made.choices],
         "problems": [problem.as_dict() for problem in made.problems],
     }
@@ -71,7 +70,6 @@ def _format_value(value: Any) -> str:
 
 
 def show(made: InitResult) -> None:
-    """Show the choices and the diagnostics of the recipe."""
     rows = [(each.path, _format_value(each.value), each.why) for each in made.choices if each.why]
     show_table("", ("key", "value", "why"), rows)
     show_diagnostics(made.problems, are_result=True)

@@ -3,21 +3,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, show_table
-
-
-class WeightFormat(Enum):
-    """Weight formats, as named in recipes."""
-
-    NONE = "none"
-    FP8 = "fp8"
-    FP8_ROWWISE = "fp8_rowwise"
+from trtspec.cli.render import print_result, show_table
 
 
 def inspect(
@@ -27,8 +18,8 @@ def inspect(
     tensor: Annotated[int, typer.Option("--tp", min=1, max=64, help="Tensor parallel size to assume.")] = 1,
     pipeline: Annotated[int, typer.Option("--pp", min=1, max=64, help="Pipeline parallel size to assume.")] = 1,
     weights: Annotated[
-        WeightFormat, typer.Option(help="Weight format of linear layers to assume.")
-    ] = WeightFormat.NONE,
+        Literal["none", "fp8", "fp8_rowwise"], typer.Option(help="Weight format of linear layers to assume.")
+    ] = "none",
     json: Json = False,
 ) -> None:
     """Describe a checkpoint or an artifact.
@@ -41,15 +32,9 @@ def inspect(
     from trtspec.checkpoints.sharding import ParallelMapping
     from trtspec.planning.inspection import inspect_model
 
-    document = {
-        "format_version": 1,
-        **inspect_model(checkpoint, ParallelMapping(tensor, pipeline), Scheme(weights.value)),
-    }
-    if json:
-        print_json(document)
-    else:
-        rows = [(key.replace("_", " "), _format(value)) for key, value in document.items() if key != "format_version"]
-        show_table("", ("", ""), rows)
+    found = inspect_model(checkpoint, ParallelMapping(tensor, pipeline), Scheme(weights))
+    rows = [(key.replace("_", " "), _format(value)) for key, value in found.items()]
+    print_result({"format_version": 1, **found}, lambda: show_table("", ("", ""), rows), as_json=json)
 
 
 def _format(value: object, between: str = "\n") -> str:

@@ -34,13 +34,11 @@ def display_width(text: str) -> int:
 
 def wrap_text(text: str, width: int) -> list[str]:
     """Wrap a text to a width; continuation lines are indented."""
-    return [piece for line in text.split("\n") for piece in _folded_line(line, width)]
-
-
-def _folded_line(line: str, width: int) -> list[str]:
-    if display_width(line) <= width:
-        return [line]
-    return _wrapped(line, width, " " * (len(line) - len(line.lstrip())) + GAP)
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip())) + GAP
+        lines += [line] if display_width(line) <= width else _wrapped(line, width, indent)
+    return lines
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
@@ -96,7 +94,6 @@ def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width:
 
 
 def _widths(rows: Sequence[Row]) -> list[int]:
-    """Return the width of the widest line of each column."""
     return [
         max(display_width(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
     ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.cli.render import print_line, print_result, show_table, warn
 from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def show_load(document: Document, what: str) -> None:
     print_line("")
     _show_kinds(document["points"])
     for warning in document["warnings"]:
-        note(f"warning: {warning}", "yellow")
+        warn(warning)
     for point in document["points"]:
         if same := point["identical_texts"]:
             print_line(f"{format_load(point['load'])}: {same['same']} of {same['compared']} texts are identical")
@@ -68,14 +68,11 @@ def _row(point: Document, name: str, *, has_slo: bool) -> list[str]:
     arm = point["arms"][name]
     length = arm["mean_accepted_len"]
     cells = [format_load(point["load"]), NAMES[name], f"{arm['output_tokens_per_s']:,.0f}"]
-    cells += [_percentiles(arm[key]) for key in ("ttft_ms", "tpot_ms", "e2e_ms")]
+    spreads = [arm[key] for key in ("ttft_ms", "tpot_ms", "e2e_ms")]
+    cells += ["-" if each is None else f"{_short(each['p50'])} / {_short(each['p99'])}" for each in spreads]
     cells.append("-" if length is None else f"{length:.2f}")
     cells += [f"{arm['goodput_share']:.0%}"] if has_slo else []
     return [*cells, _speedup(point["speedup"]) if name == "served" else "1.00x" if point["speedup"] else "-"]
-
-
-def _percentiles(spread: Document | None) -> str:
-    return "-" if spread is None else f"{_short(spread['p50'])} / {_short(spread['p99'])}"
 
 
 def _short(number: float) -> str:
@@ -153,7 +150,7 @@ def show_comparison(document: Document) -> None:
     columns = ("load", "B over A", f"{document['confidence']:.0%} interval", "as served", "target alone", "")
     show_table(f"A {document['a']}, B {document['b']}", columns, rows, (1, 2, 3, 4))
     for remark in document["remarks"]:
-        note(f"warning: {remark}", "yellow")
+        warn(remark)
     print_line(document["says"])
     show_gate(document["gate"])
 
@@ -175,7 +172,7 @@ def show_gate(gate: Document | None) -> None:
 def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, json: bool) -> int:
     """Compare two saved documents, show the result and return the exit code."""
     document = comparison_document(a, b, least, absolutely=absolutely)
-    print_json(document) if json else show_comparison(document)
+    print_result(document, lambda: show_comparison(document), as_json=json)
     return 0 if document["ok"] else GateNotMet.exit_code
 
 

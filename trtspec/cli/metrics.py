@@ -58,7 +58,6 @@ def metrics(
 
 
 def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
-    """Print the current metrics of a deployment and of its OpenAI gateway."""
     from trtspec.core.prometheus_text import parse_metrics
     from trtspec.deployment.journal import DeploymentJournal, deployment_names
     from trtspec.report.monitoring.prometheus import fetch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtspec.cli.options import Json, Recipe
-from trtspec.cli.render import FORMAT_VERSION, print_json, print_line, show_table, write_output
+from trtspec.cli.render import FORMAT_VERSION, print_line, print_result, show_table, write_output
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import PACKAGE, is_below, recipes_dir
 
@@ -55,14 +55,15 @@ def migrate(
     text = render(found, recipe, out.parent, backend or "TensorRT-LLM")
     write_output(out, text, "the recipe", hint="choose another place with --output")
     changes = [asdict(change) for change in found.changes]
-    if json:
-        files = {"recipe": str(recipe), "output": str(out)}
-        result = {"version": found.version, "complete": found.is_complete, "changes": changes}
-        print_json({"format_version": FORMAT_VERSION, **files, **result})
-    else:
+    files = {"recipe": str(recipe), "output": str(out)}
+    result = {"version": found.version, "complete": found.is_complete, "changes": changes}
+
+    def show() -> None:
         show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
         rest = "" if found.is_complete else "; fill in the open values, then run trtspec check"
         print_line(f"{out}: written{rest}")
+
+    print_result({"format_version": FORMAT_VERSION, **files, **result}, show, as_json=json)
     raise typer.Exit(0 if found.is_complete else 1)
 
 

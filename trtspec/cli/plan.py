@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import json as json_format
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -35,31 +35,26 @@ Document = dict[str, Any]
 def show_predicted(predicted: Document, max_seq_len: int) -> None:
     """Show the predicted speed-up, or the reason why it is unknown."""
     if predicted["why_not"]:
-        is_predicted = _show_by_parameters(predicted)
-        what = "tokens/s and larger batches are not predicted" if is_predicted else "no speed is predicted"
+        what = "no speed is predicted"
+        if by_rate := predicted.get("speedup_by_acceptance_rate"):
+            rates = ", ".join(f"{value}x at {rate}" for rate, value in by_rate.items())
+            print_line(f"expected at batch 1 from model sizes, by acceptance rate: {rates}")
+            what = "tokens/s and larger batches are not predicted"
         print_line(f"{what}: {predicted['why_not']}")
         return
-    show_table(_title(predicted), *_table(predicted), right=range(1, 6))
-    rates = {rate[-1]: f"acceptance rate {rate}" for rate in predicted["by_acceptance_rate"]}
-    show_chart("speed-up by batch size; 1x is the target alone", "batch", _rows(predicted), rates)
-    if predicted["gpu_price"] is not None:
-        show_table("dollars per million tokens, for GPUs without idle time", *_costs(predicted), right=range(1, 6))
-    for sentence in _sentences(predicted, max_seq_len):
-        print_line(sentence)
-
-
-def _show_by_parameters(predicted: Document) -> bool:
-    """Show the prediction from model sizes alone, and return whether there is one."""
-    if by_rate := predicted.get("speedup_by_acceptance_rate"):
-        rates = ", ".join(f"{value}x at {rate}" for rate, value in by_rate.items())
-        print_line(f"expected at batch 1 from model sizes, by acceptance rate: {rates}")
-    return bool(by_rate)
-
-
-def _title(predicted: Document) -> str:
     gpus = f"{predicted['gpus']} {predicted['gpu']}"
     texts = f"sequences of {predicted['context_tokens']} tokens, draft_len {predicted['draft_len']}"
-    return f"predicted speed-up on {gpus} by batch and acceptance rate; {texts}"
+    title = f"predicted speed-up on {gpus} by batch and acceptance rate; {texts}"
+    show_table(title, *_table(predicted), right=range(1, 6))
+    letters = {rate[-1]: f"acceptance rate {rate}" for rate in predicted["by_acceptance_rate"]}
+    show_chart("speed-up by batch size; 1x is the target alone", "batch", _rows(predicted), letters)
+    if predicted["gpu_price"] is not None:
+        costs = {each["batch"]: each["dollars_per_million_tokens"] for each in predicted["batches"]}
+        rows = [[str(batch), *(f"{dollars:.2f}" for dollars in cost.values())] for batch, cost in costs.items()]
+        columns = ["batch", *costs[min(costs)]]
+        show_table("dollars per million tokens, for GPUs without idle time", columns, rows, right=range(1, 6))
+    for sentence in _sentences(predicted, max_seq_len):
+        print_line(sentence)
 
 
 def _table(predicted: Document) -> tuple[list[str], list[list[str]]]:
@@ -88,12 +83,6 @@ def _rows(predicted: Document) -> list[tuple[str, list[tuple[str, float]]]]:
         if batch and batch not in {each["batch"] for each in predicted["batches"]}:
             rows.setdefault(batch, []).append((rate[-1], 1.0))
     return [(str(batch), marks) for batch, marks in sorted(rows.items())]
-
-
-def _costs(predicted: Document) -> tuple[list[str], list[list[str]]]:
-    costs = {each["batch"]: each["dollars_per_million_tokens"] for each in predicted["batches"]}
-    rows = [[str(batch), *(f"{dollars:.2f}" for dollars in cost.values())] for batch, cost in costs.items()]
-    return ["batch", *costs[min(costs)]], rows
 
 
 def _sentences(predicted: Document, max_seq_len: int) -> Iterator[str]:
@@ -153,7 +142,6 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
     from trtspec.planning.pipeline import default_artifact_dir
 
     unread = "" if build.is_read else "; the key is provisional because the source is not hashed yet"
-    statuses = build.status(store)
     steps = [
         {
             "name": status.name,
@@ -166,7 +154,7 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
             "write_bytes": status.step.output_bytes,
             "expected_seconds": store.rates.estimated_seconds(status.step) if status.status == "miss" else None,
         }
-        for status in statuses
+        for status in build.status(store)
     ]
     return {
         "format_version": 1,
@@ -187,16 +175,7 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
     }
 
 
-def _speculative_config(document: dict[str, Any]) -> str:
-    """Return the engine's speculative_config, or "" if it is part of a build command."""
-    for name in ("model_yaml", "model_json"):
-        if config := document.get(name, {}).get("speculative_config"):
-            return f"; speculative_config {json.dumps(config)}"
-    return ""
-
-
 def show(document: dict[str, Any], build: Build) -> None:
-    """Show the plan."""
     from trtspec.store.plan import format_bytes
 
     backend = document["backend"]
@@ -204,7 +183,8 @@ def show(document: dict[str, Any], build: Build) -> None:
     print_line(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")
     drafting = document["speculation"]
     if drafting["draft_tokens"]:
-        config = _speculative_config(document)
+        configs = [document.get(name, {}).get("speculative_config") for name in ("model_yaml", "model_json")]
+        config = "".join(f"; speculative_config {json_format.dumps(each)}" for each in configs if each)
         lossy = "" if drafting["acceptance"] == "exact" else f", {drafting['acceptance']} acceptance: lossy"
         many = f"{drafting['draft_tokens']} draft tokens per step, at most {drafting['draft_len']} in sequence"
         print_line(f"{drafting['method']}: {many}{lossy}{config}")

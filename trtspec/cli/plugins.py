@@ -4,36 +4,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from trtspec.cli.options import Json
 from trtspec.cli.progress import counter
-from trtspec.cli.render import print_json, print_line, show_table
-
-
-class Action(str, Enum):
-    """Action on the kernel plugins."""
-
-    build = "build"
-    test = "test"
-    list = "list"
-
-
-Arch = Annotated[
-    list[str] | None,
-    typer.Option("--arch", metavar="SM", help="GPU architecture to compile for, e.g. sm_90a; repeatable."),
-]
+from trtspec.cli.render import print_line, print_result, show_table
 
 
 def plugins(
     action: Annotated[
-        Action, typer.Argument(metavar="ACTION", help="build, test against the reference implementation, or list.")
+        Literal["build", "test", "list"],
+        typer.Argument(metavar="ACTION", help="build, test against the reference implementation, or list."),
     ],
-    arch: Arch = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="SM", help="GPU architecture to compile for, e.g. sm_90a; repeatable."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compile, test or list the kernel plugins.
@@ -45,10 +34,7 @@ def plugins(
     make, show = _ACTIONS[action]
     with counter():  # shows activity: compiling takes minutes
         document = make(tuple(arch or ()))
-    if json:
-        print_json({"format_version": 1, **document})
-    else:
-        show(document)
+    print_result({"format_version": 1, **document}, lambda: show(document), as_json=json)
     raise typer.Exit(0 if document["ok"] else 110)
 
 
@@ -107,7 +93,7 @@ def _show_list(document: dict[str, Any]) -> None:
         print_line("no plugin is compiled; run trtspec plugins build")
 
 
-_ACTIONS = {Action.build: (_build, _show_built), Action.test: (_test, _show_tested), Action.list: (_list, _show_list)}
+_ACTIONS = {"build": (_build, _show_built), "test": (_test, _show_tested), "list": (_list, _show_list)}
 
 panel = "Machine"
 command = plugins

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec profile`, and the options and output that `tune` shares with it."""
+"""`trtspec profile` and `trtspec tune`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli import completing
-from trtspec.cli import load_options as load
+from trtspec.cli import completing, load
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Baseline, Json, Prompts, Recipe, Set
 from trtspec.cli.progress import build_bars, counter
-from trtspec.cli.render import note, print_json, print_line, show_chart, show_table
+from trtspec.cli.render import note, print_line, print_result, show_chart, show_table
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.bench.profile.candidates import ServerSet
     from trtspec.bench.profile.document import Profile, ServerProfile
     from trtspec.bench.profile.recommend import Recommendation
-
+    from trtspec.bench.profile.tune import Tuning
 
 Samples = Annotated[int, typer.Option("--num-prompts", help="Maximum number of prompts, sampled with --seed.", min=1)]
 MaxTokens = Annotated[int, typer.Option(help="New tokens per prompt.", min=2)]
@@ -33,7 +32,6 @@ Write = Annotated[bool, typer.Option("--write", help="Write the recommendation i
 
 
 def show_decision(found: Recommendation) -> None:
-    """Print the verdict on the recommended speculation."""
     from trtspec.bench.decision import decide
 
     verdict = decide(found.proposal)
@@ -61,7 +59,7 @@ def write_recommendation(recipe: Path, found: Recommendation, was: str = "") -> 
     note(f"{recipe}: {'speculation updated' if written else 'unchanged'}", "green")
 
 
-def show(found: Profile) -> None:
+def show_profile(found: Profile) -> None:
     """Print the measurements by candidate and by prompt category, and the recommendation."""
     from trtspec.bench.profile.recommend import rate_candidate
 
@@ -200,10 +198,7 @@ def profile(
         found = profile_in_process(asked, screen)
     document = found.as_dict()
     save_profile(document, "profile")
-    if json:
-        print_json(document)
-    else:
-        show(found)
+    print_result(document, lambda: show_profile(found), as_json=json)
     if write:
         write_recommendation(recipe, found.recommendation, found.drafts_with)
 
@@ -212,14 +207,13 @@ def _servers(
     server: list[str] | None, baseline: str | None, api: str | None, model: str | None, key_env: str | None
 ) -> ServerSet | None:
     from trtspec.bench.profile.candidates import ServerSet
-    from trtspec.cli.loading import resolve_server
 
     if not server:
         if baseline or api or model or key_env:
             raise TrtspecError("--baseline, --api, --model and --key-env require --server", hint="add --server URL")
         return None
-    (served, deployed), *others = (resolve_server(each, api, model or "", key_env) for each in server)
-    alone = resolve_server(baseline, api, "", key_env)[0] if baseline else None
+    (served, deployed), *others = (load.resolve_server(each, api, model or "", key_env) for each in server)
+    alone = load.resolve_server(baseline, api, "", key_env)[0] if baseline else None
     artifact = Path(deployed["artifact"]) if deployed else None
     return ServerSet(served, alone, artifact, [other for other, _ in others])
 
@@ -228,5 +222,57 @@ def _names(written: str | None) -> list[str] | None:
     return [name.strip() for name in written.split(",") if name.strip()] if written is not None else None
 
 
+def tune(
+    recipe: Recipe,
+    set_: Set = None,
+    prompts: Prompts = None,
+    samples: Samples = 64,
+    max_tokens: MaxTokens = 64,
+    max_draft_len: MaxDraftLen = 10,
+    concurrency: Concurrency = 1,
+    seed: Seed = 0,
+    write: Write = False,
+    json: Json = False,
+) -> None:
+    """Find the fastest draft length, tree and options.
+
+    Uses successive halving: all variants are measured on a few of your prompts, the better half on twice as many, and
+    so on. An interrupted run resumes where it stopped.
+
+    Example: trtspec tune recipes/quickstart.yaml --num-prompts 16
+    """
+    from trtspec.bench.profile.candidates import ProfileRequest, ProgressUI, SearchLimits
+    from trtspec.bench.profile.document import save_profile
+    from trtspec.bench.profile.tune import run as run_tuning
+    from trtspec.recipe.yaml_edit import check_editable
+
+    if write:
+        check_editable(recipe)  # fail before minutes of measuring
+    limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
+    found = run_tuning(ProfileRequest(recipe, set_ or [], prompts, None, None, limits), ProgressUI(build_bars, counter))
+    document = found.as_dict()
+    save_profile(document, f"tune-{found.method}")
+    print_result(document, lambda: show_tuning(found), as_json=json)
+    if write:
+        write_recommendation(recipe, found.recommendation, found.drafts_with)
+
+
+def show_tuning(found: Tuning) -> None:
+    show_decision(found.recommendation)
+    for rung in found.rungs:
+        rows = []
+        for place, (arm, _) in enumerate(rung.scores):
+            best = found.best_in_round(arm, rung)
+            cells = (str(best.draft_len), str(best.expected)) if best else ("-", "skipped")
+            rows.append(
+                (arm.settings, *cells, "continues" if place < rung.kept and rung is not found.rungs[-1] else "")
+            )
+        title = f"{found.name}: {pluralize(rung.texts, 'prompt')}"
+        show_table(title, ("options", "draft_len", "expected speed-up", ""), rows, right=(1, 2))
+    for name, why in found.left_out.items():
+        note(f"{name} was skipped: {why}", "yellow")
+    show_recommendation(found.recommendation, found.drafts_with)
+
+
 panel = "Decide"
-command = profile
+commands = (profile, tune)

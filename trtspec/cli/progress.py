@@ -28,34 +28,42 @@ PERIOD_S = 30.0
 Expected = Callable[["Step"], float | None]
 
 
-class BuildBars:
+class Counter:
+    """Progress callback for counted work, called with (what, done, total); `what` may change, and the total grow."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show `done` of `total`; hide a finished task."""
+        if what not in self._bars:
+            self._bars[what] = self._progress.add_task(what, total=total or None)
+        self._progress.update(self._bars[what], completed=done, total=total or None, visible=done < total)
+
+
+class BuildBars(Counter):
     """Build observer: a bar with the remaining time for each running step, a line for each finished one."""
 
     def __init__(self, progress: Progress, expected: Expected) -> None:
-        self._progress = progress
+        super().__init__(progress)
         self._expected = expected
-        self._bars: dict[str, TaskID] = {}
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """Show the progress of downloading or unpickling a source; the total may grow."""
         if what not in self._bars:
-            self._bars[what] = self._progress.add_task(what, total=total or None)
             note(f"  {what}")
-        self._progress.update(self._bars[what], completed=done, total=total or None, visible=done < total)
+        self(what, done, total)
 
     def reading(self, done: int, total: int) -> None:
         """Show the progress of hashing sources for the first time, which precedes their conversion."""
-        if "" not in self._bars:
-            self._bars[""] = self._progress.add_task("read sources", total=total)
-        self._progress.update(self._bars[""], completed=done, visible=done < total)
+        self("read sources", done, total)
 
     def step_started(self, step: Step, total_bytes: int) -> None:
-        """Add a bar for the step."""
         expected = self._expected(step)
         self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None, expected=expected)
 
     def step_advanced(self, step: Step, n: int) -> None:
-        """Advance the bar by n bytes."""
         self._progress.advance(self._bars[step.key], n)
 
     def step_message(self, step: Step, text: str) -> None:
@@ -68,20 +76,6 @@ class BuildBars:
             self._progress.remove_task(self._bars.pop(step.key))
         spent = f"{seconds:.2f} s" if status == "built" else "reused"
         note(f"  {step.name:<20} {status:<6} {spent}")
-
-
-class Counter:
-    """Progress callback for counted work, called with (what, done, total); `what` may change over time."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show `done` of `total`; hide a finished task."""
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, visible=done < total)
 
 
 @contextmanager
@@ -140,16 +134,11 @@ def _describe(task: Task) -> str:
     spent = task.elapsed or 0.0
     if not task.total:
         return f"{format_duration(spent)} elapsed"
-    seconds = (
-        spent * task.remaining / task.completed if task.completed and task.remaining else _remaining_s(task, spent)
-    )
+    expected: float | None = task.fields.get("expected")  # seconds of a step, by earlier builds
+    seconds = None if expected is None else max(0.0, expected - spent)
+    if task.completed and task.remaining:
+        seconds = spent * task.remaining / task.completed
     return f"{task.percentage:.0f} %, {'unknown time' if seconds is None else format_duration(seconds)} left"
-
-
-def _remaining_s(task: Task, spent: float) -> float | None:
-    """Return the seconds left for a task without progress, from the expected duration if known."""
-    expected = task.fields.get("expected")
-    return None if expected is None else max(0.0, expected - spent)
 
 
 def format_duration(seconds: float) -> str:

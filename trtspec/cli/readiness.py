@@ -11,7 +11,7 @@ import typer
 
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Artifact, Json
-from trtspec.cli.render import print_command, print_json, print_line, show_table
+from trtspec.cli.render import print_command, print_line, print_result, show_table
 from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
@@ -43,15 +43,12 @@ def readiness(
 
     facts = gather(artifact, with_ or (), Prometheus(prometheus) if prometheus else None)
     items = check(facts)
-    if json:
-        print_json(readiness_document(facts, items))
-    else:
-        show(items, missing_items(items), str(artifact))
-    raise typer.Exit(GateNotMet.exit_code if strict and missing_items(items) else 0)
+    missing = missing_items(items)
+    print_result(readiness_document(facts, items), lambda: show(items, missing, str(artifact)), as_json=json)
+    raise typer.Exit(GateNotMet.exit_code if strict and missing else 0)
 
 
 def show(items: Mapping[str, ReadinessItem], missing: Mapping[str, ReadinessItem], artifact: str) -> None:
-    """Show the items, the commands for the missing ones, and their number."""
     show_table("", ("", "state", "evidence"), [(name, item.state, item.evidence) for name, item in items.items()])
     for name, item in missing.items():
         print_command(name, item.command)

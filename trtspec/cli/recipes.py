@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, show_table
+from trtspec.cli.render import print_result, show_table
 from trtspec.core.paths import recipes_dir
 
 
@@ -27,11 +27,12 @@ def recipes(json: Json = False) -> None:
         for path in sorted(recipes_dir().glob("*.yaml"))
         for loaded in load_matrix(path)
     ]
-    if json:
-        print_json({"format_version": 1, "recipes": found})
-    else:
-        rows = [(each["name"], each["method"], Path(each["path"]).name) for each in found]
-        show_table(str(recipes_dir()), ("name", "method", "file"), rows)
+    rows = [(each["name"], each["method"], Path(each["path"]).name) for each in found]
+    print_result(
+        {"format_version": 1, "recipes": found},
+        lambda: show_table(str(recipes_dir()), ("name", "method", "file"), rows),
+        as_json=json,
+    )
 
 
 panel = "Build"

@@ -41,7 +41,9 @@ def current_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     if not rest:
         return before, []
     former, *given = rest
-    command = _current_command(former, given)
+    command = _COMMANDS.get(former, former)
+    if former == "prune" and any(each.partition("=")[0] == "--vocab" for each in given):
+        command = "prune-vocab"  # `prune` had two jobs
     notes = [_note(former, command)] if command != former else []
     options = _OPTIONS.get(command, {})
     found = [*before, command]
@@ -54,13 +56,6 @@ def current_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             notes.append(_note(f"{command} {name}", options[name], name))
         found.append(options.get(name, name) + equals + value)
     return found, list(dict.fromkeys(notes))
-
-
-def _current_command(name: str, given: Sequence[str]) -> str:
-    """Return a command's current name; `prune` had two jobs, of which --vocab chose one."""
-    if name == "prune" and any(each.partition("=")[0] == "--vocab" for each in given):
-        return "prune-vocab"
-    return _COMMANDS.get(name, name)
 
 
 def _note(former: str, current: str, removed: str = "") -> str:

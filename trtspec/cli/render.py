@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from io import TextIOWrapper
 from itertools import chain
@@ -46,6 +46,14 @@ def print_json(document: Mapping[str, Any]) -> None:
     """Print the JSON document of a command on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()  # detect a closed pipe now
+
+
+def print_result(document: Mapping[str, Any], show: Callable[[], object], *, as_json: bool) -> None:
+    """Print the result of a command: its document with `--json`, else what `show` prints."""
+    if as_json:
+        print_json(document)
+    else:
+        show()
 
 
 def write_output(path: Path, text: str, what: str, hint: str | None = None) -> None:
@@ -88,6 +96,10 @@ def print_untrusted(pieces: Iterable[bytes]) -> None:
 def note(text: str, style: str = "") -> None:
     """Print a note, which is not part of the result, on stderr."""
     _print(console(stderr=True), text, style)
+
+
+def warn(text: object) -> None:
+    note(f"warning: {text}", "yellow")
 
 
 def _print(out: Console, text: str, style: str = "") -> None:

@@ -5,24 +5,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from trtspec.cli.options import Artifact, Json
-from trtspec.cli.render import note, print_json, write_output
+from trtspec.cli.render import note, print_result, write_output
 from trtspec.core.errors import TrtspecError
-
-
-class ReportFormat(str, Enum):
-    """Output format of a report."""
-
-    html = "html"
-    markdown = "markdown"
-    junit = "junit"
-    github = "github"
 
 
 def report(
@@ -33,8 +23,9 @@ def report(
         typer.Option("--results", metavar="FILE", help="Saved --json output of another command; repeatable."),
     ] = None,
     form: Annotated[
-        ReportFormat, typer.Option("--format", help="Output format; markdown, junit and github are for CI jobs.")
-    ] = ReportFormat.html,
+        Literal["html", "markdown", "junit", "github"],
+        typer.Option("--format", help="Output format; markdown, junit and github are for CI jobs."),
+    ] = "html",
     json: Json = False,
 ) -> None:
     """Write a report on an artifact.
@@ -53,10 +44,10 @@ def report(
     if json and out is None:
         raise TrtspecError("--json requires --out", hint="add -o FILE")
     renderers = {
-        ReportFormat.html: render_page,
-        ReportFormat.markdown: render_markdown,
-        ReportFormat.junit: render_junit,
-        ReportFormat.github: render_annotations,
+        "html": render_page,
+        "markdown": render_markdown,
+        "junit": render_junit,
+        "github": render_annotations,
     }
     facts = gather(artifact, with_ or ())
     text = renderers[form](facts)
@@ -64,23 +55,23 @@ def report(
         sys.stdout.write(text)
         return
     write_output(out, text, "the report")
-    if json:
-        titles = [section.title for section in sections(facts)]
-        print_json(
-            {
-                "format_version": 1,
-                **report_decision(facts).as_dict(),
-                "report": str(out),
-                "verification": verification_summary(facts),
-                "sections": titles,
-                "documents": [asdict(each) for each in facts.sources],
-            }
-        )
-    else:
-        note(report_decision(facts).text, report_decision(facts).style)
+    verdict, verification = report_decision(facts), verification_summary(facts)
+    document = {
+        "format_version": 1,
+        **verdict.as_dict(),
+        "report": str(out),
+        "verification": verification,
+        "sections": [section.title for section in sections(facts)],
+        "documents": [asdict(each) for each in facts.sources],
+    }
+
+    def show() -> None:
+        note(verdict.text, verdict.style)
         if kept := [each.name for each in facts.sources if each.is_kept]:
             note(f"includes results saved on this machine: {', '.join(kept)}")
-        note(f"{out}: {len(text.encode()):,} bytes, {verification_summary(facts)}")
+        note(f"{out}: {len(text.encode()):,} bytes, {verification}")
+
+    print_result(document, show, as_json=json)
 
 
 panel = "Decide"

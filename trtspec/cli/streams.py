@@ -35,12 +35,10 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write to the stream; OutputError if it fails."""
         with self._guarded():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush the stream; OutputError if it fails."""
         with self._guarded():
             self._stream.flush()
 
@@ -52,7 +50,9 @@ class _Stream:
             yield
         except OSError as error:
             self._failure = OutputError(error)
-            _silence(self._stream)
+            null = os.open(os.devnull, os.O_WRONLY)  # flushing the buffer would fail again at interpreter exit
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
             raise self._failure from None
 
 
@@ -78,10 +78,3 @@ def _open_closed() -> None:
     # print(file=None) writes to stdout, and discards everything if stdout is None too
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-
-
-def _silence(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, since flushing its buffer would fail again at interpreter exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)

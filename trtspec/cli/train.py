@@ -11,7 +11,7 @@ import typer
 from trtspec.cli import completing
 from trtspec.cli.options import Json, Recipe, Set
 from trtspec.cli.progress import build_bars
-from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.cli.render import note, print_line, print_result, show_table, warn
 from trtspec.core.errors import GateNotMet, TrtspecError
 from trtspec.training.texts import Loss, Sizes, TrainSettings
 
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     from trtspec.training.evaluation import TrainResult
     from trtspec.training.external.job import JobRecord
 
-FILE = "FILE"
-
 
 def train(
     recipe: Recipe,
     prompts: Annotated[
-        Path, typer.Option(metavar=FILE, help="Training prompts: a file, or a set listed by `trtspec datasets --list`.")
+        Path,
+        typer.Option(metavar="FILE", help="Training prompts: a file, or a set listed by `trtspec datasets --list`."),
     ],
     set_: Set = None,
     keep: Annotated[
         Path | None,
         typer.Option(
-            "--regression-prompts", metavar=FILE, help="Regression prompts, on which acceptance must not drop."
+            "--regression-prompts", metavar="FILE", help="Regression prompts, on which acceptance must not drop."
         ),
     ] = None,
     held_out: Annotated[
-        Path | None, typer.Option(metavar=FILE, help="Evaluation prompts (default: a fifth of --prompts).")
+        Path | None, typer.Option(metavar="FILE", help="Evaluation prompts (default: a fifth of --prompts).")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output directory of a better draft (default: drafts/NAME).")
@@ -100,29 +99,23 @@ def train(
     sizes = Sizes(layers, hidden_size, draft_vocab)
     asked = TrainRequest(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings, sizes)
     if trainer:
-        show_job(*write_job(asked, trainer, build_bars), json)
+        job, record = write_job(asked, trainer, build_bars)
+        print_result({**record.model_dump(mode="json"), "out": str(job)}, lambda: show_job(job, record), as_json=json)
         return
     found = import_result(asked, result, build_bars) if result else run(asked, build_bars)
     document = found.as_dict()
     if found.target:
         save_target_document(found.target["sha256"], f"train-{found.method}", document)
-    if json:
-        print_json(document)
-    else:
-        show(found)
+    print_result(document, lambda: show(found), as_json=json)
     if write and found.published:
         written = write_section(recipe, "speculation", section_with(asked, found.out))
         note(f"{recipe}: {'speculation updated' if written else 'unchanged'}", "green")
     raise typer.Exit(0 if found.published else GateNotMet.exit_code)
 
 
-def show_job(out: Path, record: JobRecord, json: bool) -> None:
-    """Print the job written for an external trainer."""
-    if json:
-        print_json({**record.model_dump(mode="json"), "out": str(out)})
-        return
+def show_job(out: Path, record: JobRecord) -> None:
     for warning in record.warnings:
-        note(f"warning: {warning}", "yellow")
+        warn(warning)
     skipped = f", {record.left_out} skipped" if record.left_out else ""
     print_line(
         f"{out}: {record.rows} rows, {record.tokens:,} response tokens{skipped}; next: see README.md there", "green"

@@ -13,11 +13,11 @@ import trtspec
 from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate, Undecided
 from trtspec.cli.progress import counter
-from trtspec.cli.render import note, print_json, print_line, show_table
+from trtspec.cli.render import note, print_line, print_result, show_table, warn
 from trtspec.core.hashing import file_sha256
 
 if TYPE_CHECKING:
-    from trtspec.bench.gates import SkippedCheck, VerificationCheck, VerificationReport
+    from trtspec.bench.gates import SkippedCheck, VerificationReport
 
 
 def verify(
@@ -54,49 +54,38 @@ def verify(
             report=report,
             manifest=manifest or "",
             on_progress=on_progress,
-            on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
+            on_unwritten=warn,
         )
-    if json:
-        print_json(verification.as_dict())
-    else:
+
+    def show() -> None:
         show_checks(verification)
         for warning in verification.warnings:
-            note(f"warning: {warning}", "yellow")
+            warn(warning)
         if verification.speedup:
             print_line(f"with speculation {verification.speedup}")
-        print_line(*verification_conclusion(artifact, verification))
+        undecided = ", ".join(check.name for check in verification.undecided)
+        if not verification.ok:
+            treated = f"; undecided, treated as failed: {undecided}" if undecided else ""
+            print_line(f"{artifact}: NOT verified{treated}", "red")
+        elif undecided:
+            unsure = f"verified except {undecided}: undecided (--undecided fail treats this as a failure)"
+            print_line(f"{artifact}: {unsure}", "yellow")
+        else:
+            print_line(f"{artifact}: verified", "green")
         written = report or artifact / REPORT
         if verification.ok and written.is_file():
             note(f"{written}: sha256:{file_sha256(written)}", "dim")
+
+    print_result(verification.as_dict(), show, as_json=json)
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 
 def show_checks(found: VerificationReport) -> None:
     """Show each check with its details, then the skipped checks with their reasons."""
-    rows = [(check.name, display_state(check), check.detail) for check in found.checks]
+    rows = [(check.name, "FAILS" if check.state == "fails" else check.state, check.detail) for check in found.checks]
     show_table("", ("check", "", "details"), rows)
     for line in skipped_check_lines(found.left_out):
         print_line(line, "yellow")
-
-
-def display_state(check: VerificationCheck) -> str:
-    """Return the state of a check for display; failures are in capitals."""
-    return "FAILS" if check.state == "fails" else check.state
-
-
-def verification_conclusion(artifact: Path, found: VerificationReport) -> tuple[str, str]:
-    """Return the conclusion of a verification and its colour."""
-    undecided = ", ".join(check.name for check in found.undecided)
-    if not found.ok:
-        return f"{artifact}: NOT verified" + (
-            f"; undecided, treated as failed: {undecided}" if undecided else ""
-        ), "red"
-    if undecided:
-        return (
-            f"{artifact}: verified except {undecided}: undecided (--undecided fail treats this as a failure)",
-            "yellow",
-        )
-    return f"{artifact}: verified", "green"
 
 
 def skipped_check_lines(left_out: Sequence[SkippedCheck]) -> list[str]:

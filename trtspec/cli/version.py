@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 
 from trtspec.cli.options import Json
-from trtspec.cli.render import print_json, print_line
+from trtspec.cli.render import print_line, print_result
 from trtspec.core.installation import __version__
 
 
@@ -16,10 +16,8 @@ def version(json: Json = False) -> None:
     Example: trtspec version --json
     """
     python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
-    if json:
-        print_json({"format_version": 1, "trtspec": __version__, "python": python, "platform": system})
-    else:
-        print_line(f"trtspec {__version__}, Python {python} on {system}")
+    document = {"format_version": 1, "trtspec": __version__, "python": python, "platform": system}
+    print_result(document, lambda: print_line(f"trtspec {__version__}, Python {python} on {system}"), as_json=json)
 
 
 panel = "Machine"

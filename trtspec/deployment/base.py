@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trtspec.bench.bench import OnProgress
 from trtspec.bench.gates import SkippedCheck, skipped_on_request
-from trtspec.bench.verify import OnMeasure, deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
+from trtspec.bench.verify import deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
 from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
 from trtspec.core.registry import find_extension
@@ -24,70 +26,42 @@ from trtspec.deployment.journal import (
     STATE_FILE,
     DeploymentJournal,
     DeploymentRecord,
+    RunningDeployment,
     deployment_names,
     status_document,
 )
 from trtspec.deployment.options import DeployOptions, OnEvent
-from trtspec.deployment.rollout.commands import promote_revision, roll_back, start_rollout
-from trtspec.deployment.rollout.state import read_rollout
+from trtspec.deployment.rollout.commands import roll_back, run_command, start_rollout
+from trtspec.deployment.rollout.state import PROMOTE, read_rollout
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Artifact, load_artifact
 from trtspec.store.artifact_paths import REPOSITORY
-
-
-class RunningDeployment(Protocol):
-    """A server that has answered its first request."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`, with `name`, `state`, `endpoints` and `pid`."""
-
-    def wait(self) -> None:
-        """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
-
-
-class DeployFunction(Protocol):
-    """Serve an artifact; return after the first answered request, and leave nothing running on failure.
-
-    The deployment's name is locked meanwhile.
-    """
-
-    def __call__(self, journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> RunningDeployment: ...
-
-
-class RenderFunction(Protocol):
-    """Return the files that serve a workload in containers; raise DeployError for invalid options.
-
-    `repository` is the artifact's model repository; the target chooses ports that the workload's options lack.
-    """
-
-    def __call__(self, workload: ContainerWorkload, repository: Path) -> RenderedFiles: ...
-
-
-def _state_of_process(record: DeploymentRecord) -> str:
-    return record.state_now
-
-
-def _is_here(journal: DeploymentJournal) -> None:
-    """Do nothing: the server writes its log on this machine."""
 
 
 @dataclass(frozen=True)
 class DeployTarget:
     """The operations of a deploy target. Deployment names are unique across targets.
 
-    `state` returns the state without contacting the server, by default from its process on this machine; `status` also
-    contacts the server. A container target has `render` and `options` (name to description); its containers run
-    `trtspec deploy`, which evaluates the gates. `fetch_log` copies the log to this machine. With `rollouts`, the
-    target's supervisor replaces a live artifact by another one in a rollout.
+    Attributes:
+        deploy: serves an artifact; returns after the first answered request, and leaves nothing running on failure. The
+            deployment's name is locked meanwhile.
+        stop, status: of a deployment by name; without `status` the state is shown as in `trtspec ps`.
+        state: returns the state without contacting the server, by default from its process on this machine.
+        render: returns the files that serve a workload in containers, which run `trtspec deploy` and thereby evaluate
+            the gates; raises DeployError for invalid options. The path is the artifact's model repository. It chooses
+            ports that the workload's options lack.
+        options: name to description, of `--target-option`.
+        fetch_log: copies the log to this machine.
+        rollouts: whether the target's supervisor replaces a live artifact by another one in a rollout.
     """
 
-    deploy: DeployFunction
+    deploy: Callable[[DeploymentJournal, Artifact, DeployOptions], RunningDeployment]
     stop: Callable[[str], dict[str, Any]]
     status: Callable[[str], dict[str, Any]] | None = None
-    state: Callable[[DeploymentRecord], str] = _state_of_process
-    render: RenderFunction | None = None
+    state: Callable[[DeploymentRecord], str] = attrgetter("state_now")
+    render: Callable[[ContainerWorkload, Path], RenderedFiles] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    fetch_log: Callable[[DeploymentJournal], None] = _is_here
+    fetch_log: Callable[[DeploymentJournal], None] = lambda journal: None
     rollouts: bool = False
 
 
@@ -126,7 +100,7 @@ def deploy(
     other = Client.at(resolve_server_address(baseline)[0]) if baseline else None
     if skip:
         on_left_out([skipped_on_request(name) for name in skip])
-    announce, trusted = _announced(artifact, options.on_event), options.trusted_report
+    announce, trusted = partial(_announce, artifact, options.on_event), options.trusted_report
     if not ensure_gates(root, on_progress, skip, on_left_out, announce, expected=options.manifest, trusted=trusted):
 
         def judge(url: str) -> None:
@@ -149,24 +123,15 @@ def serve(artifact: Artifact, target: str, options: DeployOptions) -> RunningDep
             return where.deploy(journal, artifact, options)
 
 
-def _announced(artifact: Artifact, on_event: OnEvent) -> OnMeasure:
-    """Return a callback that reports why gates are measured, how long this takes and how to skip it."""
-
-    def announce(gates: tuple[str, ...], in_process: bool) -> None:
-        root = artifact.root
-        if in_process:
-            seconds = deploy_estimate_s(root, artifact.manifest)
-            takes = (
-                f"now, for about {max(10, round(seconds, -1)):.0f} s"
-                if seconds < 100
-                else (f"now, for about {round(seconds / 60)} minutes")
-            )
-        else:
-            takes = "on its server before it is live"
-        on_event("gates", f"no report of {root} covers its gates; measuring them {takes}: {', '.join(gates)}")
-        on_event("", f"to measure them in advance: trtspec verify {root}; to skip one: --skip-gate {gates[0]}")
-
-    return announce
+def _announce(artifact: Artifact, on_event: OnEvent, gates: tuple[str, ...], in_process: bool) -> None:
+    """Report why gates are measured, how long this takes and how to skip it."""
+    root, takes = artifact.root, "on its server before it is live"
+    if in_process:
+        seconds = deploy_estimate_s(root, artifact.manifest)
+        about = f"{max(10, round(seconds, -1)):.0f} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
+        takes = f"now, for about {about}"
+    on_event("gates", f"no report of {root} covers its gates; measuring them {takes}: {', '.join(gates)}")
+    on_event("", f"to measure them in advance: trtspec verify {root}; to skip one: --skip-gate {gates[0]}")
 
 
 def render(root: Path, target: str, out: Path, options: DeployOptions) -> list[str]:
@@ -257,36 +222,29 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
     reason why it may still run. Without `force`, a running deployment raises DeployError.
     """
     with _os_errors_as_deploy_errors():
-        journal = DeploymentJournal(name)
-        record, left = _last_record(journal, force=force), ""
-        if record is None:
-            left = "its record is unreadable"
+        journal, left = DeploymentJournal(name), "its record is unreadable"
+        try:
+            record = journal.read_existing()
+        except DeployError:
+            if not force or not (journal.root / STATE_FILE).exists():
+                raise
         else:
-            state = find_target(record.target).state(record)
-            if state not in (*OVER, "dead") and not force:
-                hint = f"trtspec stop {name}, or trtspec rm --force {name}"
-                raise DeployError(f"{name!r} is {state}", hint=hint)
-            if state not in OVER:
-                left = _stopped(name, force=force)
+            left = _stopped(name, record, force=force)
         with journal.lock():
             journal.remove()
         return {"name": name, "removed": True, "left": left}
 
 
-def _last_record(journal: DeploymentJournal, *, force: bool) -> DeploymentRecord | None:
-    """Return the last record; with `force` None if it is unreadable."""
+def _stopped(name: str, record: DeploymentRecord, *, force: bool) -> str:
+    """Stop a deployment, if it runs, for its removal; return the error message if that fails with `force`, else ""."""
+    target = find_target(record.target)
+    state = target.state(record)
+    if state in OVER:
+        return ""
+    if state != "dead" and not force:
+        raise DeployError(f"{name!r} is {state}", hint=f"trtspec stop {name}, or trtspec rm --force {name}")
     try:
-        return journal.read_existing()
-    except DeployError:
-        if not force or not (journal.root / STATE_FILE).exists():
-            raise
-        return None
-
-
-def _stopped(name: str, *, force: bool) -> str:
-    """Stop a deployment; return the error message if that fails with `force`, else ""."""
-    try:
-        find_target(DeploymentJournal(name).read_existing().target).stop(name)
+        target.stop(name)
     except TrtspecError as error:
         if not force:
             hint = f"{error.hint or error.message}\ntrtspec rm --force {name} removes its record anyway"
@@ -296,9 +254,9 @@ def _stopped(name: str, *, force: bool) -> str:
 
 
 def promote(name: str) -> dict[str, Any]:
-    """Promote the new revision of a deployment now."""
+    """Promote the new revision of the rollout in progress now; its gates have already passed."""
     with _os_errors_as_deploy_errors():
-        return promote_revision(_journal_with_rollouts(name))
+        return run_command(_journal_with_rollouts(name), PROMOTE, "promoted")
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
@@ -331,7 +289,6 @@ def history(name: str) -> list[dict[str, Any]]:
 
 
 def deployment_target(name: str) -> DeployTarget:
-    """Return the target of a deployment."""
     return find_target(DeploymentJournal(name).read_existing().target)
 
 

@@ -77,14 +77,11 @@ def parse_settings(kind: type[Settings], given: Mapping[str, str]) -> Settings:
         if key not in known:
             message = f"unknown option {key!r}; known: {', '.join(known)}"
             raise DeployError(message, hint=did_you_mean(key, known))
-        values[known[key].name] = _number(key, text) if known[key].type == "int" else text
+        is_number = known[key].type == "int"
+        if is_number and not (text.isascii() and text.isdecimal()):
+            raise DeployError(f"option {key}: {text!r} is not a whole number")
+        values[known[key].name] = int(text) if is_number else text
     return kind(**values)
-
-
-def _number(key: str, text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise DeployError(f"option {key}: {text!r} is not a whole number")
-    return int(text)
 
 
 ARTIFACT, STATE, TMP, SHM = "/artifact", "/state", "/tmp", "/dev/shm"
@@ -159,11 +156,6 @@ class ContainerWorkload:
         return _in_gib(HOST_BYTES + self.shm_bytes + (planned * 5 // 4 or 8 * self.weight_bytes))
 
     @property
-    def cpus(self) -> int:
-        """Return the number of requested CPUs."""
-        return 4 + 2 * len(self.gpu_ids)
-
-    @property
     def startup_s(self) -> int:
         """Return the time limit of loading in seconds."""
         return 300 + 60 * (self.weight_bytes // READ_BYTES_S // 60)
@@ -181,16 +173,10 @@ class ContainerWorkload:
 
     @property
     def command(self) -> list[str]:
-        """Return the argv of the container."""
         ports = [f"--{name}-port={port}" for name, port in PORTS.items()]
         skipped = [f"--skip-gate={gate}" for gate in self.options.skip_gates]
-        place = [
-            f"--name={self.name}",
-            "--host=0.0.0.0",
-            *ports,
-            f"--timeout={self.startup_s}",
-            f"--drain={self.drain_s}",
-        ]
+        limits = [f"--timeout={self.startup_s}", f"--drain={self.drain_s}"]
+        place = [f"--name={self.name}", "--host=0.0.0.0", *ports, *limits]
         digests = {"manifest": self.digest, "trust-report": self.options.trusted_report}
         bound = [f"--{option}=sha256:{digest}" for option, digest in digests.items() if digest]
         return ["trtspec", "deploy", ARTIFACT, *place, *skipped, *bound]
@@ -201,7 +187,6 @@ class ContainerWorkload:
 
 
 def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorkload:
-    """Return the workload of an artifact."""
     name = dns_label(options.name or artifact.recipe.name)
     return ContainerWorkload(name, artifact.manifest, artifact.digest, options)
 
@@ -255,11 +240,6 @@ ENTRYPOINT []
 def quantity(number: int) -> str:
     """Return bytes in Kubernetes notation, e.g. 24Gi."""
     return f"{-(-number // (1 << 30))}Gi"
-
-
-def environment() -> list[dict[str, Any]]:
-    """Return the environment in Kubernetes notation."""
-    return [{"name": name, "value": value} for name, value in sorted(ENVIRONMENT.items())]
 
 
 def _in_gib(number: int) -> int:

@@ -52,7 +52,6 @@ def gateway_process(journal: DeploymentJournal, record: DeploymentRecord) -> Pro
 
 
 def revision_config(journal: DeploymentJournal, record: DeploymentRecord) -> GatewayConfig:
-    """Return the gateway configuration for a revision."""
     keys_file = journal.root / KEYS_FILE
     config = gateway_config(
         revision_dir(journal, record.revision) / "artifact",
@@ -79,22 +78,19 @@ def wait_for_first_response(
     `root` is the deployment's directory, `hint` returns the hint of errors. Raises StepTimeout for a slow endpoint,
     SmokeTestFailed for one that fails.
     """
-    asks: dict[str, Callable[[float], object]] = {
-        "Triton": lambda left: request_text(record.endpoints["http"], left, TOKENS)
-    }
+    asks: dict[str, Callable[[float], object]] = {}
+    asks["Triton"] = lambda left: request_text(record.endpoints["http"], left, TOKENS)
     if "openai" in record.endpoints:
         asks["OpenAI"] = lambda left: _request_gateway_text(record, root / KEYS_FILE, left)
     for entry, ask in asks.items():
         try:
             ask(max(0.1, deadline - time.monotonic()))
         except StepTimeout as error:
-            raise StepTimeout(
-                f"no first text from the {entry} endpoint in time: {error.message}", hint=hint()
-            ) from None
+            message = f"no first text from the {entry} endpoint in time: {error.message}"
+            raise StepTimeout(message, hint=hint()) from None
         except DeployError as error:
-            raise SmokeTestFailed(
-                f"the first text from the {entry} endpoint failed: {error.message}", hint=hint()
-            ) from None
+            message = f"the first text from the {entry} endpoint failed: {error.message}"
+            raise SmokeTestFailed(message, hint=hint()) from None
     return [*asks]
 
 

@@ -93,7 +93,6 @@ class PendingProbe:
     _progress: int | None = None
 
     def record_request(self, now: float) -> None:
-        """Record a probe request."""
         self.since = now if self.since is None else self.since
 
     def record_answer(self) -> None:
@@ -322,7 +321,6 @@ class LivenessProbe:
 
 
 def model_processes(pids: Iterable[int]) -> ModelProcesses:
-    """Return the processes among `pids` that run models."""
     return {(pid, start_time(pid)): model for pid in pids if (model := process_model(pid))}
 
 
@@ -344,23 +342,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--within", type=float, default=10.0, help="seconds")
     options = parser.parse_args(arguments)
     try:
-        probe_deployment(options.name, options.within)
+        record = DeploymentJournal(options.name).read_existing()
+        if record.state != "live":
+            raise DeployError(f"{options.name} is {record.state}, not live")
+        request_text(record.endpoints["http"], options.within)
     except TrtspecError as error:
+        if isinstance(error, DeployError) and _is_queue_full(error.message):
+            return 0
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
-
-
-def probe_deployment(name: str, within_s: float) -> None:
-    """Send a probe request to a deployment of this machine; raise DeployError or StepTimeout if it fails."""
-    record = DeploymentJournal(name).read_existing()
-    if record.state != "live":
-        raise DeployError(f"{name} is {record.state}, not live")
-    try:
-        request_text(record.endpoints["http"], within_s)
-    except DeployError as error:
-        if not _is_queue_full(error.message):
-            raise
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
 
@@ -65,11 +65,6 @@ def find_supervisors(directory: Path) -> Iterator[SupervisorProcess]:
     for process in all_processes():
         if (found := _supervisor(process)) and found.root.parent == directory:
             yield found
-
-
-def find_supervisor(root: Path) -> SupervisorProcess | None:
-    """Return the supervisor of the deployment at `root`, or None."""
-    return next((found for found in find_supervisors(root.parent) if found.root == root), None)
 
 
 def record_fields(process: SupervisorProcess) -> dict[str, Any]:
@@ -245,12 +240,12 @@ def staged_record(name: str, artifact: Artifact, **fields: Any) -> DeploymentRec
     )
 
 
-def deploy_document(record: DeploymentRecord, state: str) -> dict[str, Any]:
-    """Return the document of `deploy --json`."""
+def deploy_document(record: DeploymentRecord, state: str = "") -> dict[str, Any]:
+    """Return the document of `deploy --json`, by default with the recorded state."""
     return {
         "format_version": FORMAT_VERSION,
         "name": record.name,
-        "state": state,
+        "state": state or record.state,
         "endpoints": record.endpoints,
         "host": record.host,
         "pid": record.pid,
@@ -306,10 +301,13 @@ class DeploymentJournal:
 
     def _running_record(self) -> DeploymentRecord | None:
         """Return the record of a running deployment from its supervisor and the copies in its revisions."""
-        process = find_supervisor(self.root)
+        process = next((each for each in find_supervisors(self.root.parent) if each.root == self.root), None)
         if process is None:
             return None
-        records = [each for path in self.root.glob(f"revisions/*/{COPY}") if (each := _copy_in(path))]
+        records = []
+        for path in self.root.glob(f"revisions/*/{COPY}"):
+            with suppress(OSError, ValueError):
+                records.append(read_record(path))
         own = [each for each in records if (each.pid, each.started) == (process.pid, process.started)]
         if own:
             return max(own, key=lambda each: each.since)
@@ -346,7 +344,7 @@ class DeploymentJournal:
         place = self.root / "revisions" / str(record.revision)
         if place.is_dir():
             replace_file(place / COPY, state)
-        # last: another process that reads it may write the next record, and its copy, at once
+        # last: who reads it may write the next record, and its copy, at once
         replace_file(self.root / STATE_FILE, state)
 
     def note(self, record: DeploymentRecord, state: str, detail: str = "") -> None:
@@ -355,8 +353,10 @@ class DeploymentJournal:
         text = json.dumps({"time": time.time(), "state": state, "detail": detail} | of) + "\n"
         with (self.root / "journal.jsonl").open("ab+") as journal:
             size = journal.tell()
+            journal.seek(max(0, size - 1))
+            is_cut = journal.read(1) not in (b"", b"\n")  # a crash truncated the last line
             try:
-                journal.write(_end_of_cut_line(journal, size) + text.encode())
+                journal.write((b"\n" if is_cut else b"") + text.encode())
                 journal.flush()
             except OSError:  # a full disk: remove the partial line
                 os.ftruncate(journal.fileno(), size)
@@ -401,6 +401,24 @@ class DeploymentJournal:
             raise DeployError(f"another process is deploying {self.name!r} right now") from None
 
 
+@dataclass
+class RunningDeployment:
+    """A deployment that has answered its first request."""
+
+    journal: DeploymentJournal
+    record: DeploymentRecord
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `deploy --json`, with `name`, `state`, `endpoints` and `pid`."""
+        return deploy_document(self.record)
+
+    def wait(self) -> None:
+        """Block until a server of this process ends; return immediately if it runs independently of this process.
+
+        SIGINT and SIGTERM stop the server. Raises DeployError if it ends on its own.
+        """
+
+
 def read_record(path: Path) -> DeploymentRecord:
     """Return the record in a file; raise OSError if it is unreadable, ValueError for invalid content."""
     record = read_typed(DeploymentRecord, path, MAX_STATE_BYTES)
@@ -409,21 +427,6 @@ def read_record(path: Path) -> DeploymentRecord:
     if not (0 <= record.since < MAX_TIME and 0 <= record.pid < MAX_PID and 0 <= record.drain_s < MAX_TIME):
         raise ValueError("a number is out of range")
     return record
-
-
-def _copy_in(path: Path) -> DeploymentRecord | None:
-    try:
-        return read_record(path)
-    except (OSError, ValueError):
-        return None
-
-
-def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
-    """Return the newline that terminates a last line truncated by a crash, if any."""
-    if size == 0:
-        return b""
-    journal.seek(size - 1)
-    return b"" if journal.read(1) == b"\n" else b"\n"
 
 
 def _parse_entry(line: bytes) -> JournalEntry | None:

@@ -67,9 +67,7 @@ def follow_log(journal: DeploymentJournal, lines: int) -> Iterator[bytes]:
         file.seek(_start_of_last(file, lines))
         is_running = True
         while is_running:
-            is_running = (
-                journal.read_existing().is_running
-            )  # checked before reading, so that the last output is read too
+            is_running = journal.read_existing().is_running  # before reading, so that the last output is read too
             yield from _rest(file)
             time.sleep(POLL_S if is_running else 0)
 
@@ -91,27 +89,17 @@ def _rest(file: BinaryIO) -> Iterator[bytes]:
 def _start_of_last(file: BinaryIO, lines: int) -> int:
     """Return the offset of the last `lines` lines; reads backwards from the end only as far as needed."""
     end = place = file.seek(0, os.SEEK_END)
-    wanted = lines + _ends_with_newline(file, end)  # newlines to find, including the preceding line's
+    file.seek(max(0, end - 1))
+    wanted = lines + (file.read(1) == b"\n")  # newlines to find, including the preceding line's
     while place > 0 and lines:
         begin = max(0, place - PIECE_BYTES)
         file.seek(begin)
         piece = file.read(place - begin)
         if (found := piece.count(b"\n")) >= wanted:
-            return begin + _nth_last(piece, wanted) + 1
+            before, *_ = piece.rsplit(b"\n", wanted)
+            return begin + len(before) + 1
         wanted, place = wanted - found, begin
     return 0 if lines else end
-
-
-def _ends_with_newline(file: BinaryIO, end: int) -> bool:
-    file.seek(max(0, end - 1))
-    return file.read(1) == b"\n"
-
-
-def _nth_last(piece: bytes, number: int) -> int:
-    place = len(piece)
-    for _ in range(number):
-        place = piece.rindex(b"\n", 0, place)
-    return place
 
 
 KERNEL_LOG, PROC_STAT = Path("/dev/kmsg"), Path("/proc/stat")

@@ -100,5 +100,4 @@ class DeployOptions:
     before_live: BeforeLive | None = None
 
     def bind_address(self, port_name: str) -> str:
-        """Return the bind address of a port of PORTS."""
         return (self.openai_host or self.host) if port_name == "openai" else self.host

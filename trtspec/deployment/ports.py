@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from filelock import FileLock, Timeout
@@ -28,7 +28,6 @@ RESERVATION, LOCK = "ports.json", ".ports.lock"
 MAX_RESERVATION_BYTES = 1 << 16
 LOCK_S = 30.0  # the lock is held only while four ports are chosen
 MAX_PORTS_TRIED = 200  # ports tried above the wanted one before any free port is used
-OnPortChanged = Callable[[str], None]  # receives a message about a port that was not available
 
 
 class PortInUse(DeployError):
@@ -45,14 +44,13 @@ def reserved_ports(
     options: DeployOptions,
     names: Sequence[str] = PORTS,
     former: Mapping[str, int] | None = None,
-    on_moved: OnPortChanged = lambda sentence: None,
 ) -> Iterator[dict[str, int]]:
     """Choose the ports in `names` like `choose_ports`, and reserve them against other deployments within the block."""
     root = private_directory(state_dir() / "deployments")
     path = journal.root / RESERVATION
     try:
         with FileLock(root / LOCK, timeout=LOCK_S):
-            chosen = choose_ports(options, names, former, reserved_elsewhere(), on_moved)
+            chosen = choose_ports(options, names, former, reserved_elsewhere())
             note = {"pid": os.getpid(), "started": start_time(os.getpid()), "ports": [*chosen.values()]}
             replace_file(path, json.dumps(note).encode())
     except Timeout:
@@ -68,12 +66,11 @@ def choose_ports(
     names: Sequence[str] = PORTS,
     former: Mapping[str, int] | None = None,
     reserved: Mapping[int, str] | None = None,
-    on_moved: OnPortChanged = lambda sentence: None,
 ) -> dict[str, int]:
     """Return the ports in `names`, by name.
 
     A requested port must be free. Otherwise the name's former port is used, or the default one, or the next free one
-    above it. `reserved` maps ports of other deployments to the deployment's name.
+    above it, which is reported as an event. `reserved` maps ports of other deployments to the deployment's name.
     """
     check_bindable(options.host)
     check_bindable(options.bind_address("openai"))
@@ -95,7 +92,7 @@ def choose_ports(
         chosen[name] = _next_free(wanted, options.bind_address(name), reserved, avoided)
         if chosen[name] != wanted:
             why = _refused(wanted, options.bind_address(name), reserved) or "is already used by this deployment"
-            on_moved(f"{wanted} {why}, using {chosen[name]} for {name}")
+            options.on_event("ports", f"{wanted} {why}, using {chosen[name]} for {name}")
     return chosen
 
 
@@ -109,7 +106,8 @@ def reserved_elsewhere() -> dict[int, str]:
             rollout = active_rollout(journal, record)
             for each in (record, rollout.record if rollout else None):
                 if each and _may_bind(each):
-                    found |= dict.fromkeys(_all_ports(each), f"the deployment {name!r}")
+                    ports = (each.http, each.grpc, each.metrics, each.openai)
+                    found |= dict.fromkeys(ports, f"the deployment {name!r}")
     for path in (state_dir() / "deployments").glob(f"*/{RESERVATION}"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(read_bounded(path, MAX_RESERVATION_BYTES))
@@ -152,13 +150,8 @@ def as_port_in_use(reason: str) -> PortInUse | None:
 
 
 def _may_bind(record: DeploymentRecord) -> bool:
-    if record.target != "local":
-        return record.target == "docker" and record.state in (*STARTING, *RUNNING)
-    return record.state in (*STARTING, *RUNNING) and record.is_running
-
-
-def _all_ports(record: DeploymentRecord) -> tuple[int, ...]:
-    return record.http, record.grpc, record.metrics, record.openai
+    is_here = record.target == "docker" or (record.target == "local" and record.is_running)
+    return is_here and record.state in (*STARTING, *RUNNING)
 
 
 def _refused(port: int, host: str, reserved: Mapping[int, str]) -> str:
@@ -169,7 +162,7 @@ def _refused(port: int, host: str, reserved: Mapping[int, str]) -> str:
 
 
 def _next_free(wanted: int, host: str, reserved: Mapping[int, str], avoided: Collection[int]) -> int:
-    """Return the first free port from `wanted` on, or any free one if the next MOST_TRIED are taken."""
+    """Return the first free port from `wanted` on, or any free one if the next MAX_PORTS_TRIED are taken."""
     for port in range(wanted, min(wanted + MAX_PORTS_TRIED, 65536)):
         if port not in avoided and not _refused(port, host, reserved):
             return port

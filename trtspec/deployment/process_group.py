@@ -57,8 +57,6 @@ SPAWN_THREAD = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
 @dataclass
 class ProcessGroup:
-    """A process spec and its running process."""
-
     child: ProcessSpec
     process: subprocess.Popen[bytes]
 

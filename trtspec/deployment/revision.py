@@ -151,7 +151,6 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 def revision_dir(journal: DeploymentJournal, revision: int) -> Path:
-    """Return the directory of a revision."""
     return journal.root / "revisions" / str(revision)
 
 
@@ -233,7 +232,6 @@ def remove_old_revisions(journal: DeploymentJournal, before: int, keep: set[int]
 
 
 def next_revision(journal: DeploymentJournal) -> int:
-    """Return an unused revision number."""
     staged = (int(place.name) for place in (journal.root / "revisions").glob("*") if place.name.isdigit())
     noted = (int(entry.get("revision", 0)) for entry in journal.entries())
     return max([0, *staged, *noted]) + 1

@@ -187,11 +187,6 @@ class ManagedServer:
         return f"/proc/{os.getpid()}/fd/{self._sockets}"
 
     @property
-    def front_ended(self) -> int | None:
-        """Return the front's exit status, None while it runs."""
-        return self.front.ended if self.front is not None else None
-
-    @property
     def _ending(self) -> Path:
         return ending_file(self.place / "served" / REPOSITORY)
 

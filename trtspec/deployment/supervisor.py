@@ -54,7 +54,10 @@ class Supervisor:
             try:
                 self._start()
             except TrtspecError as error:
-                self._give_up(error.message)
+                write_log_line(f"failed: {error.message}")
+                if record := self._current_record(*STARTING):
+                    with self._logged_os_errors():
+                        self.journal.move(replace(record, reason=error.message), "failed", error.message)
                 return error.exit_code
             if self.asked.is_set():
                 return 0
@@ -112,12 +115,6 @@ class Supervisor:
                 return
             self.asked.wait(LOOK_EVERY_S)
         self.journal.move(record, state)
-
-    def _give_up(self, reason: str) -> None:
-        write_log_line(f"failed: {reason}")
-        if record := self._current_record(*STARTING):
-            with self._logged_os_errors():
-                self.journal.move(replace(record, reason=reason), "failed", reason)
 
     def _watch(self) -> int:
         """Return 0 after a request to stop, 1 if the server fails too often."""
@@ -211,7 +208,6 @@ class Supervisor:
 
 
 def write_log_line(what: str) -> None:
-    """Append a line to the server's log."""
     try:
         sys.stderr.write(f"supervisor: {what}\n")
         sys.stderr.flush()

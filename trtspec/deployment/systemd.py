@@ -80,14 +80,12 @@ def render_unit(
 ) -> str:
     """Return the unit that runs `trtspec deploy` on an artifact with `options`, bound to `host`.
 
-    `openai_host` is the bind address of the OpenAI gateway if `options` set one.
-
-    `drain_s` is the drain time set by the options, None if they set none.
+    `drain_s` and `openai_host` (the bind address of the OpenAI gateway) are those of the options, if they set them.
     """
     place = str(artifact.absolute())
     argv = [sys.executable, "-m", "trtspec", "deploy", place, "--host", host, *options]
     return UNIT.format(
-        artifact=_line(place),
+        artifact=" ".join(place.replace("%", "%%").split()),
         command=" ".join(map(_quoted, argv)),
         addresses=ONLY_LOCAL if all(IPv4Address(each).is_loopback for each in (host, openai_host or host)) else "",
         stop_timeout_s=(drain_s or EXIT_TIMEOUT_S) + STOP_TIMEOUT_S,
@@ -132,10 +130,8 @@ def _unreadable(path: Path) -> str:
         if not _has(directory, stat.S_IXOTH):
             fix = MOVE if directory == Path("/root") else f"{MOVE}, or grant access: chmod o+x {directory}"
             return f"other users may not enter {directory} (DynamicUser=yes); {fix}"
-    files = (
-        [place, *islice(place.rglob("*"), MOST_FILES)] if place.is_dir() and (place / MANIFEST).exists() else [place]
-    )
-    for each in files:
+    inside = islice(place.rglob("*"), MOST_FILES) if (place / MANIFEST).exists() else ()
+    for each in (place, *inside):
         if not _has(each, stat.S_IROTH | (stat.S_IXOTH if each.is_dir() else 0)):
             return f"other users may not read {each} (DynamicUser=yes); chmod -R o+rX {place}"
     return ""
@@ -153,7 +149,3 @@ def _quoted(word: str) -> str:
     """Return a word of a command line quoted for systemd, which expands % and $ even within quotes."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$").replace("\n", "\\n")
     return f'"{escaped}"' if escaped != word or " " in word or not word else word
-
-
-def _line(text: str) -> str:
-    return " ".join(text.replace("%", "%%").split())

@@ -30,10 +30,14 @@ def editor_schema() -> dict[str, Any]:
     speculation, engine = (definitions[name]["properties"] for name in ("Speculation", "Engine"))
     speculation["method"] |= _enum({name: method.summary for name, method in methods.items()})
     engine["backend"] |= _enum({AUTO: "the plan decides", **{name: each.summary for name, each in backends().items()}})
-    engine["version"]["anyOf"].insert(0, _enum(_versions()))
+    known = [(version, name) for name, backend in backends().items() for version in backend.versions() if version]
+    versions = {each: ", ".join(name for version, name in known if version == each) for each, _ in sorted(known)}
+    engine["version"]["anyOf"].insert(0, _enum(versions))
     engine["gpu"]["anyOf"].insert(0, _enum({gpu.name: f"{gpu.product}, sm_{gpu.sm}" for gpu in GPUS.values()}))
     definitions["Speculation"]["allOf"] = [_selected(name, method) for name, method in methods.items()]
-    definitions |= {_definition(name): _options_schema(name, method) for name, method in methods.items()}
+    for name, method in methods.items():
+        template = f"#/$defs/{_definition(name)}/$defs/{{model}}"
+        definitions[_definition(name)] = method.options.model_json_schema(ref_template=template)
     return schema
 
 
@@ -95,12 +99,6 @@ def _enum(described: Mapping[str, str]) -> dict[str, Any]:
     return {"enum": list(described), "enumDescriptions": list(described.values())}
 
 
-def _versions() -> dict[str, str]:
-    """Return every available version and the backends that have it."""
-    having = [(version, name) for name, backend in backends().items() for version in backend.versions() if version]
-    return {each: ", ".join(name for version, name in having if version == each) for each, _ in sorted(having)}
-
-
 def _selected(name: str, method: Method) -> dict[str, Any]:
     """Return the rule that a method adds for the other keys of `speculation`."""
     rules: dict[str, Any] = {"options": {"$ref": f"#/$defs/{_definition(name)}"}}
@@ -108,10 +106,6 @@ def _selected(name: str, method: Method) -> dict[str, Any]:
         rules["draft_len"] = {"minimum": lens[0], "maximum": lens[-1]}
     is_method = {"properties": {"method": {"const": name}}, "required": ["method"]}
     return {"if": is_method, "then": {"properties": rules}}
-
-
-def _options_schema(name: str, method: Method) -> dict[str, Any]:
-    return method.options.model_json_schema(ref_template=f"#/$defs/{_definition(name)}/$defs/{{model}}")
 
 
 def _definition(method: str) -> str:

@@ -26,7 +26,10 @@ OPTIONAL_PACKAGES = {"aiohttp": "pip install 'trtspec[bench]'"}  # `doctor` does
 
 def probe_machine() -> list[DoctorCheck]:
     """Return probes of everything that builds, measurements and deployments need on this machine."""
-    found = [_python(), *(check_package(package, hint) for package, hint in HINTS.items()), *probe_server()]
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    fault = version_problem()
+    python = DoctorCheck("python", fault is None, detail, fault)
+    found = [python, *(check_package(package, hint) for package, hint in HINTS.items()), *probe_server()]
     found += [_folder("cache", cache_dir()), _folder("state", state_dir()), _conversions()]
     return [*found, *(probe for backend in backends().values() for probe in backend.probes())]
 
@@ -37,12 +40,6 @@ def install_hint(package: str) -> str | None:
     return (HINTS | OPTIONAL_PACKAGES).get(package) or next(
         (probe.hint for probe in probes if probe.name == package), None
     )
-
-
-def _python() -> DoctorCheck:
-    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    fault = version_problem()
-    return DoctorCheck("python", fault is None, detail, fault)
 
 
 def _conversions() -> DoctorCheck:

@@ -44,15 +44,18 @@ class BaselineEngine(BaseModel):
 
 
 class PromptCount(BaseModel):
-    """Number of prompts."""
-
     count: Count
 
 
-class BaselineDocument(BaseModel):
-    """Output of `baseline --json`."""
+class SavedDocument(BaseModel):
+    """Output of a command with --json."""
 
     format_version: Literal[1]
+
+
+class BaselineDocument(SavedDocument):
+    """Output of `baseline --json`."""
+
     time: Text
     engine: BaselineEngine
     prompts: PromptCount
@@ -64,8 +67,6 @@ class BaselineDocument(BaseModel):
 
 
 class CheckResult(BaseModel):
-    """A check of `verify`."""
-
     name: Text
     ok: bool
     value: Any = None
@@ -73,26 +74,21 @@ class CheckResult(BaseModel):
 
 
 class SkippedCheckRecord(BaseModel):
-    """A skipped check."""
-
     name: Text
     reason: Text
 
 
-class VerificationDocument(BaseModel):
+class VerificationDocument(SavedDocument):
     """Output of `verify --json`, which is also the report in an artifact."""
 
     COMMAND: ClassVar[str] = "verify"
 
-    format_version: Literal[1]
     acceptance: Text
     checks: list[CheckResult]
     left_out: list[SkippedCheckRecord] = []
 
 
 class BenchArm(BaseModel):
-    """One side of a benchmark."""
-
     tokens_per_s: Annotated[list[Positive], Field(max_length=10_000)]
     median_tokens_per_s: Positive
     acceptance_rate: Share
@@ -115,29 +111,23 @@ class BenchDocument(VerificationDocument):
 
 
 class BuiltStep(BaseModel):
-    """A build step and its duration."""
-
     name: Text
     status: Text
     seconds: Annotated[float, Field(ge=0, lt=1e9)]
 
 
-class BuildDocument(BaseModel):
+class BuildDocument(SavedDocument):
     """Output of `build --json`."""
 
-    format_version: Literal[1]
     steps: Annotated[list[BuiltStep], Field(max_length=10_000)]
     seconds: Annotated[float, Field(ge=0, lt=1e9)]
 
 
-class Percentiles(BaseModel):
+class Percentiles(LatencySpread):
     """A distribution in milliseconds."""
 
-    mean: Millis
     min: Millis
-    p50: Millis
     p90: Millis
-    p95: Millis
     p99: Millis
     max: Millis
 
@@ -152,8 +142,6 @@ class LoadRound(BaseModel):
 
 
 class LoadArm(BaseModel):
-    """Results of one arm under a load."""
-
     rounds: Annotated[list[LoadRound], Field(min_length=1, max_length=100_000)]
     requests: Count
     failed: Count
@@ -176,26 +164,20 @@ class LoadSize(BaseModel):
 
     @property
     def name(self) -> str:
-        """Return the display name."""
         return f"concurrency {self.concurrency:g}" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
 
 
 class SavedRatio(BaseModel):
-    """A ratio with its confidence interval, if known."""
-
     ratio: Positive
     low: Number | None
     high: Number | None
 
     @property
     def interval(self) -> str:
-        """Return the formatted interval, or "" if it is unknown."""
         return f"{self.low:.2f} to {self.high:.2f}" if self.low and self.high else ""
 
 
 class LoadPoint(BaseModel):
-    """A load and the results of each arm."""
-
     load: LoadSize
     requests_per_round: Count
     judged_by: Literal["output_tokens_per_s", "mean_e2e_ms"]
@@ -217,10 +199,9 @@ class MachineNoise(BaseModel):
     median_work_ms: Positive
 
 
-class LoadDocument(BaseModel):
+class LoadDocument(SavedDocument):
     """Output of `bench --json` with --concurrency or --rate."""
 
-    format_version: Literal[1]
     kind: Literal["load"]
     driver: Text
     workload: MeasuredWorkload
@@ -240,15 +221,11 @@ class PlanStep(BaseModel):
 
 
 class DeviceTotal(BaseModel):
-    """Serving memory of one device."""
-
     id: Text
     total_bytes: int
 
 
 class PlanMemory(BaseModel):
-    """Serving memory of all devices."""
-
     gpus: list[DeviceTotal]
 
 
@@ -269,10 +246,9 @@ class Predicted(BaseModel):
     batches: Annotated[list[PredictedBatch], Field(max_length=64)] = []
 
 
-class PlanDocument(BaseModel):
+class PlanDocument(SavedDocument):
     """Output of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
 
-    format_version: Literal[1]
     name: Text
     recipe: dict[str, Any] | None = None
     keys_are_final: bool = True
@@ -288,8 +264,6 @@ class MeanLengths(BaseModel):
 
 
 class KindStats(BaseModel):
-    """The acceptance of one kind of prompt."""
-
     kind: Text
     acceptance_rate: Share
     mean_accepted_len: MeanLengths
@@ -320,14 +294,12 @@ class ProfiledCandidate(BaseModel):
 
     @property
     def name(self) -> str:
-        """Return the display name."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
 
 
-class ProfileDocument(BaseModel):
+class ProfileDocument(SavedDocument):
     """Output of `profile --json`."""
 
-    format_version: Literal[1]
     name: Text
     prompts: Count
     tokens: Count
@@ -350,10 +322,9 @@ class KindAcceptance(BaseModel):
     verdict: Text
 
 
-class TrainDocument(BaseModel):
+class TrainDocument(SavedDocument):
     """Output of `train --json`."""
 
-    format_version: Literal[1]
     published: bool
     refusals: Annotated[list[Text], Field(max_length=1000)]
     before: DraftAcceptance

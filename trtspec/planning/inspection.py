@@ -68,6 +68,7 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
         details = _converting(read_model(source, "auto"), mapping, scheme)
     except UnsupportedArchitecture as unknown:
         details = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
+    ties = find_ties(source, read_text_config(source))
     headers = {
         "kind": "source checkpoint",
         "family": "",
@@ -78,7 +79,7 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
         "files": [file.name for file in source.weight_files],
         "quantization": source_format(source).weights,
         "ignored_files": source.ignored_files,
-        "lm_head": _describe_lm_head(source),
+        "lm_head": f"{ties.head}, or {ties.embedding} by config.json: their values differ" if ties.differ else "",
         "skipped": [],
         "converts_to": {},
         "end_ids": _end_ids(source.root, source.absent),
@@ -120,12 +121,6 @@ def _used_head(model: SourceModel) -> str:
     if model.ties.differ:
         return f"{tensor.name}, from the file: config.json ties it to {model.ties.embedding}, whose values differ"
     return f"{tensor.name}, tied to the embedding" if model.config.tied_embeddings else tensor.name
-
-
-def _describe_lm_head(source: Source) -> str:
-    """Return a description of the LM head of a model of an unknown family."""
-    ties = find_ties(source, read_text_config(source))
-    return f"{ties.head}, or {ties.embedding} by config.json: their values differ" if ties.differ else ""
 
 
 def _converted(path: Path) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from trtspec.core.gpus import GPUS
 MOST_TEXTS = 4096
 CODE = "memory"
 CPU = "cpu"  # device id for this machine's memory
-BATCHES_WAIT = "requests beyond that wait"
 
 
 def largest_batch(context: PlanContext) -> int | None:
@@ -56,8 +55,13 @@ def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]
             yield from _check_weights(context)
         return
     single = _fullest(backend.memory(replace(context, recipe=context.recipe.with_engine(max_batch_size=1))))
+    engine = context.recipe.engine
     if single is None:
-        yield _batch_waits(context, full)
+        fits = largest_batch(context)
+        room = f"memory for {fits} of" if fits else "too little memory for"
+        message = f"{_device(full)}: there is {room} max_batch_size {engine.max_batch_size} texts of"
+        message += f" {engine.max_seq_len} tokens at the same time; requests beyond that wait"
+        yield Diagnostic("engine.max_batch_size", CODE, message, severity="warning")
         return
     without_cache = single.total_bytes - single.kv_cache_bytes
     severity: Severity = "warning" if single.id == CPU else "error"
@@ -66,7 +70,7 @@ def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]
         hint = "use more GPUs (target.parallel.tensor), quantize the model, or choose a larger GPU"
         path = "engine.gpu"
     else:
-        message = f"{_device(single)}: the model and the KV cache of one text of {context.recipe.engine.max_seq_len}"
+        message = f"{_device(single)}: the model and the KV cache of one text of {engine.max_seq_len}"
         message += f" tokens take about {_gib(single.total_bytes)}"
         hint = "lower engine.max_seq_len, set kv_cache: fp8 if the engine supports it, or use more GPUs"
         path = "engine.max_seq_len"
@@ -81,14 +85,6 @@ def _check_weights(context: PlanContext) -> Iterator[Diagnostic]:
     if gpu and context.recipe.engine.device != CPU and weights > gpu.memory_bytes:
         message = f"the weights alone take {_gib(weights)} of each GPU, which has {_gib(gpu.memory_bytes)}"
         yield Diagnostic("engine.gpu", CODE, message, "use more GPUs (target.parallel.tensor)")
-
-
-def _batch_waits(context: PlanContext, full: MemoryPlan) -> Diagnostic:
-    engine, fits = context.recipe.engine, largest_batch(context)
-    room = f"memory for {fits} of" if fits else "too little memory for"
-    message = f"{_device(full)}: there is {room} max_batch_size {engine.max_batch_size} texts of {engine.max_seq_len}"
-    message += f" tokens at the same time; {BATCHES_WAIT}"
-    return Diagnostic("engine.max_batch_size", CODE, message, severity="warning")
 
 
 def _fullest(plans: list[MemoryPlan]) -> MemoryPlan | None:

@@ -30,7 +30,7 @@ from trtspec.core.errors import CheckpointError, StepError, TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
 from trtspec.planning.check.recipe import CheckResult, check_recipe
-from trtspec.planning.prediction.document import describe_prediction
+from trtspec.planning.prediction.predict import describe_prediction
 from trtspec.planning.prediction.speedup import expected_speedup
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
@@ -69,17 +69,14 @@ class Build:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the resolved recipe."""
         return self.context.resolved
 
     @property
     def backend(self) -> Backend:
-        """Return the recipe's backend."""
         return find_backend(self.context.choice.name)
 
     @cached_property
     def plan(self) -> StepPlan:
-        """Return the steps in order."""
         return StepPlan(self.artifact.steps.values())
 
     @property
@@ -178,12 +175,10 @@ class BuildResult:
 
 
 def open_store() -> Store:
-    """Return the store of this user."""
     return Store(store_dir())
 
 
 def default_artifact_dir(recipe: Recipe | ResolvedRecipe) -> Path:
-    """Return the default output directory of a recipe's artifact."""
     return Path("build") / recipe.name
 
 
@@ -239,7 +234,6 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 
 def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
-    """Assemble the artifact from the steps' files and publish it."""
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
@@ -248,11 +242,12 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
             path = f"{directory}/{file.path}" if directory else file.path
             records.append(file.model_copy(update={"path": path}))
             files[path] = entry.files_dir / file.path
+    tools = {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
     manifest = Manifest(
         recipe=build.recipe.without_directories(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
         files=tuple(sorted(records, key=lambda record: record.path)),
-        tools={**_tools(), **build.artifact.tools},
+        tools={**tools, **build.artifact.tools},
         gpu=dict(build.artifact.gpu),
         backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
         memory=tuple(device_memory(device) for device in build.memory()),
@@ -283,10 +278,6 @@ def _remember_sources(build: Build, store: Store) -> None:
         if source and asked.revision and not source.absent:
             with suppress(TrtspecError):  # on a full disk a later plan may have to download again
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
-
-
-def _tools() -> dict[str, str]:
-    return {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
 
 
 def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> list[CheckResult]:

@@ -15,8 +15,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.core.gpus import GPUS
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.memory import largest_batch
-from trtspec.planning.prediction.document import batches_up_to
-from trtspec.planning.prediction.predict import Unpredictable, predict, scheduled_depth
+from trtspec.planning.prediction.predict import Unpredictable, batches_up_to, predict, scheduled_depth
 from trtspec.planning.prediction.speedup import TargetDraftPair
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import Speculation

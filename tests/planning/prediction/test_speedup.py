@@ -11,8 +11,8 @@ import pytest
 
 from tests.planning.prediction.published import work
 from trtspec.core.gpus import GPUS
-from trtspec.planning.prediction.document import choose_placement, dollars_per_million
 from trtspec.planning.prediction.flops import NO_SIZES
+from trtspec.planning.prediction.predict import choose_placement, dollars_per_million
 from trtspec.planning.prediction.speedup import (
     DrafterCost,
     EfficiencyData,

@@ -11,8 +11,9 @@ from tests.planning.prediction.published import source, work
 from tests.test_catalogue import PARAMETERS
 from trtspec.backends.common.memory import weight_bytes
 from trtspec.checkpoints.prequantized import QuantFormat
+from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import read_model
-from trtspec.planning.prediction.flops import count_parameters, further_work, head_work, model_work
+from trtspec.planning.prediction.flops import count_weights, further_work, head_work, model_work
 
 # Bytes of keys and values per token in 16 bits. arXiv:2505.09343, table 1, in thousands: 70.272, 327.680 and 516.096;
 # for the other models computed from config.json: 2 * layers * heads * size * 2 bytes.
@@ -55,11 +56,16 @@ ACTIVE = {
 SCALES = 41_540_496  # of DeepSeek's FP8 format; the hub counts them as parameters
 
 
+def num_parameters(found: Source) -> int:
+    """Return the number of weights in a checkpoint, including those not used for text."""
+    return sum(count_weights(tensor) for tensor in found.tensors.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter_count_matches_the_publisher(name: str) -> None:
     """tests/test_catalogue.py lists the sources of the counts."""
-    assert count_parameters(source(name)) == PARAMETERS[name] - (SCALES if name == "deepseek-v3.1" else 0)
+    assert num_parameters(source(name)) == PARAMETERS[name] - (SCALES if name == "deepseek-v3.1" else 0)
 
 
 @pytest.mark.slow
@@ -115,7 +121,7 @@ def test_head_without_an_lm_head_reads_the_targets_lm_head() -> None:
     assert target.head.numbers == 128_256 * 4096
     found, net = head_work(source("eagle-llama3-instruct-8b"), target), source("eagle-llama3-instruct-8b")
     embedding = net.tensors["embed_tokens.weight"].shape
-    assert found.active_numbers == count_parameters(net) - embedding[0] * embedding[1] + target.head.numbers
+    assert found.active_numbers == num_parameters(net) - embedding[0] * embedding[1] + target.head.numbers
 
 
 def test_markov_and_confidence_heads_add_to_the_lm_head() -> None:
@@ -135,7 +141,7 @@ def test_markov_and_confidence_heads_add_to_the_lm_head() -> None:
 def test_medusa_heads_do_not_include_the_targets_lm_head() -> None:
     target = work("vicuna-7b-v1.3")
     medusa = source("medusa-vicuna-7b-v1.3")
-    assert head_work(medusa, target).active_numbers == count_parameters(medusa)
+    assert head_work(medusa, target).active_numbers == num_parameters(medusa)
 
 
 def test_mtp_layers_are_counted_separately_from_the_target() -> None:

@@ -83,10 +83,12 @@ def _acceptance(limits: RolloutPolicy, drafted: int, accepted: int) -> str:
 
 def _latency(limits: RolloutPolicy, seen: CanaryStats) -> str:
     """Return the first latency whose ratio exceeds the limit with its entire confidence interval."""
-    compared = [("a synthetic request", [p.old_s for p in seen.pairs], [p.new_s for p in seen.pairs])]
-    compared.append(("the first token", [*seen.old.first_token], [*seen.new.first_token]))
-    compared.append(("a token", [*seen.old.per_token], [*seen.new.per_token]))
-    compared.append(("a mirrored request", [*seen.shadow.old_s], [*seen.shadow.new_s]))
+    compared: list[tuple[str, Sequence[float], Sequence[float]]] = [
+        ("a synthetic request", [pair.old_s for pair in seen.pairs], [pair.new_s for pair in seen.pairs]),
+        ("the first token", seen.old.first_token, seen.new.first_token),
+        ("a token", seen.old.per_token, seen.new.per_token),
+        ("a mirrored request", seen.shadow.old_s, seen.shadow.new_s),
+    ]
     for what, old, new in compared:
         fewer = min(len(old), len(new))
         for percentile, needed in ((50, limits.min_requests), (95, MIN_SAMPLES_P95)):

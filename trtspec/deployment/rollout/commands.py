@@ -10,22 +10,19 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from trtspec.bench.gates import GATES, undecided_policy
 from trtspec.core.errors import DeployError, RolledBack, TrtspecError
 from trtspec.deployment.health import request_text
-from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, deploy_document
+from trtspec.deployment.journal import RUNNING, DeploymentJournal, DeploymentRecord, RunningDeployment
 from trtspec.deployment.log import tail_hint
 from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
 from trtspec.deployment.ports import as_port_in_use, reserved_ports
 from trtspec.deployment.revision import next_revision, revision_dir, stage_revision
 from trtspec.deployment.rollout.state import (
-    PROMOTE,
     ROLLBACK,
     RolloutPolicy,
     RolloutRecord,
@@ -48,20 +45,14 @@ ANSWER_S = 10.0  # for one token of a live server
 PORT_TRIES = 3  # rollouts, each avoiding ports taken by other processes
 
 
-@dataclass(frozen=True)
-class RolloutResult:
-    """A deployment after a rollout; its supervisor process is unchanged."""
+@dataclass
+class RolloutResult(RunningDeployment):
+    """A deployment after a rollout, under its existing supervisor."""
 
-    record: DeploymentRecord
     rollout: RolloutRecord | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`."""
-        rollout = {"rollout": self.rollout.as_dict()} if self.rollout else {}
-        return deploy_document(self.record, self.record.state) | rollout
-
-    def wait(self) -> None:
-        """Return immediately: the deployment runs under its existing supervisor."""
+        return super().as_dict() | ({"rollout": self.rollout.as_dict()} if self.rollout else {})
 
 
 def start_rollout(
@@ -76,7 +67,7 @@ def start_rollout(
     if rollout is None and artifact.digest == record.manifest:
         record = _wait_until_answering(journal, options)
         options.on_event("live", f"this artifact is already served as revision {record.revision}")
-        return RolloutResult(record)
+        return RolloutResult(journal, record)
     if rollout is not None and rollout.record.manifest != artifact.digest:
         hint = f"trtspec promote {record.name}, or trtspec rollback {record.name}"
         raise DeployError(
@@ -98,7 +89,7 @@ def _run_rollout(
 ) -> RolloutResult:
     """Stage a revision and follow its rollout; retry with other ports if another process took one."""
     for tries_left in reversed(range(PORT_TRIES)):
-        with reserved_ports(journal, replace(options, ports=_server_ports(options)), PORTS[:3]) as ports:
+        with reserved_ports(journal, _server_options(options), PORTS[:3]) as ports:
             rollout = _stage_rollout(journal, record, artifact, options, ports, before=before, source=source)
             try:
                 return watch_rollout(journal, rollout.record.revision, options.on_event)
@@ -136,10 +127,8 @@ def _wait_until_answering(journal: DeploymentJournal, options: DeployOptions) ->
 
 def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> RolloutResult:
     """Report the progress of a rollout until it ends or holds; each of its steps has its own time limit."""
-    reported, begun_by = (
-        "",
-        time.monotonic() + BEGUN_S + 2 * journal.read_existing().drain_s,
-    )  # an earlier revision may still drain
+    reported = ""
+    begun_by = time.monotonic() + BEGUN_S + 2 * journal.read_existing().drain_s  # an earlier revision may still drain
     while True:  # unbounded: the supervisor's steps have time limits, and its death ends the loop
         record, rollout = journal.read_existing(), _read_current(journal, revision)
         if (what := f"{rollout.state} {rollout.share}") != reported:
@@ -149,26 +138,20 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
             message = f"revision {revision} is rolled back: {rollout.reason}"
             raise RolledBack(message, hint=tail_hint(journal), reason=rollout.reason)
         if rollout.state == "holding" or (rollout.state == "promoted" and record.revision == revision):
-            return RolloutResult(record, rollout)
+            return RolloutResult(journal, record, rollout)
         if not record.is_running:
             raise DeployError("the deployment ended during the rollout", hint=tail_hint(journal))
         if rollout.state == "staged" and time.monotonic() > begun_by:
-            raise DeployError(
-                f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=tail_hint(journal)
-            )
+            message = f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s"
+            raise DeployError(message, hint=tail_hint(journal))
         time.sleep(POLL_S)
-
-
-def promote_revision(journal: DeploymentJournal) -> dict[str, Any]:
-    """Promote the revision of the rollout in progress now; its gates have already passed."""
-    return _run_command(journal, PROMOTE, "promoted")
 
 
 def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
     """Return to the previous revision: immediately during a rollout, else by a rollout of its staged files."""
     record = journal.read_existing()
     if active_rollout(journal, record):
-        return _run_command(journal, ROLLBACK, "rolled-back")
+        return run_command(journal, ROLLBACK, "rolled-back")
     with journal.lock():
         _check_runs(record)
         before, source = previous_revision(journal, record)
@@ -232,7 +215,7 @@ def _stage_rollout(
         limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # without a gateway, requests cannot be split
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
-    with _unstaged_on_failure(revision_dir(journal, revision)):
+    try:
         new = stage_revision(
             journal, revision, artifact, ports, record.host, drain_s, options.timeout_s, record.detached
         )
@@ -241,26 +224,14 @@ def _stage_rollout(
         if bool(record.openai) != artifact.recipe.serving.openai:
             message = "only one of the two artifacts has an OpenAI gateway"
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
-        _check_disk_space(journal)
+        if shutil.disk_usage(journal.root).free < ROOM_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.root))
         staged = f"the files of revision {before} are staged" if before else "the files are staged"
         take_command(journal)  # discard commands for earlier rollouts
         rollout = RolloutRecord(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
         return write_rollout(journal, rollout, staged)
-
-
-def _check_disk_space(journal: DeploymentJournal) -> None:
-    """Raise OSError if the disk is too full for the rollout's own records and logs."""
-    if shutil.disk_usage(journal.root).free < ROOM_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.root))
-
-
-@contextmanager
-def _unstaged_on_failure(place: Path) -> Iterator[None]:
-    """Delete the staged files if staging fails, for example on a full disk."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+    except BaseException:  # for example on a full disk
+        shutil.rmtree(revision_dir(journal, revision), ignore_errors=True)
         raise
 
 
@@ -285,7 +256,7 @@ def _check_same_endpoints(record: DeploymentRecord, options: DeployOptions) -> N
         raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")
 
 
-def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str, Any]:
+def run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str, Any]:
     """Send a command to the rollout in progress, wait for its effect and return the document."""
     record = journal.read_existing()
     _check_runs(record)
@@ -297,7 +268,7 @@ def _run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str
     while time.monotonic() < deadline:
         rollout, record = _read_current(journal, rollout.record.revision), journal.read_existing()
         if rollout.state == wanted and (wanted != "promoted" or record.revision == rollout.record.revision):
-            return RolloutResult(record, rollout).as_dict()
+            return RolloutResult(journal, record, rollout).as_dict()
         if rollout.is_over and rollout.state != wanted:
             raise RolledBack(f"revision {rollout.record.revision} is {rollout.state}: {rollout.reason}")
         if not record.is_running:
@@ -313,9 +284,10 @@ def _read_current(journal: DeploymentJournal, revision: int) -> RolloutRecord:
     return rollout
 
 
-def _server_ports(options: DeployOptions) -> dict[str, int]:
-    """Return the requested ports for the new server; the old server's ports are still in use."""
-    return {name: port for name, port in options.ports.items() if name != "openai"}
+def _server_options(options: DeployOptions) -> DeployOptions:
+    """Return the options for the new server's ports, which differ from the old server's without being reported."""
+    ports = {name: port for name, port in options.ports.items() if name != "openai"}
+    return replace(options, ports=ports, on_event=lambda state, what: None)
 
 
 def _check_runs(record: DeploymentRecord) -> None:
@@ -326,10 +298,7 @@ def _check_runs(record: DeploymentRecord) -> None:
 def _describe(rollout: RolloutRecord) -> str:
     if rollout.state == "staged":
         return f"revision {rollout.record.revision} is handed to supervisor process {rollout.record.pid}"
-    if rollout.state == "shadow":
-        percent = rollout.limits.shadow
-        return f"revision {rollout.record.revision} gets {percent} % of the requests mirrored, responses discarded"
-    if rollout.state in ("canary", "holding"):
-        gets = f"{rollout.share} % of the requests" if rollout.record.openai else "synthetic requests"
-        return f"revision {rollout.record.revision} gets {gets}"
+    if rollout.state in ("shadow", "canary", "holding"):
+        share = 0 if rollout.state == "shadow" else rollout.share
+        return f"revision {rollout.record.revision} gets {rollout.traffic(share)}"
     return rollout.reason or f"revision {rollout.record.revision}"

@@ -35,7 +35,6 @@ from trtspec.deployment.rollout.state import (
     note_rollout,
     save_rollout,
     take_command,
-    with_state,
     write_rollout,
 )
 from trtspec.deployment.server_process import LOOK_EVERY_S, ManagedServer
@@ -76,9 +75,18 @@ class TrafficSplit:
         With `alone`, a revision without a share is removed from the routes. Returns once the gateway uses the new
         routes; raises DeployError if it does not.
         """
-        if self.has_entry:
-            with self._lock:
-                self._give(share, alone, shadow)
+        if not self.has_entry:
+            return
+        with self._lock:
+            records = (self.old, self.new)
+            old, new = (Route(each.revision, 0, revision_config(self.journal, each)) for each in records)
+            routes = split_shares(old, replace(new, shadow=shadow), share)
+            generation = time.time_ns()
+            used = tuple(route for route in routes if route.share or not alone)
+            write_routes(self.journal.root / ROUTES, Routes(generation, used))
+            (url,) = (child.url for child in read_process_specs(self.journal.children))
+            if not wait_until(lambda: self.stats().generation == generation or not is_gateway_ready(url), TAKEN_UP_S):
+                raise DeployError("the OpenAI gateway did not apply the new shares")
 
     def stats(self) -> RouterStats:
         """Return the gateway's statistics since the shares last changed."""
@@ -93,16 +101,6 @@ class TrafficSplit:
         """Make a restarted gateway route to this revision only."""
         if self.has_entry:
             write_config(revision_config(self.journal, record), self.journal.root / GATEWAY_CONFIG_FILE)
-
-    def _give(self, share: int, alone: bool, shadow: int) -> None:
-        old, new = (Route(record.revision, 0, revision_config(self.journal, record)) for record in (self.old, self.new))
-        new = replace(new, shadow=shadow)
-        routes = tuple(route for route in split_shares(old, new, share) if route.share or not alone)
-        generation = time.time_ns()
-        write_routes(self.journal.root / ROUTES, Routes(generation, routes))
-        (url,) = (child.url for child in read_process_specs(self.journal.children))
-        if not wait_until(lambda: self.stats().generation == generation or not is_gateway_ready(url), TAKEN_UP_S):
-            raise DeployError("the OpenAI gateway did not apply the new shares")
 
 
 GATE_S = 10.0  # for one request of the gates, all of which are short
@@ -178,7 +176,9 @@ class RolloutController(threading.Thread):
 
     def _carry_out(self) -> None:
         self._artifact = load_artifact(revision_dir(self.journal, self.rollout.record.revision) / "artifact")
-        self._comparable = self._is_comparable()
+        before = load_manifest(revision_dir(self.journal, self.old.revision) / "artifact")
+        texts = {same_text(before), same_text(self._artifact.manifest)}
+        self._comparable = len(texts) == 1 and texts != {""}  # the same target must generate the same texts
         self._note("starting", "the server is starting")
         self._keeper.start()
         self._watching = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
@@ -193,7 +193,7 @@ class RolloutController(threading.Thread):
             if self._wanted != PROMOTE:
                 self._canary(share)
         if limits.shares[-1] < 100 and self._wanted != PROMOTE:
-            self._note("holding", f"{self._gets(limits.shares[-1])}, until it is promoted by command")
+            self._note("holding", f"{self.rollout.traffic(limits.shares[-1])}, until it is promoted by command")
             while self._wanted != PROMOTE:  # unbounded: monitors the revision until a command arrives
                 self._check(canary.rejection_reason(limits, self._canary_stats(time.monotonic(), [])))
                 time.sleep(LOOK_EVERY_S)
@@ -209,18 +209,15 @@ class RolloutController(threading.Thread):
 
     def _check(self, objection: str = "") -> None:
         """Raise RolloutAborted if the rollout must not continue."""
-        if fault := self._fault or objection or self._front_fault():
+        front = self._keeper.front
+        front_fault = f"the {front.running.child.name} {wrong}" if front and (wrong := front.wrong()) else ""
+        if fault := self._fault or objection or front_fault:
             raise RolloutAborted(fault)
         if self._over.is_set():
             raise RolloutAborted("the deployment was stopped")
         self._wanted = take_command(self.journal) or self._wanted
         if self._wanted == ROLLBACK:
             raise RolloutAborted("requested by command")
-
-    def _front_fault(self) -> str:
-        """Return the failure of the new server's front; "" for none."""
-        front = self._keeper.front
-        return f"the {front.running.child.name} {wrong}" if front is not None and (wrong := front.wrong()) else ""
 
     def _is_over(self) -> bool:
         with suppress(RolloutAborted):
@@ -230,7 +227,8 @@ class RolloutController(threading.Thread):
 
     def _note(self, state: str, detail: str, share: int | None = None) -> None:
         self._check()
-        self.rollout = write_rollout(self.journal, with_state(self.rollout, state, share=share), detail)
+        share = self.rollout.share if share is None else share
+        self.rollout = write_rollout(self.journal, replace(self.rollout, state=state, share=share), detail)
         self._say(f"revision {self.rollout.record.revision} is {state}: {detail}")
 
     def _judge_gates(self) -> None:
@@ -247,7 +245,7 @@ class RolloutController(threading.Thread):
         """Hold the new revision at a share of the requests until enough samples exist; share 0 only mirrors."""
         self._shares.give(share, shadow=self.rollout.limits.shadow)
         state = "canary" if share else "shadow"
-        self._note(state, self._gets(share), share if self._shares.has_entry else 0)
+        self._note(state, self.rollout.traffic(share), share if self._shares.has_entry else 0)
         began, limits = time.monotonic(), self.rollout.limits
         texts = [prompt.text for prompt in artifact_prompts(self._artifact.root, None)]
         pairs = PairedProbes(server_url(self.journal, self.old.revision), self._keeper.server.url, texts)
@@ -279,11 +277,6 @@ class RolloutController(threading.Thread):
         if failed:
             raise failed[0]
 
-    def _gets(self, share: int) -> str:
-        if not share:
-            return f"{self.rollout.limits.shadow} % of the requests mirrored, responses discarded"
-        return f"{share} % of the requests" if self._shares.has_entry else "synthetic requests"
-
     def _canary_stats(self, began: float, pairs: list[ProbePair]) -> CanaryStats:
         stats = self._shares.stats()
         new, old = stats.of(self.rollout.record.revision), stats.of(self.old.revision)
@@ -292,28 +285,20 @@ class RolloutController(threading.Thread):
 
     def _update_mirroring(self, seen: MirrorStats) -> None:
         """Update the mirroring results, and save them at most once per NOTE_EVERY_S."""
-        if (
-            not (share := self.rollout.limits.shadow)
-            or (found := mirroring_summary(seen, share)) == self.rollout.shadow
-        ):
+        share = self.rollout.limits.shadow
+        if not share or (found := mirroring_summary(seen, share)) == self.rollout.shadow:
             return
         self.rollout = replace(self.rollout, shadow=found)
         if time.monotonic() - self._saved_at > NOTE_EVERY_S:
             self._saved_at = time.monotonic()
             save_rollout(self.journal, self.rollout)
 
-    def _is_comparable(self) -> bool:
-        """Return whether both revisions must generate the same texts, which requires the same target."""
-        old = load_manifest(revision_dir(self.journal, self.old.revision) / "artifact")
-        said = {same_text(old), same_text(self._artifact.manifest)}
-        return len(said) == 1 and said != {""}
-
     def _promote(self) -> None:
         """Make the new revision live and let the old one finish its requests."""
         self._shares.give(100)
         self._check()
         record = replace(self.rollout.record, state="live", restarts=0, reason="")
-        self.rollout = write_rollout(self.journal, with_state(self.rollout, "promoted", share=100), "it is live")
+        self.rollout = write_rollout(self.journal, replace(self.rollout, state="promoted", share=100), "it is live")
         before = self._replace(self._keeper, record, f"revision {record.revision} is live")
         self._done.set()  # from here on the supervisor owns the server
         self._say(f"revision {record.revision} is promoted; revision {self.old.revision} is draining")
@@ -333,7 +318,7 @@ class RolloutController(threading.Thread):
         self._let_end()
         with self._logged_errors():
             self._keeper.end(0.0)
-        self.rollout = with_state(self.rollout, "rolled-back", share=0, reason=reason)
+        self.rollout = replace(self.rollout, state="rolled-back", share=0, reason=reason)
         # before recording the end, so that readers of the record find no files, and to free space on a full disk
         shutil.rmtree(revision_dir(self.journal, self.rollout.record.revision), ignore_errors=True)
         self._note_end()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trtspec.bench.gates import PASS
@@ -76,6 +76,12 @@ class RolloutRecord:
     def is_over(self) -> bool:
         return self.state in OVER
 
+    def traffic(self, share: int) -> str:
+        """Return which requests the new revision gets at a share; at 0 only mirrored ones."""
+        if not share and self.limits.shadow:
+            return f"{self.limits.shadow} % of the requests mirrored, responses discarded"
+        return f"{share} % of the requests" if self.record.openai else "synthetic requests"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the `rollout` part of the `status` document."""
         record = self.record
@@ -113,7 +119,6 @@ def write_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: st
 
 
 def note_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: str = "") -> None:
-    """Append a line to the journal only."""
     shadow = f"; mirrored: {rollout.shadow.get('verdict', '')}" if rollout.shadow else ""
     journal.note(rollout.record, rollout.state, (detail or rollout.reason) + shadow)
 
@@ -121,15 +126,13 @@ def note_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: str
 def save_rollout(journal: DeploymentJournal, rollout: RolloutRecord) -> RolloutRecord:
     """Replace the state file only."""
     document = asdict(rollout) | {"shares": rollout.limits.shares}
-    data, path = json.dumps(document, indent=1).encode(), journal.root / FILE
-    replace_file(path, data)
+    replace_file(journal.root / FILE, json.dumps(document, indent=1).encode())
     return rollout
 
 
 def send_command(journal: DeploymentJournal, what: str) -> None:
     """Leave a command for the supervisor: PROMOTE or ROLLBACK."""
-    path = journal.root / ASK
-    replace_file(path, what.encode())
+    replace_file(journal.root / ASK, what.encode())
 
 
 def take_command(journal: DeploymentJournal) -> str:
@@ -148,8 +151,3 @@ def active_rollout(journal: DeploymentJournal, record: DeploymentRecord | None) 
     if rollout is None or rollout.is_over or record is None or not record.is_running:
         return None
     return rollout if rollout.record.pid == record.pid else None
-
-
-def with_state(rollout: RolloutRecord, state: str, *, share: int | None = None, reason: str = "") -> RolloutRecord:
-    """Return the rollout in another state."""
-    return replace(rollout, state=state, share=rollout.share if share is None else share, reason=reason)

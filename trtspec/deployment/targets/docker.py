@@ -10,10 +10,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,13 @@ from trtspec.deployment.containers import (
     parse_settings,
     write_rendered,
 )
-from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document, staged_record
+from trtspec.deployment.journal import (
+    DeploymentJournal,
+    DeploymentRecord,
+    RunningDeployment,
+    deploy_document,
+    staged_record,
+)
 from trtspec.deployment.options import DeployOptions, exposure_warning
 from trtspec.deployment.ports import former_ports, reserved_ports
 from trtspec.store.artifact import Artifact
@@ -63,37 +68,37 @@ TLS and authentication in front. The keys of the OpenAI gateway come from {env_f
 The container runs as an unprivileged user without capabilities on a read-only file system; it writes only to memory."""
 
 
-def _env_file(workload: ContainerWorkload) -> str:
-    return f"{workload.name}.env"
-
-
 def _service(workload: ContainerWorkload, image: str, ports: Mapping[str, int]) -> dict[str, Any]:
     return {
         "image": image,
         "command": workload.command,
         "user": f"{USER}:{USER}",
         "environment": dict(ENVIRONMENT),
-        "env_file": [{"path": _env_file(workload), "required": False}],
+        "env_file": [{"path": f"{workload.name}.env", "required": False}],
         "ports": [f"{workload.options.host}:{port}:{PORTS[name]}" for name, port in ports.items()],
-        "volumes": [_artifact_volume()],
+        "volumes": [
+            {
+                "type": "bind",
+                "source": f"${{{ARTIFACT_VARIABLE}:?the directory of the artifact}}",
+                "target": ARTIFACT,
+                "read_only": True,
+                "bind": {"create_host_path": False},
+            }
+        ],
         **_confined(),
         **_sized(workload),
-        "healthcheck": _healthcheck(workload),
+        "healthcheck": {  # requests a text, because Triton can report ready while unable to serve
+            "test": ["CMD", *workload.probe(ALIVE_S)],
+            "interval": "30s",
+            "timeout": f"{ALIVE_S + 5}s",
+            "retries": 3,
+            "start_period": f"{workload.startup_s}s",
+            "start_interval": "5s",
+        },
         "init": True,
         "restart": "unless-stopped",
         "stop_grace_period": f"{workload.grace_s}s",
         "logging": {"driver": "json-file", "options": {"max-size": "100m", "max-file": "3"}},
-    }
-
-
-def _artifact_volume() -> dict[str, Any]:
-    source = f"${{{ARTIFACT_VARIABLE}:?the directory of the artifact}}"
-    return {
-        "type": "bind",
-        "source": source,
-        "target": ARTIFACT,
-        "read_only": True,
-        "bind": {"create_host_path": False},
     }
 
 
@@ -123,28 +128,15 @@ def _sized(workload: ContainerWorkload) -> dict[str, Any]:
     return sized
 
 
-def _healthcheck(workload: ContainerWorkload) -> dict[str, Any]:
-    """Return a check that requests a text, because Triton can report ready while unable to serve."""
-    return {
-        "test": ["CMD", *workload.probe(ALIVE_S)],
-        "interval": "30s",
-        "timeout": f"{ALIVE_S + 5}s",
-        "retries": 3,
-        "start_period": f"{workload.startup_s}s",
-        "start_interval": "5s",
-    }
-
-
 DOCKER = "docker"
 ASK_S, POLL_S = 20.0, 2.0
 MOST_UNKNOWN = 5
+RUNNING_STATES = ("live", "starting", "unhealthy")
 STATES = {"running": "live", "restarting": "unhealthy", "created": "starting", "exited": "dead", "dead": "dead"}
 
 
 @dataclass(frozen=True)
 class DockerSettings:
-    """Settings of the docker target."""
-
     image: str = ""
 
 
@@ -160,7 +152,7 @@ def render_docker(workload: ContainerWorkload, repository: Path) -> RenderedFile
         return {"Dockerfile": dockerfile(workload)}
     check_image(image, workload)
     ports = {name: options.ports.get(name, PORTS[name]) for name in PORTS}
-    places = {"variable": ARTIFACT_VARIABLE, "file": COMPOSE_FILE, "env_file": _env_file(workload)}
+    places = {"variable": ARTIFACT_VARIABLE, "file": COMPOSE_FILE, "env_file": f"{workload.name}.env"}
     head = HEAD.format(name=workload.name, host=options.host, **places, **ports)
     document = {"name": workload.name, "services": {SERVICE: _service(workload, image, ports)}}
     return {COMPOSE_FILE: as_yaml(document, head=head), "Dockerfile": dockerfile(workload)}
@@ -172,42 +164,41 @@ def deploy_docker(journal: DeploymentJournal, artifact: Artifact, options: Deplo
         hint = "install Docker with its compose plugin, or render the files for another machine with --render DIR"
         raise DeployError(f"{DOCKER} is not on PATH", hint=hint)
     former = journal.read()
-    kept, on_moved = former_ports(former, "docker", options), partial(options.on_event, "ports")
-    with reserved_ports(journal, options, former=kept, on_moved=on_moved) as ports:
-        _check_not_running(journal)
+    with reserved_ports(journal, options, former=former_ports(former, "docker", options)) as ports:
+        if former and former.target == "docker" and _state(former) in RUNNING_STATES:
+            hint = f"trtspec stop {former.name}, or choose another name with --name"
+            raise DeployError(f"{former.name!r} is already deployed at {former.endpoints['http']}", hint=hint)
         workload = make_workload(artifact, replace(options, ports=ports))
         check_image(options.settings.get("image", ""), workload)
         write_rendered(_folder(journal), render_docker(workload, artifact.root / REPOSITORY))
         fields: dict[str, Any] = {"target": "docker", "host": options.host, "detached": options.detach}
         record = journal.write(staged_record(journal.name, artifact, **fields, **ports))
         options.on_event("staged", f"the compose file is {_folder(journal) / COMPOSE_FILE}")
-        with _removed_on_failure(journal, record, former):
+        try:
             wait = ("--wait", f"--wait-timeout={int(options.timeout_s)}")
             _compose(journal, "up", "--detach", *wait, timeout_s=options.timeout_s + 30)
+        except BaseException as error:
+            if isinstance(error, ToolFailed) and error.is_before:
+                journal.forget(former)  # the container was not created
+                raise
+            fetch_log(journal)
+            with suppress(DeployError, StepTimeout):  # the original error is the one to report
+                _down(journal)
+            journal.move(record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
+            raise
         record = journal.move(record, "live")
         options.on_event("live", f"the container is healthy: a request was answered at {record.endpoints['http']}")
     return DockerDeployment(journal, record)
 
 
-@dataclass
-class DockerDeployment:
-    """A container started by this process."""
-
-    journal: DeploymentJournal
-    record: DeploymentRecord
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`."""
-        return deploy_document(self.record, self.record.state)
-
+class DockerDeployment(RunningDeployment):
     def wait(self) -> None:
-        """Block until the container ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
         try:
             with sigterm_as_interrupt():
                 unknown = 0  # consecutive checks without an answer from docker
                 while unknown < MOST_UNKNOWN:  # unbounded: runs in the foreground until stopped
                     state = _state(self.record)
-                    if state not in ("live", "starting", "unhealthy", "unknown"):
+                    if state not in (*RUNNING_STATES, "unknown"):
                         break
                     unknown = unknown + 1 if state == "unknown" else 0
                     time.sleep(POLL_S)
@@ -218,41 +209,24 @@ class DockerDeployment:
             raise DeployError("the container exited", hint=f"trtspec logs {self.journal.name}")
 
 
-@contextmanager
-def _removed_on_failure(
-    journal: DeploymentJournal, record: DeploymentRecord, former: DeploymentRecord | None
-) -> Iterator[None]:
-    """Remove the container if the block fails, after saving its log."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, ToolFailed) and error.is_before:
-            journal.forget(former)  # the container was not created
-            raise
-        fetch_log(journal)
-        with suppress(DeployError, StepTimeout):  # the original error is the one to report
-            _down(journal)
-        journal.move(record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
-        raise
-
-
 def stop(name: str) -> dict[str, Any]:
     """Stop a container; open streams may finish within the compose file's grace period."""
     journal = DeploymentJournal(name)
     record = journal.read_existing()
     state = _state(record)
-    was_running = state in ("live", "starting", "unhealthy")
+    was_running = state in RUNNING_STATES
     if was_running or record.state == "live" or state == "unknown":
         fetch_log(journal)
         _down(journal)
         record = journal.move(record, "stopped")
-    return deploy_document(record, record.state) | {"was_running": was_running}
+    return deploy_document(record) | {"was_running": was_running}
 
 
 def fetch_log(journal: DeploymentJournal) -> None:
     """Save the container's output as the deployment's log; an existing log of a removed container is kept."""
-    if output := _ask(journal, "logs", "--no-color", "--no-log-prefix"):
-        journal.log.write_bytes(output)
+    with suppress(DeployError, StepTimeout):
+        if output := _compose(journal, "logs", "--no-color", "--no-log-prefix", timeout_s=ASK_S):
+            journal.log.write_bytes(output)
 
 
 def _state(record: DeploymentRecord) -> str:
@@ -272,13 +246,6 @@ def _state(record: DeploymentRecord) -> str:
     return health if running and health else STATES.get(container.get("State", ""), "dead")
 
 
-def _check_not_running(journal: DeploymentJournal) -> None:
-    record = journal.read()
-    if record and record.target == "docker" and _state(record) in ("live", "starting", "unhealthy"):
-        hint = f"trtspec stop {record.name}, or choose another name with --name"
-        raise DeployError(f"{record.name!r} is already deployed at {record.endpoints['http']}", hint=hint)
-
-
 def _folder(journal: DeploymentJournal) -> Path:
     return journal.root / "docker"
 
@@ -289,14 +256,6 @@ def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes
     command = [DOCKER, "compose", "--file", str(_folder(journal) / COMPOSE_FILE), *words]
     environment = {**os.environ, ARTIFACT_VARIABLE: record.artifact if record else ""}
     return run_tool(command, f"docker compose {words[0]}", DOCKER_CAUSES, timeout_s, environment)
-
-
-def _ask(journal: DeploymentJournal, *words: str) -> bytes:
-    """Return the output of docker compose, or b"" if it fails."""
-    try:
-        return _compose(journal, *words, timeout_s=ASK_S)
-    except (DeployError, StepTimeout):
-        return b""
 
 
 def _down(journal: DeploymentJournal) -> None:

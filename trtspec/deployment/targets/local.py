@@ -16,10 +16,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
@@ -35,7 +33,15 @@ from trtspec.core.processes import (
 from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.gateway import gateway_process, is_gateway_ready, wait_for_first_response
 from trtspec.deployment.health import request_text
-from trtspec.deployment.journal import STARTING, DeploymentJournal, DeploymentRecord, deploy_document, status_document
+from trtspec.deployment.journal import (
+    STARTING,
+    SUPERVISOR,
+    DeploymentJournal,
+    DeploymentRecord,
+    RunningDeployment,
+    deploy_document,
+    status_document,
+)
 from trtspec.deployment.log import cause_of_death, rotate, tail, tail_hint
 from trtspec.deployment.options import PORTS, DeployOptions
 from trtspec.deployment.ports import PortInUse, as_port_in_use, former_ports, reserved_ports
@@ -50,7 +56,6 @@ STOP_MARGIN_S = 10.0  # beyond the drain time
 NOTE_TIMEOUT_S = 2.0  # until the end of a server is recorded
 POLL_S = 0.05
 PORT_TRIES = 4  # starts, each avoiding ports taken by other processes
-TARGET_NAME = "local"
 
 
 def deploy_local(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> LocalDeployment:
@@ -74,57 +79,51 @@ def deploy_local(journal: DeploymentJournal, artifact: Artifact, options: Deploy
 def _served(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions, deadline: float) -> LocalDeployment:
     """Start a server and wait for its first answer; raise PortInUse if another process took one of its ports."""
     names = PORTS if artifact.recipe.serving.openai else PORTS[:3]
-    former = former_ports(journal.read(), TARGET_NAME, options)
-    with reserved_ports(journal, options, names, former, partial(options.on_event, "ports")) as ports:
+    with reserved_ports(journal, options, names, former_ports(journal.read(), "local", options)) as ports:
         server = _start(journal, artifact, ports, options)
-        with server.stopped_on_failure():
-            journal.write(server.record)
-            options.on_event(
-                "staged", f"tritonserver runs under supervisor process {server.record.pid}; log: {journal.log}"
-            )
-            server.await_start("loaded", deadline, "the server was not ready in time")
-            options.on_event("loaded", "the models are loaded")
-            unanswered = f"the first request: no answer within {max(0.0, deadline - time.monotonic()):.3g} s"
-            server.await_start("smoke", deadline, unanswered)
-            server.await_entry(deadline)
-            if options.wait_warm:
-                options.on_event("warm", server.await_warm(deadline))
-            if options.before_live:
-                options.before_live(server.record.endpoints["http"])
-            server.go_live()
-            options.on_event("live", f"a request was answered at {server.record.endpoints['http']}")
+        try:
+            with sigterm_as_interrupt():
+                journal.write(server.record)
+                pid = server.record.pid
+                options.on_event("staged", f"tritonserver runs under supervisor process {pid}; log: {journal.log}")
+                server.await_start("loaded", deadline, "the server was not ready in time")
+                options.on_event("loaded", "the models are loaded")
+                unanswered = f"the first request: no answer within {max(0.0, deadline - time.monotonic()):.3g} s"
+                server.await_start("smoke", deadline, unanswered)
+                server.await_entry(deadline)
+                if options.wait_warm:
+                    began, record = time.monotonic(), server.record
+                    entries = wait_for_first_response(record, journal.root, deadline, lambda: tail_hint(journal))
+                    seconds = time.monotonic() - began
+                    options.on_event("warm", f"first text from {' and '.join(entries)} after {seconds:.2f} s")
+                if options.before_live:
+                    options.before_live(server.record.endpoints["http"])
+                server.record = journal.move(server.record, "live")
+                options.on_event("live", f"a request was answered at {server.record.endpoints['http']}")
+        except BaseException as error:
+            reason = error.message if isinstance(error, TrtspecError) else type(error).__name__
+            _end(journal, journal.read() or server.record, "failed", EXIT_TIMEOUT_S, reason)
+            raise
     return server
 
 
 @dataclass
-class LocalDeployment:
-    """A server started by this process."""
-
-    journal: DeploymentJournal
-    record: DeploymentRecord
+class LocalDeployment(RunningDeployment):
     process: subprocess.Popen[bytes]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`."""
-        return deploy_document(self.record, self.record.state)
-
     def wait(self) -> None:
-        """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
         try:
             with sigterm_as_interrupt():
                 code = self.process.wait()  # unbounded: runs in the foreground until stopped
         except KeyboardInterrupt:
-            self.stop()
+            record = self.journal.read_existing()
+            _end(self.journal, record, "stopped", self.record.drain_s + STOP_MARGIN_S)
             raise
         if wait_until(lambda: self.journal.read_existing().state == "stopped", NOTE_TIMEOUT_S):
             return
         record = self.journal.read_existing()
         what = f"failed: {record.reason}" if record.state == "failed" else f"exited with status {code}"
         raise DeployError(f"the server {what}", hint=tail_hint(self.journal))
-
-    def stop(self) -> None:
-        """Stop the server."""
-        _end(self.journal, self.journal.read_existing(), "stopped", self.record.drain_s + STOP_MARGIN_S)
 
     def await_start(self, state: str, deadline: float, late: str) -> None:
         """Wait until the supervisor has recorded a state of its start; `late` is the message of a timeout."""
@@ -160,27 +159,6 @@ class LocalDeployment:
         if not wait_until(answer, max(0.1, deadline - time.monotonic())):
             raise StepTimeout("the OpenAI gateway was not ready in time", hint=tail_hint(self.journal))
 
-    def await_warm(self, deadline: float) -> str:
-        """Wait until each endpoint has served a first text; return a description."""
-        began = time.monotonic()
-        entries = wait_for_first_response(self.record, self.journal.root, deadline, lambda: tail_hint(self.journal))
-        return f"first text from {' and '.join(entries)} after {time.monotonic() - began:.2f} s"
-
-    def go_live(self) -> None:
-        """Record the deployment as live."""
-        self.record = self.journal.move(self.record, "live")
-
-    @contextmanager
-    def stopped_on_failure(self) -> Iterator[None]:
-        """End the server if the block raises any exception."""
-        try:
-            with sigterm_as_interrupt():
-                yield
-        except BaseException as error:
-            reason = error.message if isinstance(error, TrtspecError) else type(error).__name__
-            _end(self.journal, self.journal.read() or self.record, "failed", EXIT_TIMEOUT_S, reason)
-            raise
-
 
 def status(name: str) -> dict[str, Any]:
     """Return the status of a deployment.
@@ -209,7 +187,7 @@ def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
     was_running = record.is_running
     why = cause_of_death(journal, record) if record.state_now == "dead" else "by trtspec stop"
     record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s, why)
-    return deploy_document(record, record.state) | {"was_running": was_running}
+    return deploy_document(record) | {"was_running": was_running}
 
 
 def _start(
@@ -236,18 +214,11 @@ def _start(
 
 def _supervise(journal: DeploymentJournal, record: DeploymentRecord) -> subprocess.Popen[bytes]:
     """Start the supervisor in a new session, logging its output; unless detached, it ends with this process."""
-    command = str(os.getpid()), str(start_time(os.getpid())), str(journal.root)
-    argv = [
-        sys.executable,
-        "-m",
-        "trtspec.deployment.supervisor",
-        journal.name,
-        str(record.revision),
-        record.shm_prefix,
-    ]
+    command = os.getpid(), start_time(os.getpid()), journal.root
+    arguments = journal.name, record.revision, record.shm_prefix, *command
     with private_file(journal.log) as output:
         return subprocess.Popen(
-            [*argv, *command],
+            [sys.executable, "-m", SUPERVISOR, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -263,10 +234,8 @@ def _check_not_running(journal: DeploymentJournal) -> None:
     if record is None:
         return
     if record.is_running:
-        raise DeployError(
-            f"{record.name!r} is starting under process {record.pid}",
-            hint=f"trtspec status {record.name}, or trtspec stop {record.name}",
-        )
+        hint = f"trtspec status {record.name}, or trtspec stop {record.name}"
+        raise DeployError(f"{record.name!r} is starting under process {record.pid}", hint=hint)
     is_dead = record.state_now == "dead"
     why = cause_of_death(journal, record) if is_dead else ""
     _end(journal, record, "stopped" if is_dead else record.state, 0.0, why)

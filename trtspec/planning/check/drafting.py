@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from trtspec.backends.base import backends_for_method
 from trtspec.backends.common.checks import check_features
 from trtspec.checkpoints.previews import compare_tokenizers
-from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, with_vocab_size
 from trtspec.checkpoints.tokenizer import TokenizerMismatch
 from trtspec.core.errors import TrtspecError
@@ -28,14 +27,16 @@ OPTIONS = "speculation.options"
 def check_method(findings: Findings, chosen: Selection, method: Method, target: SourceModel | None) -> Options | None:
     """Check the method's requirements; return its options, or None if they are invalid."""
     speculation, name = chosen.recipe.speculation, chosen.recipe.speculation.method
-    _check_presence(findings, chosen, method)
+    if method.drafts_with != "nothing" and speculation.draft is None:
+        what = "a model" if method.drafts_with == "model" else "a head trained for the target"
+        hint = "set speculation.draft; trtspec train creates the drafts listed in docs/train.md"
+        findings.error("speculation", "no-draft", f"{name} requires {what} as draft", hint)
+    if method.drafts_with == "nothing" and speculation.draft is not None:
+        findings.error("speculation.draft", "unused-draft", f"{name} does not use a draft", "remove draft")
     if speculation.draft_len is not None and speculation.draft_len not in method.draft_lens:
-        lens = method.draft_lens
-        span = (
-            f"takes {lens[0]}..{lens[-1]} draft tokens"
-            if lens
-            else "does not use draft_len; its options determine the length"
-        )
+        span = "does not use draft_len; its options determine the length"
+        if lens := method.draft_lens:
+            span = f"takes {lens[0]}..{lens[-1]} draft tokens"
         findings.error("speculation.draft_len", "out-of-range", f"{name} {span}")
     if chosen.choice and chosen.backend and name not in chosen.backend.methods():
         others = ", ".join(backends_for_method(name)) or "no backend"
@@ -46,16 +47,6 @@ def check_method(findings: Findings, chosen: Selection, method: Method, target: 
     if options and chosen.backend:
         findings.add(check_features(speculation, method, options, chosen.backend))
     return options
-
-
-def _check_presence(findings: Findings, chosen: Selection, method: Method) -> None:
-    draft, name = chosen.recipe.speculation.draft, chosen.recipe.speculation.method
-    if method.drafts_with != "nothing" and draft is None:
-        what = "a model" if method.drafts_with == "model" else "a head trained for the target"
-        hint = "set speculation.draft; trtspec train creates the drafts listed in docs/train.md"
-        findings.error("speculation", "no-draft", f"{name} requires {what} as draft", hint)
-    if method.drafts_with == "nothing" and draft is not None:
-        findings.error("speculation.draft", "unused-draft", f"{name} does not use a draft", "remove draft")
 
 
 def _read_options(findings: Findings, chosen: Selection, method: Method) -> Options | None:
@@ -155,22 +146,16 @@ def _with_vocabulary(
     """
     ours, theirs = target.config.vocab_size, draft.config.vocab_size
     can_cut = chosen.converts and has_tokenizer and (draft.source.root / "tokenizer.json").is_file()
-    can_cut = can_cut and not _reads_beyond(draft.source, ours)
+    numbers = {key: value for key, value in draft.source.config.items() if isinstance(value, int)}
+    special = (key for key in numbers if key.endswith(("_token", "_token_id")) and key not in TEXT_TOKENS)
+    # a special token that the draft reads, as the mask token of parallel drafts, must not be cut
+    can_cut = can_cut and not any(numbers[key] >= ours for key in special)
     if (theirs > ours and not can_cut) or (theirs < ours and not chosen.converts):
         message = f"the draft has {theirs} vocabulary entries, the target {ours}"
         findings.error(DRAFT, "vocabulary", message, "a draft must share the target's vocabulary")
     elif has_tokenizer:
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
     return with_vocab_size(draft, ours) if theirs != ours and chosen.converts else draft
-
-
-def _reads_beyond(source: Source, rows: int) -> bool:
-    """Return whether a draft has a special token beyond `rows`, as the mask token of parallel drafts."""
-    return any(
-        isinstance(value, int) and value >= rows
-        for key, value in source.config.items()
-        if key.endswith(("_token", "_token_id")) and key not in TEXT_TOKENS
-    )
 
 
 def _check_head(

@@ -72,7 +72,6 @@ class Findings:
         return None
 
     def count_errors(self) -> int:
-        """Return the number of errors."""
         return sum(each.severity == "error" for each in self.diagnostics)
 
 

@@ -131,16 +131,11 @@ def _warn_of_none(findings: Findings, path: str, source: Source, found: EndIds) 
     hint = f"write eos_token_id to {GENERATION_CONFIG}"
     if found.source == GENERATION_CONFIG:
         message += f": {GENERATION_CONFIG} lacks it, and transformers ignores other files if it exists"
-        others = _config_ids(source)
+        ids = source.config.get("eos_token_id")
+        others = "" if ids is None else repr_short(str(ids))[1:-1]
         message += f" ({CONFIG} has {others})" if others else ""
         hint += ", or remove the file" if others else ""
     findings.warn(path, "end-ids", message, hint)
-
-
-def _config_ids(source: Source) -> str:
-    """Return the eos_token_id of config.json as text, "" if not set."""
-    value = source.config.get("eos_token_id")
-    return "" if value is None else repr_short(str(value))[1:-1]
 
 
 WIDER = {"F32": "float32", "BF16": "bfloat16"}  # dtypes with values outside the range of float16

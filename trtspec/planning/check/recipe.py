@@ -79,9 +79,7 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
     if gpu and not any(each.path == "engine.gpu" for each in findings.diagnostics):
         findings.attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
     if recipe.plugins:
-        from trtspec.backends.common.steps import (
-            plan_recipe_library,  # steps that build, which few recipes need to be checked with
-        )
+        from trtspec.backends.common.steps import plan_recipe_library  # steps that build, which few recipes need
 
         findings.attempt("plugins", "plugin", lambda: plan_recipe_library(recipe.plugins, gpu or ""))
     if prompts:
@@ -107,8 +105,10 @@ def _context(
         return None
     if (chosen.converts and target.model is None) or (speculation.draft is not None and draft.source is None):
         return None
+    asked = chosen.recipe.engine.max_seq_len  # an explicit length was checked; the default is limited by the positions
+    max_seq_len = min(asked, max_text_tokens(chosen, target) or asked)
     return PlanContext(
-        recipe=_fitted(chosen, target),
+        recipe=chosen.recipe.with_engine(max_seq_len=max_seq_len),
         choice=chosen.choice,
         method=method,
         options=options,
@@ -119,9 +119,3 @@ def _context(
         head=draft.head,
         translates=draft.has_other_vocabulary,
     )
-
-
-def _fitted(chosen: Selection, target: CheckedModel) -> Recipe:
-    """Lower the default text length to the target's positions; an explicit length was checked already."""
-    asked = chosen.recipe.engine.max_seq_len
-    return chosen.recipe.with_engine(max_seq_len=min(asked, max_text_tokens(chosen, target) or asked))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 
 from trtspec.backends.base import AUTO, choose_backend, find_backend
 from trtspec.backends.context import SelectedBackend as BackendChoice
@@ -62,36 +61,22 @@ class InputModel:
         """Return the total number of elements of its tensors."""
         return sum(prod(tensor.shape) for tensor in self.source.tensors.values())
 
-    @property
-    def base_name(self) -> str:
-        """Return the last component of its name."""
-        return self.asked.model.rstrip("/").rpartition("/")[2]
-
 
 def open_checkpoint(written: str) -> InputModel:
     """Read a checkpoint given on the command line; a hub id gets its newest commit.
 
     CheckpointError if it is not a checkpoint or not accessible.
     """
-    return _open_hub(written) if is_hub_id(written) else _open_directory(written)
-
-
-def _open_directory(written: str) -> InputModel:
+    if is_hub_id(written):
+        revision, why = choose_commit(written)
+        asked = ModelSource(model=written, revision=revision)
+        return InputModel(asked, find_source(asked), why)
     path = os.path.abspath(os.path.expanduser(written))
-    return InputModel(ModelSource(model=path), _read(locate_model(path, None)))
-
-
-def _read(root: Path) -> Source:
+    root = locate_model(path, None)
     if not (root / "config.json").is_file():
         hint = "a checkpoint is a directory with config.json and *.safetensors"
         raise CheckpointError("no config.json", where=str(root), hint=hint)
-    return load_source(root)
-
-
-def _open_hub(written: str) -> InputModel:
-    revision, why = choose_commit(written)
-    asked = ModelSource(model=written, revision=revision)
-    return InputModel(asked, find_source(asked), why)
+    return InputModel(ModelSource(model=path), load_source(root))
 
 
 @dataclass(frozen=True)

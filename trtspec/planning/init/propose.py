@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 from trtspec.backends.base import Backend, find_backend, unconverted_hint
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, read_model, requested_scheme
 from trtspec.core.diagnostics import Mark
 from trtspec.core.errors import CheckpointError, UnsupportedModel
@@ -29,14 +29,6 @@ from trtspec.recipe.yaml_tree import RecipeNode
 
 RANKS = (1, 2, 4, 8)
 USUAL_LEN, SHORT_LEN = 8192, 1024
-
-
-@dataclass(frozen=True)
-class TextLen:
-    """The maximum tokens of a text, and the reason."""
-
-    tokens: int
-    why: str
 
 
 @dataclass(frozen=True)
@@ -62,19 +54,14 @@ class Fit:
         return f"{taken:.1f} of {limit:.1f} GiB used" + ("" if self.holds else ": too much")
 
 
-def text_len(backend: Backend, target: ModelConfig | None, draft: ModelConfig | None) -> TextLen:
-    """Return the longest text that fits both models' positions, at most the usual length."""
+def text_len(backend: Backend, target: SourceModel | None, draft: SourceModel | None) -> tuple[int, str]:
+    """Return the tokens of the longest text that fits both models, at most the usual length, and the reason."""
     if target is None:
-        return TextLen(2048, "the default: the target's positions are unknown")
-    found = [TextLen(_positions(backend, target), "the target's maximum positions")]
-    if draft:
-        found.append(TextLen(_positions(backend, draft), "the draft's maximum positions"))
-    found.append(TextLen(USUAL_LEN, "longer texts take more memory: raise it if needed"))
-    return min(found, key=lambda each: each.tokens)
-
-
-def _positions(backend: Backend, config: ModelConfig) -> int:
-    return min(backend.positions(config), config.max_positions)
+        return 2048, "the default: the target's positions are unknown"
+    models = {"the target's maximum positions": target} | ({"the draft's maximum positions": draft} if draft else {})
+    found = [(min(backend.positions(each.config), each.config.max_positions), why) for why, each in models.items()]
+    found.append((USUAL_LEN, "longer texts take more memory: raise it if needed"))
+    return min(found, key=itemgetter(0))
 
 
 def fit(context: PlanContext, backend: Backend, machine: InitHardware) -> Fit:
@@ -83,14 +70,10 @@ def fit(context: PlanContext, backend: Backend, machine: InitHardware) -> Fit:
     If nothing fits, return the longest text on the most GPUs.
     """
     longest, ranks = context.recipe.engine.max_seq_len, _ranks(context, backend, machine)
-    tries = (_try(context, backend, tensor, tokens) for tokens in _lengths(longest) for tensor in ranks)
-    return next((tried for tried in tries if tried.holds), None) or _try(context, backend, ranks[-1], longest)
-
-
-def _lengths(longest: int) -> list[int]:
-    """Return the length and its successive halves down to SHORT_LEN."""
     halves = (longest >> power for power in range(1, longest.bit_length()))
-    return [longest, *(half for half in halves if half >= SHORT_LEN)]
+    lengths = [longest, *(half for half in halves if half >= SHORT_LEN)]
+    tries = (_try(context, backend, tensor, tokens) for tokens in lengths for tensor in ranks)
+    return next((tried for tried in tries if tried.holds), None) or _try(context, backend, ranks[-1], longest)
 
 
 def _ranks(context: PlanContext, backend: Backend, machine: InitHardware) -> list[int]:
@@ -130,16 +113,11 @@ ONLINE = "--set target.quantization.weights=fp8 quantizes it to FP8 while loadin
 
 
 @dataclass(frozen=True)
-class StorageFormat:
-    """Storage format of the target: the recipe value for weights and KV cache ("" for unchanged), and the reason."""
-
-    quantization: str
-    why: str
-
-
-@dataclass(frozen=True)
 class RecipeCandidate:
-    """A possible proposal before its sizes are determined, with everything that determines the choices."""
+    """A possible proposal before its sizes are determined, with everything that determines the choices.
+
+    `quantization` is the recipe value for weights and KV cache, "" for unchanged.
+    """
 
     name: RecipeChoice
     target: InputModel
@@ -148,11 +126,11 @@ class RecipeCandidate:
     way: MethodProposal
     target_model: SourceModel | None
     draft_model: SourceModel | None
-    stored: StorageFormat
+    quantization: str
+    quantization_why: str
 
     @property
     def backend(self) -> Backend:
-        """Return the backend of the proposal."""
         return find_backend(self.way.backend.name)
 
 
@@ -169,30 +147,20 @@ def propose(
     """
     best: tuple[RecipeChoice, ...] = ()
     fewest, refused = None, ""
-    for candidate in _candidates(name, target, draft, machine, ways):
-        choices, result = _sized(candidate, refused)
-        if fewest is None or len(result.errors) < fewest:
-            best, fewest = choices, len(result.errors)
-        if not result.errors:
-            break
-        refused = result.errors[0].message
-    return best
-
-
-def _candidates(
-    name: RecipeChoice,
-    target: InputModel,
-    draft: InputModel | None,
-    machine: InitHardware,
-    ways: Sequence[MethodProposal],
-) -> Iterator[RecipeCandidate]:
     for way in ways:
         backend = find_backend(way.backend.name)
         target_model = _read(target, way, backend)
         drafts = draft if find_method(way.method).drafts_with == "model" else None
         draft_model = _read(drafts, way, backend) if drafts else None
         for stored in _formats(backend, machine, target_model):
-            yield RecipeCandidate(name, target, draft, machine, way, target_model, draft_model, stored)
+            candidate = RecipeCandidate(name, target, draft, machine, way, target_model, draft_model, *stored)
+            choices, result = _sized(candidate, refused)
+            if not result.errors:
+                return choices
+            if fewest is None or len(result.errors) < fewest:
+                best, fewest = choices, len(result.errors)
+            refused = result.errors[0].message
+    return best
 
 
 def _read(given: InputModel, way: MethodProposal, backend: Backend) -> SourceModel | None:
@@ -207,38 +175,35 @@ def _read(given: InputModel, way: MethodProposal, backend: Backend) -> SourceMod
         raise
 
 
-def _formats(backend: Backend, machine: InitHardware, model: SourceModel | None) -> list[StorageFormat]:
-    """Return the possible storage formats of the target, best first."""
+def _formats(backend: Backend, machine: InitHardware, model: SourceModel | None) -> list[tuple[str, str]]:
+    """Return the possible storage formats of the target, best first, as in a candidate, and their reasons."""
     gpu = machine.gpu
     if model is None or not backend.converts:
-        return [StorageFormat("", "this backend runs the checkpoint unchanged")]
+        return [("", "this backend runs the checkpoint unchanged")]
     if model.prequantized:
-        return [StorageFormat("", f"the checkpoint is stored as {model.prequantized.describe()} and used unchanged")]
+        return [("", f"the checkpoint is stored as {model.prequantized.describe()} and used unchanged")]
     if gpu is None:
-        return [StorageFormat("", "no GPU is known that supports FP8")]
+        return [("", "no GPU is known that supports FP8")]
     if not gpu.has_fp8:
-        return [StorageFormat("", f"{gpu.name} lacks FP8, which needs compute capability 8.9; it has {gpu.sm / 10}")]
+        return [("", f"{gpu.name} lacks FP8, which needs compute capability 8.9; it has {gpu.sm / 10}")]
     if backend.in_process:
-        return [StorageFormat("", "this engine simulates FP8, which is not faster")]
+        return [("", "this engine simulates FP8, which is not faster")]
     why = f"{gpu.name} supports FP8: half the memory, and faster; output may differ from {model.config.dtype}"
-    return [StorageFormat("fp8", why), StorageFormat("", "")]
+    return [("fp8", why), ("", "")]
 
 
 def _sized(candidate: RecipeCandidate, refused: str) -> tuple[tuple[RecipeChoice, ...], CheckResult]:
     """Return a candidate's choices with sizes that fit its memory, and the result of `check`."""
     backend = candidate.backend
-    length = text_len(backend, _config(candidate.target_model), _config(candidate.draft_model))
-    fitted = Fit(1, length.tokens, None, True, length.tokens)
-    context = _examine(candidate, tuple(_choices(candidate, fitted, length, refused))).context
-    if context:
+    length = text_len(backend, candidate.target_model, candidate.draft_model)
+    fitted = Fit(1, length[0], None, True, length[0])
+    if context := _examine(tuple(_choices(candidate, fitted, length, refused))).context:
         fitted = fit(context, backend, candidate.machine)
     choices = tuple(_choices(candidate, fitted, length, refused))
-    result = _examine(candidate, choices)
+    result = _examine(choices)
     if not result.errors and _quantizes_while_loading(candidate, choices):
-        choices = tuple(
-            replace(each, why=f"{each.why}; {ONLINE}") if each.path == "target.quantization" else each
-            for each in choices
-        )
+        online = {"target.quantization": f"; {ONLINE}"}
+        choices = tuple(replace(each, why=each.why + online.get(each.path, "")) for each in choices)
     return choices, result
 
 
@@ -248,22 +213,18 @@ def _quantizes_while_loading(candidate: RecipeCandidate, choices: Sequence[Recip
     if candidate.backend.converts or not (gpu and gpu.has_fp8) or (model and model.prequantized):
         return False
     kept = [each for each in choices if each.path != "target.quantization"]
-    result = _examine(candidate, (*kept, RecipeChoice("target.quantization.weights", "fp8", "")))
+    result = _examine((*kept, RecipeChoice("target.quantization.weights", "fp8", "")))
     return not any(each.path.startswith("target.quantization") for each in result.errors)
 
 
-def _config(model: SourceModel | None) -> ModelConfig | None:
-    return model.config if model else None
-
-
-def _examine(candidate: RecipeCandidate, choices: Sequence[RecipeChoice]) -> CheckResult:
+def _examine(choices: Sequence[RecipeChoice]) -> CheckResult:
     """Return the result of `check` for choices that are not in a file yet."""
     nowhere = RecipeNode({}, Mark(), Mark(), Path())
     loaded = LoadedRecipe(Recipe.model_validate(build_document(choices)), Path(), nowhere)
     return check_recipe(loaded)
 
 
-def _choices(candidate: RecipeCandidate, fitted: Fit, length: TextLen, refused: str) -> Iterator[RecipeChoice]:
+def _choices(candidate: RecipeCandidate, fitted: Fit, length: tuple[int, str], refused: str) -> Iterator[RecipeChoice]:
     yield RecipeChoice("schema", "trtspec.recipe/1", "")
     yield candidate.name
     yield from _target_choices(candidate, fitted, refused)
@@ -274,19 +235,17 @@ def _choices(candidate: RecipeCandidate, fitted: Fit, length: TextLen, refused: 
 
 def _target_choices(candidate: RecipeCandidate, fitted: Fit, refused: str) -> Iterator[RecipeChoice]:
     yield from _source_choices("target", candidate.target, _described(candidate.target, candidate.target_model))
-    stored, gpu = candidate.stored, candidate.machine.gpu
-    if stored.quantization:
-        yield RecipeChoice("target.quantization.weights", stored.quantization, stored.why)
-        yield RecipeChoice("target.quantization.kv_cache", stored.quantization, "twice the tokens in the same memory")
+    quantization, why, gpu = candidate.quantization, candidate.quantization_why, candidate.machine.gpu
+    if quantization:
+        yield RecipeChoice("target.quantization.weights", quantization, why)
+        yield RecipeChoice("target.quantization.kv_cache", quantization, "twice the tokens in the same memory")
     else:
-        yield RecipeChoice(
-            "target.quantization", None, stored.why or f"FP8 is incompatible with other settings: {refused}"
-        )
+        why = why or f"FP8 is incompatible with other settings: {refused}"
+        yield RecipeChoice("target.quantization", None, why)
     if gpu and not candidate.backend.in_process:
         why = "it fits one GPU" if fitted.tensor == 1 else f"the fewest {gpu.name} that fit it and its KV cache"
-        yield RecipeChoice(
-            "target.parallel.tensor", fitted.tensor, why if fitted.holds else "it does not fit even these"
-        )
+        why = why if fitted.holds else "it does not fit even these"
+        yield RecipeChoice("target.parallel.tensor", fitted.tensor, why)
 
 
 def _source_choices(path: str, given: InputModel, why: str) -> Iterator[RecipeChoice]:
@@ -318,37 +277,27 @@ def _speculation_choices(candidate: RecipeCandidate) -> Iterator[RecipeChoice]:
         yield RecipeChoice(f"speculation.options.{key}", value, way.suggestion.options_why)
 
 
-def _engine_choices(candidate: RecipeCandidate, fitted: Fit, length: TextLen) -> Iterator[RecipeChoice]:
+def _engine_choices(candidate: RecipeCandidate, fitted: Fit, length: tuple[int, str]) -> Iterator[RecipeChoice]:
     way, machine = candidate.way, candidate.machine
     yield RecipeChoice("engine.backend", way.backend.name, way.backend.why)
     if way.backend.version:
         is_here = installed_version(candidate.backend.package) == way.backend.version
-        yield RecipeChoice(
-            "engine.version", way.backend.version, "installed here" if is_here else _usual(candidate.backend, way)
-        )
+        newest = max(candidate.backend.versions(), key=_numbers)
+        is_newest = way.backend.version == newest
+        why = "the newest known" if is_newest else f"the default; the newest known is {newest}"
+        why = "installed here" if is_here else why
+        yield RecipeChoice("engine.version", way.backend.version, why)
     yield RecipeChoice("engine.gpu", machine.gpu.name if machine.gpu else None, machine.why)
-    yield RecipeChoice(
-        "engine.max_batch_size", MAX_BATCH_SIZE, f"concurrent requests; {fitted.why}" if fitted.why else ""
-    )
-    yield RecipeChoice(
-        "engine.max_input_len",
-        max(1, fitted.max_seq_len // 2),
-        "half of max_seq_len, which leaves the other half to the response",
-    )
-    yield RecipeChoice("engine.max_seq_len", fitted.max_seq_len, _why_so_long(fitted, length))
-
-
-def _why_so_long(fitted: Fit, length: TextLen) -> str:
-    """Return what limits the text length: the memory, the target's positions, or the usual length."""
+    why = f"concurrent requests; {fitted.why}" if fitted.why else ""
+    yield RecipeChoice("engine.max_batch_size", MAX_BATCH_SIZE, why)
+    half = "half of max_seq_len, which leaves the other half to the response"
+    yield RecipeChoice("engine.max_input_len", max(1, fitted.max_seq_len // 2), half)
+    tokens, why = length
     if fitted.max_seq_len < fitted.longest:
-        return f"the longest of which {MAX_BATCH_SIZE} fit the memory; {fitted.longest} would be too much"
-    return "the target's maximum positions" if fitted.max_seq_len < length.tokens else length.why
-
-
-def _usual(backend: Backend, way: MethodProposal) -> str:
-    """Return why a version that is not installed was chosen: it is the newest, or the default among newer ones."""
-    newest = max(backend.versions(), key=_numbers)
-    return "the newest known" if way.backend.version == newest else f"the default; the newest known is {newest}"
+        why = f"the longest of which {MAX_BATCH_SIZE} fit the memory; {fitted.longest} would be too much"
+    elif fitted.max_seq_len < tokens:
+        why = "the target's maximum positions"
+    yield RecipeChoice("engine.max_seq_len", fitted.max_seq_len, why)
 
 
 def _numbers(version: str) -> tuple[list[int], bool, str]:

@@ -34,7 +34,6 @@ class RecipeChoice:
 
 
 def build_document(choices: Sequence[RecipeChoice]) -> dict[str, Any]:
-    """Return the recipe's data."""
     document: dict[str, Any] = {}
     for choice in choices:
         *sections, key = choice.path.split(".")

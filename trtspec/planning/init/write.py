@@ -6,11 +6,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trtspec.checkpoints.previews import with_model_ids
 from trtspec.core.diagnostics import Diagnostic
@@ -20,7 +17,7 @@ from trtspec.planning.check.recipe import check_recipe
 from trtspec.planning.completion import editor_schema
 from trtspec.planning.init.inputs import machine_for, open_checkpoint, propose_methods
 from trtspec.planning.init.propose import propose
-from trtspec.planning.init.recipe_text import SCHEMA_FILE, RecipeChoice, build_document, relative_to, render
+from trtspec.planning.init.recipe_text import SCHEMA_FILE, RecipeChoice, relative_to, render
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import NAME, PATTERN_DESCRIPTIONS
 
@@ -37,11 +34,6 @@ class InitResult:
     def is_fit(self) -> bool:
         """Return whether the recipe can be built."""
         return not any(problem.severity == "error" for problem in self.problems)
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """Return the recipe as data."""
-        return build_document(self.choices)
 
 
 def make_recipe(
@@ -66,20 +58,13 @@ def make_recipe(
         hint = "choose another file with --out, or replace it with --force"
         raise TrtspecError("the file exists", where=str(path), hint=hint)
     machine = machine_for(gpu)
-    with _with_hub_ids():
+    try:
         served, drafter = open_checkpoint(target), open_checkpoint(draft) if draft else None
         found = propose_methods(method, backend, served.source, drafter.source if drafter else None, machine.gpu)
         choices = relative_to(propose(named, served, drafter, machine, found), Path(os.path.abspath(path)).parent)
         _write(path, render(choices))
         return InitResult(path, choices, check_recipe(load_recipe(path)).diagnostics)
-
-
-@contextmanager
-def _with_hub_ids() -> Iterator[None]:
-    """Replace cache paths of hub models with their ids in errors."""
-    try:
-        yield
-    except CheckpointError as error:
+    except CheckpointError as error:  # with the ids of hub models instead of their paths in the cache
         where = with_model_ids(error.where) if error.where else None
         raise CheckpointError(with_model_ids(error.message), where=where, hint=error.hint) from error
 

@@ -40,7 +40,6 @@ class TensorSizes(NamedTuple):
     nbytes: int
 
     def plus(self, other: TensorSizes) -> TensorSizes:
-        """Return the sum of both."""
         return TensorSizes(self.numbers + other.numbers, self.nbytes + other.nbytes)
 
 
@@ -96,11 +95,6 @@ def count_weights(tensor: TensorInfo) -> int:
     if tensor.name.endswith(SCALES) or tensor.dtype in TABLES:
         return 0
     return prod(tensor.shape) * PACKED.get(tensor.dtype, 1)
-
-
-def count_parameters(source: Source) -> int:
-    """Return the number of weights in a checkpoint, including those not used for text."""
-    return sum(count_weights(tensor) for tensor in source.tensors.values())
 
 
 def model_work(source: Source, stored: QuantFormat) -> Work:
@@ -163,10 +157,8 @@ def _parts(source: Source, stored: QuantFormat) -> dict[tuple[str, bool], Tensor
     nbytes: Counter[tuple[str, bool]] = Counter()
     for name, tensor in source.tensors.items():
         # Use one name for all experts of a layer, because a model can have ten thousands of them.
-        part, count = (
-            part_of(name[: name.index(EXPERT) + len(EXPERT)] if EXPERT in name else name),
-            count_weights(tensor),
-        )
+        part = part_of(name[: name.index(EXPERT) + len(EXPERT)] if EXPERT in name else name)
+        count = count_weights(tensor)
         item = 1 if stored.weights != "none" and len(tensor.shape) > 1 and part[0] in LINEAR_ROLES else ITEM_BYTES
         numbers[part] += count
         nbytes[part] += tensor.nbytes if is_quantized and tensor.dtype not in TABLES else count * item
@@ -184,14 +176,11 @@ def _num_layers(source: Source) -> int:
 def _part(num_layers: int, name: str) -> tuple[str, bool]:
     """Return a tensor's role, and whether it belongs to an MTP layer."""
     layer = LAYER.search(name)
-    return _role(name), name.startswith("mtp.") or (layer is not None and int(layer[1]) >= num_layers)
-
-
-def _role(name: str) -> str:
+    is_further = name.startswith("mtp.") or (layer is not None and int(layer[1]) >= num_layers)
     if TOWERS.search(name):
-        return "tower"
+        return "tower", is_further
     if EXPERT in name:
-        return "expert"
+        return "expert", is_further
     if EMBEDDING.search(name):
-        return "embedding"
-    return "head" if "head" in name and not SEQUENTIAL.search(name) else "dense"
+        return "embedding", is_further
+    return "head" if "head" in name and not SEQUENTIAL.search(name) else "dense", is_further

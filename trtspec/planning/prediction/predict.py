@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a recipe into a prediction, or give the reason why it cannot be predicted; warn if drafting cannot pay."""
+"""Turn a recipe into a prediction, or give the reason why it cannot be predicted; warn if drafting cannot pay.
+
+`describe_prediction` returns it as plain data, with costs and the best place of the draft: the `predicted` section of
+`plan --json`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from trtspec.backends.base import find_backend
 from trtspec.backends.common.memory import stored_format
@@ -12,8 +17,17 @@ from trtspec.backends.context import PlanContext
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.core.gpus import GPUS, Gpu
+from trtspec.planning.memory import largest_batch
 from trtspec.planning.prediction.flops import Work, further_work, head_work, model_work
-from trtspec.planning.prediction.speedup import DrafterCost, GpuGroup, TargetDraftPair, reading_cost
+from trtspec.planning.prediction.speedup import (
+    DrafterCost,
+    GpuGroup,
+    TargetDraftPair,
+    expected_tokens,
+    published_acceptance,
+    reading_cost,
+    tree_tokens,
+)
 from trtspec.recipe.schema import Speculation
 
 LEAST_WEIGHTS = 10**9  # steps of smaller targets are mostly overhead, which was fitted to 7 billion weights and more
@@ -40,7 +54,12 @@ def predict(context: PlanContext) -> Prediction:
     shape = context.draft_shape
     if not shape.max_depth:
         raise Unpredictable("nothing is drafted")
-    machine = GpuGroup(_gpu(context), context.recipe.target.parallel.tensor)
+    if find_backend(context.choice.name).in_process:
+        raise Unpredictable("its engine runs on a CPU; measure the speed with trtspec bench")
+    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
+    if gpu is None:
+        raise Unpredictable("the GPU is unknown: set engine.gpu, as --set engine.gpu=h200")
+    machine = GpuGroup(gpu, context.recipe.target.parallel.tensor)
     if machine.tensor > 1 and not machine.gpu.link:
         raise Unpredictable(f"{machine.gpu.name} has an unknown link between GPUs; several cannot be predicted")
     try:
@@ -50,7 +69,10 @@ def predict(context: PlanContext) -> Prediction:
         work = draft_work(context, target)
     except CheckpointError as error:
         raise Unpredictable(f"the model's shape is unknown: {error.message}") from None
-    drafting = DrafterCost(work, _draft_machine(context, machine), context.method.draft_passes, _breadth(context))
+    draft = context.recipe.speculation.draft
+    has_engine = context.method.drafts_with == "model" and find_backend(context.choice.name).converts
+    own = GpuGroup(machine.gpu, draft.parallel.tensor) if draft and has_engine else machine
+    drafting = DrafterCost(work, own, context.method.draft_passes, _breadth(context))
     pair = TargetDraftPair(target, machine, drafting, context.resolved.engine.max_seq_len // 2)
     is_block = context.method.drafts_with == "head" and context.method.draft_passes == "one"
     is_free = shape.max_depth == shape.max_tokens and not is_block
@@ -70,22 +92,6 @@ def step_cost(context: PlanContext) -> float:
 def _target_work(context: PlanContext) -> Work:
     source = context.sources["target"]
     return model_work(source, stored_format(source, context.recipe.target))
-
-
-def _gpu(context: PlanContext) -> Gpu:
-    if find_backend(context.choice.name).in_process:
-        raise Unpredictable("its engine runs on a CPU; measure the speed with trtspec bench")
-    gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
-    if gpu is None:
-        raise Unpredictable("the GPU is unknown: set engine.gpu, as --set engine.gpu=h200")
-    return gpu
-
-
-def _draft_machine(context: PlanContext, target: GpuGroup) -> GpuGroup:
-    """Return the GPUs of the draft: its own parallelism for a separate engine, else the target's."""
-    draft = context.recipe.speculation.draft
-    has_engine = context.method.drafts_with == "model" and find_backend(context.choice.name).converts
-    return GpuGroup(target.gpu, draft.parallel.tensor) if draft and has_engine else target
 
 
 def _breadth(context: PlanContext) -> float:
@@ -142,3 +148,161 @@ def _hint(context: PlanContext, found: Prediction, depth: int) -> str:
     knobs = find_backend(context.choice.name).knobs
     schedule = ", or set speculation.schedule as proposed by plan" if "schedule" in knobs and found.depths else ""
     return f"it can pay up to {most} requests: lower max_batch_size{schedule}"
+
+
+def dollars_per_million(gpu_price: float, gpus: int, tokens_per_s: float) -> float:
+    """Return the dollars per million tokens of fully used GPUs, at dollars per GPU and hour."""
+    return gpu_price * gpus / 3600 / tokens_per_s * 1e6
+
+
+# https://www.intel.com/content/www/us/en/products/sku/231746/: eight channels of DDR5-4800, 56 cores with AMX
+CPU = Gpu("cpu", "", 0, 0, 307e9, 50e12, 0, 0, "https://www.intel.com/content/www/us/en/products/sku/231746/")
+
+
+@dataclass(frozen=True)
+class PlacementOption:
+    """A possible device: the speed-up, the speed-up per GPU (0 if it does not fit), and the seconds of a draft pass."""
+
+    where: str
+    pass_s: float
+    speedup: float
+    speedup_by_gpu: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class PlacementChoice:
+    best: PlacementOption
+    why: str
+    places: tuple[PlacementOption, ...]
+
+
+def choose_placement(pair: TargetDraftPair, rate: float, depth: int, texts: int, *, has_room: bool) -> PlacementChoice:
+    """Return the best place for the draft of a pair, by speed-up per GPU in use.
+
+    `has_room` is True if the draft fits on the target's GPUs together with the target.
+    """
+    gpu, ranks = pair.machine.gpu, pair.machine.tensor
+    own_gpu = GpuGroup(gpu)
+
+    def evaluate(where: str, machine: GpuGroup, more_gpus: int, fits: bool) -> PlacementOption:
+        there = replace(pair, drafting=replace(pair.drafting, machine=machine))
+        speedup, seconds = there.speedup(rate, depth, texts), there.drafting.seconds(1, texts, pair.context)
+        return PlacementOption(where, seconds, speedup, speedup * ranks / (ranks + more_gpus) if fits else 0.0, fits)
+
+    places = (
+        *((evaluate("all of the target's GPUs", pair.machine, 0, has_room),) if ranks > 1 else ()),
+        evaluate("one of the target's GPUs" if ranks > 1 else "the target's GPU", own_gpu, 0, has_room),
+        evaluate("a GPU of its own", own_gpu, 1, True),
+        evaluate("the CPU", GpuGroup(CPU), 0, True),
+    )
+    best = max((place for place in places if place.fits), key=lambda place: place.speedup_by_gpu)
+    return PlacementChoice(best, _why(best, places, has_room), places)
+
+
+def _why(best: PlacementOption, places: tuple[PlacementOption, ...], has_room: bool) -> str:
+    reason = "" if has_room else "the target's GPUs lack the memory for it; "
+    others = [place for place in places if place.fits and place.where != best.where]
+    other = max(others, key=lambda place: place.speedup_by_gpu)
+    return (
+        f"{reason}a draft pass takes {best.pass_s * 1e3:.1f} ms there and {other.pass_s * 1e3:.1f} ms on {other.where},"
+        f" where the speed-up for each GPU would be {other.speedup_by_gpu:.2f}x instead of {best.speedup_by_gpu:.2f}x"
+    )
+
+
+BATCHES = (1, 4, 16, 64)
+RATES = (0.6, 0.7, 0.8, 0.9)
+USUAL_RATE = 0.8  # acceptance rate for comparing placements
+
+Document = dict[str, Any]
+
+
+def describe_prediction(context: PlanContext, gpu_price: float | None = None) -> Document:
+    """Return the prediction for a recipe that drafts, or {"why_not": the reason}."""
+    try:
+        found = predict(context)
+    except Unpredictable as reason:
+        return {"why_not": str(reason)}
+    most, machine = context.recipe.engine.max_batch_size, found.pair.machine
+    return {
+        "why_not": "",
+        "gpu": machine.gpu.name,
+        "gpus": context.recipe.target.parallel.ranks,
+        "context_tokens": found.pair.context,
+        "draft_len": found.depth,
+        "draft_ms": _ms(found.pair.drafting.seconds(found.depth, 1, found.pair.context)),
+        "batches": [_batch(found, texts, gpu_price, context) for texts in batches_up_to(most)],
+        "by_acceptance_rate": {str(rate): _by_rate(found, rate, most) for rate in RATES},
+        "published": _published(context, found),
+        "largest_batch": largest_batch(context),
+        "placement": _placement(context, found),
+        "gpu_price": gpu_price,
+        "fitted_to": list(machine.reached.fitted_to),
+    }
+
+
+def batches_up_to(most: int) -> list[int]:
+    """Return the batch sizes to predict: the standard ones that the recipe allows, and its largest."""
+    return sorted({*(texts for texts in BATCHES if texts <= most), most})
+
+
+def _batch(found: Prediction, texts: int, gpu_price: float | None, context: PlanContext) -> Document:
+    """Return the throughput of a batch, alone and by acceptance rate."""
+    seconds = found.pair.alone_seconds(texts)
+    speedup = {str(rate): round(found.pair.speedup(rate, found.depth, texts), 2) for rate in RATES}
+    document = {
+        "batch": texts,
+        "step_ms": _ms(seconds),
+        "tokens_per_s": round(texts / seconds, 1),
+        "speculative_step_ms": _ms(found.pair.step_seconds(texts, found.depth)),
+        "speedup": speedup,
+    }
+    if gpu_price is None:
+        return document
+    alone = dollars_per_million(gpu_price, context.recipe.target.parallel.ranks, texts / seconds)
+    by_rate = {rate: round(alone / speedup[rate], 6) for rate in speedup}
+    return document | {"dollars_per_million_tokens": {"alone": round(alone, 6), **by_rate}}
+
+
+def _by_rate(found: Prediction, rate: float, most: int) -> Document:
+    pair = found.pair
+    schedule = pair.schedule(rate, found.depths, most) if found.depths else []
+    return {
+        "tokens_per_step": round(expected_tokens(rate, found.depth), 2),
+        "break_even_batch": pair.break_even(rate, found.depth),
+        "best_draft_len": pair.best_depth(rate, found.depths, 1) if found.depths else None,
+        "schedule": [{"max_batch": texts, "draft_len": depth} for texts, depth in schedule],
+    }
+
+
+def _published(context: PlanContext, found: Prediction) -> Document | None:
+    """Return the speed-up at batch 1 with the published acceptance rates of the method."""
+    known = published_acceptance(context.recipe.speculation.method)
+    if known is None:
+        return None
+    rates = known.at_depth(found.depth)
+    tokens = tree_tokens(rates)
+    return {
+        "acceptance_rates": rates,
+        "tokens_per_step": round(tokens, 2),
+        "speedup": round(tokens * found.pair.step_ratio(found.depth, 1), 2),
+        "source": known.source,
+    }
+
+
+def _placement(context: PlanContext, found: Prediction) -> Document | None:
+    """Return the best placement of a draft model at batch 1, or None for other drafters."""
+    if context.method.drafts_with != "model":
+        return None
+    gpus = find_backend(context.choice.name).memory(context)
+    has_room = all(gpu.total_bytes <= gpu.limit_bytes for gpu in gpus if gpu.limit_bytes)
+    placed = choose_placement(found.pair, USUAL_RATE, found.depth, 1, has_room=has_room)
+    places = [
+        {"where": place.where, "pass_ms": _ms(place.pass_s), "speedup": round(place.speedup, 2), "fits": place.fits}
+        for place in placed.places
+    ]
+    return {"best": placed.best.where, "why": placed.why, "places": places}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

@@ -68,13 +68,7 @@ def load_efficiency(generation: str) -> EfficiencyData:
     return EfficiencyData(**found | {"fitted_to": tuple(found["fitted_to"])})
 
 
-def efficiency_for(gpu: Gpu) -> EfficiencyData:
-    """Return the efficiency of a GPU: Blackwell counts as Hopper, older GPUs as Ampere."""
-    return load_efficiency("hopper" if gpu.sm >= HOPPER_SM else "ampere")
-
-
 def published_acceptance(method: str) -> PublishedAcceptance | None:
-    """Return the published acceptance of a method's drafts, if any."""
     found = _published()["acceptance"].get(method)
     return PublishedAcceptance(tuple(found["rates"]), found["source"]) if found else None
 
@@ -91,8 +85,8 @@ class GpuGroup:
 
     @cached_property
     def reached(self) -> EfficiencyData:
-        """Return the efficiency that engines reach on its GPUs."""
-        return efficiency_for(self.gpu)
+        """Return the efficiency of engines on its GPUs: Blackwell counts as Hopper, older GPUs as Ampere."""
+        return load_efficiency("hopper" if self.gpu.sm >= HOPPER_SM else "ampere")
 
 
 def pass_seconds(work: Work, machine: GpuGroup, texts: int, new_tokens: float, context: int) -> float:
@@ -218,18 +212,14 @@ class TargetDraftPair:
         """Return (most texts, depth) in the form of `speculation.schedule`, with decreasing depths."""
         found: list[tuple[int, int]] = []
         allowed = list(depths)
-        for texts in _batches(most_texts):
+        powers = (1 << power for power in range(most_texts.bit_length()))
+        for texts in sorted({most_texts, *powers}):
             depth = self.best_depth(rate, allowed, texts)
             allowed = [each for each in allowed if each <= depth]
             if found and found[-1][1] == depth:
                 found.pop()
             found.append((texts, depth))
         return found
-
-
-def _batches(most: int) -> list[int]:
-    """Return the powers of two up to `most`, and `most`."""
-    return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
 
 
 def tree_tokens(rates: Sequence[float]) -> float:

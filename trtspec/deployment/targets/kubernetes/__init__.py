@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubernetes target: manifests rendered for an artifact, applied, watched and deleted with kubectl.
 
-A pod is ready once it has answered a request.
+The manifests are a base for any cluster, components for operators, and overlays of both. A pod is ready once it has
+answered a request.
 """
 
 from __future__ import annotations
@@ -10,26 +11,132 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded, replace_file
+from trtspec.core.ports import LOOPBACK
 from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.container_errors import KUBECTL_CAUSES, ToolFailed, run_tool
 from trtspec.deployment.containers import (
     MAX_GRACE_S,
     PORTS,
+    ContainerWorkload,
+    RenderedFiles,
+    as_yaml,
     check_image,
+    dockerfile,
     make_workload,
     write_rendered,
 )
-from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord, deploy_document, staged_record
+from trtspec.deployment.journal import (
+    DeploymentJournal,
+    DeploymentRecord,
+    RunningDeployment,
+    deploy_document,
+    staged_record,
+)
 from trtspec.deployment.options import DeployOptions
-from trtspec.deployment.targets.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
-from trtspec.deployment.targets.kubernetes.settings import OPTIONS, ClusterWorkload, cluster_workload
+from trtspec.deployment.targets.kubernetes import operators, workloads
+from trtspec.deployment.targets.kubernetes.workloads import ClusterSettings, ClusterWorkload, cluster_workload
 from trtspec.store.artifact import Artifact
 from trtspec.store.artifact_paths import REPOSITORY
+
+HEAD = """\
+Serves {name} in the namespace {namespace}: kubectl apply -k overlays/NAME
+NAME is one of {overlays}.
+
+Ports, inside the cluster only: http {http}, gRPC {grpc}, OpenAI gateway {openai}, metrics {metrics}.
+The network policy admits this namespace and the gateway's ({gateway}), and Prometheus (namespace monitoring)
+to the metrics; egress is denied. Only the OpenAI gateway supports keys, which it reads from the Secret {name}-env
+(optional, not rendered). Triton's control APIs require a token that is created in each container and never leaves it.
+The pods conform to the Pod Security profile "restricted"."""
+
+ALONE = """\
+Serves {name} in the namespace {namespace} with the engine alone: kubectl apply -f {file}
+
+The engine's own OpenAI API listens without a key; authentication is up to the cluster's gateway. trtspec's models,
+metrics and gates are not included."""
+
+# the components of each overlay; NEEDS has the requirements of each component
+OVERLAYS: Mapping[str, tuple[str, ...]] = {
+    "plain": (),
+    "monitored": ("monitoring",),
+    "scaled": ("monitoring", "keda"),
+    "scaled-hpa": ("monitoring", "hpa"),
+    "canary": ("monitoring", "gateway"),
+}
+NEEDS = {
+    "monitoring": "The Prometheus operator (monitoring.coreos.com/v1).",
+    "keda": "KEDA 2 (keda.sh/v1alpha1).",
+    "hpa": "prometheus-adapter, which exposes the queues per pod in the metrics API.",
+    "gateway": "Gateway API 1 and the inference extension 1 (InferencePool v1), whose chart installs {name}-epp.",
+}
+DEFAULT_OVERLAY = "plain"
+
+
+def render_kubernetes(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
+    """Return the files; without an image only the Dockerfile, because an image gets its digest when built."""
+    options = workload.options
+    if options.host != LOOPBACK or options.ports:
+        raise DeployError("a cluster's service has its own address and ports", hint="omit --host and the port options")
+    wanted = cluster_workload(workload)
+    settings = wanted.settings
+    if not settings.image and settings.form == "deployment":
+        return {"Dockerfile": dockerfile(workload)}
+    settings.check()
+    check_image(settings.image, workload)
+    if settings.form != "deployment":
+        return _alone(wanted, repository)
+    head = HEAD.format(
+        name=wanted.name,
+        namespace=settings.namespace,
+        gateway=settings.gateway.partition("/")[0],
+        overlays=", ".join(OVERLAYS),
+        **PORTS,
+    )
+    base = {
+        "workload.yaml": workloads.workload_object(wanted),
+        "service.yaml": workloads.service(wanted),
+        "disruption-budget.yaml": workloads.disruption_budget(wanted),
+        "network-policy.yaml": workloads.network_policy(wanted),
+    }
+    files = _directory("base", "Kustomization", head, base)
+    components = {
+        "monitoring": {"pod-monitor.yaml": operators.pod_monitor(wanted)},
+        "keda": {"scaled-object.yaml": operators.scaled_object(wanted)},
+        "hpa": {"autoscaler.yaml": operators.autoscaler(wanted)},
+        "gateway": {"inference-pool.yaml": operators.inference_pool(wanted), "route.yaml": operators.route(wanted)},
+    }
+    for name, objects in components.items():
+        needs = f"Requires: {NEEDS[name].format(name=wanted.name)}"
+        files |= _directory(f"components/{name}", "Component", needs, objects)
+    for overlay, names in OVERLAYS.items():
+        chosen = {"components": [f"../../components/{name}" for name in names]} if names else {}
+        lists = {"resources": ["../../base"], **chosen}
+        files[f"overlays/{overlay}/kustomization.yaml"] = _kustomization("Kustomization", lists)
+    return files | {"Dockerfile": dockerfile(workload)}
+
+
+def _directory(path: str, kind: str, head: str, objects: Mapping[str, Mapping[str, Any]]) -> RenderedFiles:
+    """Return the files of a directory of objects, which its kustomization lists."""
+    files = {f"{path}/kustomization.yaml": _kustomization(kind, {"resources": [*objects]}, head)}
+    return files | {f"{path}/{file}": as_yaml(document) for file, document in objects.items()}
+
+
+def _kustomization(kind: str, lists: Mapping[str, Any], head: str = "") -> str:
+    version = "v1alpha1" if kind == "Component" else "v1beta1"
+    return as_yaml({"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **lists}, head=head)
+
+
+def _alone(workload: ClusterWorkload, repository: Path) -> RenderedFiles:
+    make = {"kserve": operators.llm_inference_service, "dynamo": operators.graph_deployment}[workload.settings.form]
+    file = f"{workload.settings.form}.yaml"
+    head = ALONE.format(name=workload.name, namespace=workload.settings.namespace, file=file)
+    return {file: as_yaml(*make(workload, repository), head=head)}
+
 
 KUBECTL = "kubectl"
 ASK_S = 20.0
@@ -63,7 +170,7 @@ def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: D
     _wait_ready(place, options.timeout_s)
     record = journal.move(record, "live")
     options.on_event("live", "every pod has answered a request")
-    return ClusterDeployment(record)
+    return ClusterDeployment(journal, record)
 
 
 @contextmanager
@@ -81,15 +188,8 @@ def _forgotten_on_failure(
         raise
 
 
-class ClusterDeployment:
+class ClusterDeployment(RunningDeployment):
     """A deployment that was applied and became ready."""
-
-    def __init__(self, record: DeploymentRecord) -> None:
-        self.record = record
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of `deploy --json`."""
-        return deploy_document(self.record, self.record.state)
 
     def wait(self) -> None:
         """Raise DeployError: a cluster deployment does not have a local process."""
@@ -105,7 +205,7 @@ def state(record: DeploymentRecord) -> str:
         return record.state
     try:
         place = _read_cluster(DeploymentJournal(record.name))
-        found = json.loads(_run(place, "get", _object(place), "--output=json", timeout_s=ASK_S))
+        found = json.loads(_run(place, "get", place["object"], "--output=json", timeout_s=ASK_S))
     except (DeployError, StepTimeout, ValueError):
         return "unknown"
     return _parse_state(found)
@@ -120,7 +220,7 @@ def stop(name: str) -> dict[str, Any]:
         place = _read_cluster(journal)
         _run(place, "delete", *place["what"], "--ignore-not-found", "--wait", timeout_s=MAX_GRACE_S)
         record = journal.move(record, "stopped")
-    return deploy_document(record, record.state) | {"was_running": was_running}
+    return deploy_document(record) | {"was_running": was_running}
 
 
 def fetch_log(journal: DeploymentJournal) -> None:
@@ -144,7 +244,7 @@ def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
     condition = READY.get(place["kind"])
     words = ["wait", f"--for=condition={condition}"] if condition else ["rollout", "status"]
     try:
-        _run(place, *words, _object(place), f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
+        _run(place, *words, place["object"], f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
     except ToolFailed as error:
         if TIMED_OUT not in (error.hint or ""):
             raise
@@ -180,17 +280,13 @@ def _read_cluster(journal: DeploymentJournal) -> dict[str, Any]:
         raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
     plain = place["form"] == "deployment"
     file = f"overlays/{DEFAULT_OVERLAY}" if plain else f"{place['form']}.yaml"
-    return place | {"what": ["--kustomize" if plain else "--filename", str(_folder(journal) / file)]}
+    what = ["--kustomize" if plain else "--filename", str(_folder(journal) / file)]
+    return place | {"what": what, "object": f"{place['kind']}/{place['name']}"}
 
 
 def _run(place: Mapping[str, Any], *words: str, timeout_s: float = 60.0) -> bytes:
     """Run kubectl in a deployment's context and namespace and return its output."""
     return _plain([KUBECTL, f"--context={place['context']}", f"--namespace={place['namespace']}", *words], timeout_s)
-
-
-def _object(place: Mapping[str, Any]) -> str:
-    """Return the workload's name for kubectl: KIND/NAME."""
-    return f"{place['kind']}/{place['name']}"
 
 
 def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
@@ -208,6 +304,6 @@ TARGET = DeployTarget(
     stop=stop,
     state=state,
     render=render_kubernetes,
-    options=OPTIONS,
+    options={each.name.replace("_", "-"): each.metadata["description"] for each in fields(ClusterSettings)},
     fetch_log=fetch_log,
 )

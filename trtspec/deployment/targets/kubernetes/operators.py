@@ -18,8 +18,8 @@ from typing import Any
 from trtspec.backends.serving import StandaloneServer
 from trtspec.core.errors import DeployError
 from trtspec.deployment.containers import ARTIFACT, PORTS, PROPAGATION_S, quantity
-from trtspec.deployment.targets.kubernetes.settings import ClusterWorkload
 from trtspec.deployment.targets.kubernetes.workloads import (
+    ClusterWorkload,
     all_labels,
     cluster_object,
     labels,
@@ -37,7 +37,6 @@ PICKER_PORT = 9002
 
 
 def pod_monitor(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the PodMonitor by which Prometheus scrapes the pods."""
     spec = {
         "selector": {"matchLabels": served(workload)},
         "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],
@@ -48,10 +47,10 @@ def pod_monitor(workload: ClusterWorkload) -> dict[str, Any]:
 def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the KEDA ScaledObject: scale up when a batch is queued per server, or the KV caches are full."""
     waiting = " + ".join(f"(sum({_of(queue, workload)}) or vector(0))" for queue in QUEUES)
-    triggers = [_trigger("queue", waiting, _batch(workload), workload.settings.prometheus)]
+    triggers = [_trigger(workload, "queue", waiting, str(workload.manifest.recipe.engine.max_batch_size))]
     if usage := workload.serving.kv_usage:
         query = f"avg({_of(usage, workload)})"
-        triggers.append(_trigger("kv-cache", query, KV_FULL, workload.settings.prometheus) | {"metricType": "Value"})
+        triggers.append(_trigger(workload, "kv-cache", query, KV_FULL) | {"metricType": "Value"})
     spec = {
         "scaleTargetRef": _scaled(workload),
         "minReplicaCount": workload.settings.replicas,
@@ -67,13 +66,8 @@ def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
 
 def autoscaler(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the HorizontalPodAutoscaler for a cluster without KEDA; its metrics API needs prometheus-adapter."""
-    metrics = [
-        {
-            "type": "Pods",
-            "pods": {"metric": {"name": queue}, "target": {"type": "AverageValue", "averageValue": _batch(workload)}},
-        }
-        for queue in QUEUES
-    ]
+    target = {"type": "AverageValue", "averageValue": str(workload.manifest.recipe.engine.max_batch_size)}
+    metrics = [{"type": "Pods", "pods": {"metric": {"name": queue}, "target": target}} for queue in QUEUES]
     spec = {
         "scaleTargetRef": _scaled(workload),
         "minReplicas": workload.settings.replicas,
@@ -125,10 +119,6 @@ def _scaled(workload: ClusterWorkload) -> dict[str, str]:
     return {"apiVersion": found["apiVersion"], "kind": found["kind"], "name": workload.name}
 
 
-def _batch(workload: ClusterWorkload) -> str:
-    return str(workload.manifest.recipe.engine.max_batch_size)
-
-
 def _of(metric: str, workload: ClusterWorkload) -> str:
     """Return a metric restricted to the pods NAME-x-y (NAME-0-1 over several machines), not NAME-canary's."""
     name, _, rest = metric.partition("{")
@@ -141,8 +131,8 @@ def _of(metric: str, workload: ClusterWorkload) -> str:
     return f"{name}{{{', '.join(chosen)}}}"
 
 
-def _trigger(name: str, query: str, threshold: str, prometheus: str) -> dict[str, Any]:
-    metadata = {"serverAddress": prometheus, "query": query, "threshold": threshold}
+def _trigger(workload: ClusterWorkload, name: str, query: str, threshold: str) -> dict[str, Any]:
+    metadata = {"serverAddress": workload.settings.prometheus, "query": query, "threshold": threshold}
     return {"type": "prometheus", "name": name, "metadata": metadata}
 
 
@@ -180,11 +170,12 @@ def llm_inference_service(workload: ClusterWorkload, repository: Path) -> list[d
     engine = standalone_engine(workload, repository, MODELS, workload.settings.form)
     group = workload.settings.canary_of or workload.name
     weight = workload.settings.weight if workload.settings.canary_of else 100
+    parallel = workload.manifest.recipe.target.parallel
     spec = {
         "model": {"uri": f"{URIS[kind]}{what}", "name": workload.manifest.recipe.name},
         "replicas": workload.settings.replicas,
         "labels": all_labels(workload),
-        "parallelism": _parallelism(workload),
+        "parallelism": {"tensor": parallel.tensor, "pipeline": parallel.pipeline},
         "router": {"gateway": {}, "route": {"group": group, "weight": weight}, "scheduler": {}},
         "template": _kserve_pod(workload, engine),
     }
@@ -271,11 +262,6 @@ def _config_name(workload: ClusterWorkload, engine: StandaloneServer) -> str:
     """Return a name with a content digest, so that running pods keep their configuration."""
     digest = hashlib.sha256("\0".join([*engine.files, *engine.files.values()]).encode()).hexdigest()
     return f"{workload.name}-{digest[:8]}"
-
-
-def _parallelism(workload: ClusterWorkload) -> dict[str, int]:
-    parallel = workload.manifest.recipe.target.parallel
-    return {"tensor": parallel.tensor, "pipeline": parallel.pipeline}
 
 
 def _template(workload: ClusterWorkload, spec: dict[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects for any cluster: Deployment or LeaderWorkerSet, Service, disruption budget and network policy.
+"""A workload in a cluster with the target's settings, and its objects for any cluster.
 
-The pods conform to the Pod Security profile "restricted".
+The objects are a Deployment or LeaderWorkerSet, Service, disruption budget and network policy. The pods conform to the
+Pod Security profile "restricted".
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from trtspec.core.errors import DeployError
 from trtspec.core.gpus import GPUS
 from trtspec.deployment.containers import (
     ALIVE_S,
     ARTIFACT,
+    ENVIRONMENT,
+    LABEL,
     PORTS,
     PROBE_S,
     PROPAGATION_S,
@@ -23,18 +29,138 @@ from trtspec.deployment.containers import (
     TMP,
     USER,
     ContainerWorkload,
-    environment,
+    parse_settings,
     quantity,
 )
-from trtspec.deployment.targets.kubernetes.settings import ClusterWorkload
+from trtspec.recipe.schema import IMAGE
 
-CONTAINER = "server"
+FORMS = ("deployment", "kserve", "dynamo")
+MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-driver
+WHERE = "pvc:CLAIM[/DIR], image:NAME@sha256:... or modelpack:NAME@sha256:..."
+
+
+def _setting(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"description": description})
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """The target's settings, which are the keys of `--target-option`."""
+
+    image: str = _setting("", "serving image, NAME@sha256:...")
+    artifact: str = _setting("", f"location: {WHERE}")
+    form: str = _setting("deployment", "deployment, kserve or dynamo: how it is run")
+    namespace: str = _setting("default", "namespace")
+    replicas: int = _setting(1, "minimum number of servers")
+    max_replicas: int = _setting(4, "maximum number of servers with autoscaling")
+    node_gpus: int = _setting(8, "GPUs per machine")
+    prometheus: str = _setting("http://prometheus-operated.monitoring.svc:9090", "address of Prometheus, for KEDA")
+    gateway: str = _setting("gateway-system/gateway", "NAMESPACE/NAME of the Gateway for requests")
+    canary_of: str = _setting("", "stable deployment whose requests it shares")
+    weight: int = _setting(5, "percentage of those requests, 0 to 100")
+    dynamo_version: str = _setting("1.6.1", "version of Dynamo in the image")
+    context: str = _setting("", "kubectl context (default: the current one)")
+
+    def check(self) -> None:
+        """Raise DeployError for an invalid value."""
+        namespace, _, gateway = self.gateway.partition("/")
+        names = ("namespace", self.namespace), ("canary-of", self.canary_of or "a")
+        for name, text in (*names, ("gateway", namespace), ("gateway", gateway)):
+            if not LABEL.fullmatch(text) or len(text) > 63:
+                raise DeployError(
+                    f"option {name}: {text!r} is not a DNS label", hint="use a-z, 0-9 and '-', at most 63 characters"
+                )
+        if self.form not in FORMS:
+            raise DeployError(f"option form: {self.form!r} is not one of {', '.join(FORMS)}")
+        if not 1 <= self.replicas <= self.max_replicas <= 1000 or not 1 <= self.node_gpus <= 64 or self.weight > 100:
+            hint = "allowed: 1 <= replicas <= max-replicas <= 1000, node-gpus 1 to 64, weight 0 to 100"
+            raise DeployError("a number is out of range", hint=hint)
+        if not re.fullmatch(r"(0|[1-9]\d{0,3})(\.(0|[1-9]\d{0,3})){2}", self.dynamo_version, re.ASCII):
+            raise DeployError(
+                f"option dynamo-version: {self.dynamo_version!r} is not a version", hint="for example 1.6.1"
+            )
+        if not re.fullmatch(r"https?://[\w.:/-]{1,200}", self.prometheus):
+            raise DeployError(f"option prometheus: {self.prometheus!r} is not a URL")
+        self.volume()
+
+    @property
+    def volume_reference(self) -> tuple[str, str]:
+        """Return the kind of the artifact's volume and its reference."""
+        kind, _, what = self.artifact.partition(":")
+        return kind, what
+
+    @property
+    def subdirectory(self) -> str:
+        """Return the artifact's directory in its volume, "" for the root."""
+        kind, what = self.volume_reference
+        return what.partition("/")[2].strip("/") if kind == "pvc" else ""
+
+    def volume(self) -> dict[str, Any]:
+        """Return the volume source of the artifact; raise DeployError for an invalid reference."""
+        kind, what = self.volume_reference
+        claim = what.partition("/")[0]
+        if kind == "pvc" and LABEL.fullmatch(claim) and ".." not in self.subdirectory.split("/"):
+            return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        if kind == "image" and re.fullmatch(IMAGE, what):
+            return {"image": {"reference": what, "pullPolicy": "IfNotPresent"}}
+        if kind == "modelpack" and re.fullmatch(IMAGE, what):
+            return {
+                "csi": {"driver": MODELPACK, "readOnly": True, "volumeAttributes": {f"{MODELPACK}/reference": what}}
+            }
+        hint = f"--target-option artifact=KIND:WHERE: {WHERE}"
+        raise DeployError(f"option artifact: {self.artifact!r} is not an artifact location", hint=hint)
+
+
+@dataclass(frozen=True)
+class ClusterWorkload(ContainerWorkload):
+    """A workload in a cluster, with the target's settings."""
+
+    settings: ClusterSettings
+
+    @property
+    def machines(self) -> int:
+        """Return the number of machines for the artifact's GPUs; raise DeployError if its engine cannot span them."""
+        gpus, per_machine = len(self.gpu_ids), self.settings.node_gpus
+        if gpus <= per_machine:
+            return 1
+        if self.serving.nodes is None:
+            backend = self.manifest.backend.name
+            message = (
+                f"{gpus} GPUs, {per_machine} per machine: {backend} does not support serving over several machines"
+            )
+            hint = "--target-option node-gpus=N for larger machines, or a smaller target.parallel"
+            raise DeployError(message, hint=hint)
+        if gpus % per_machine:
+            message = f"{gpus} GPUs do not fill machines of {per_machine}"
+            raise DeployError(message, hint="choose target.parallel so that every machine is full")
+        return gpus // per_machine
+
+
+def cluster_workload(workload: ContainerWorkload) -> ClusterWorkload:
+    """Return a workload with the settings among its options; raise DeployError for an unknown or invalid one."""
+    settings = parse_settings(ClusterSettings, workload.options.settings)
+    return ClusterWorkload(workload.name, workload.manifest, workload.digest, workload.options, settings)
+
+
 GPU = "nvidia.com/gpu"
 STARTUP_PERIOD_S = 5
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+}
 
 
 def labels(name: str) -> dict[str, str]:
-    """Return the labels that identify the pods."""
     return {"app.kubernetes.io/name": name}
 
 
@@ -56,10 +182,10 @@ def pod_spec(workload: ClusterWorkload, container: Mapping[str, Any]) -> dict[st
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pod_security(),
+        "securityContext": POD_SECURITY,
         "terminationGracePeriodSeconds": workload.grace_s,
         "containers": [dict(container)],
-        "volumes": volumes(workload),
+        "volumes": [{"name": "artifact", **workload.settings.volume()}, *scratch(workload)],
     }
     if affinity := _affinity(workload):
         spec["affinity"] = affinity
@@ -69,15 +195,15 @@ def pod_spec(workload: ClusterWorkload, container: Mapping[str, Any]) -> dict[st
 def main_container(workload: ClusterWorkload, command: Sequence[str]) -> dict[str, Any]:
     """Return the container without ports and probes; keys come from a Secret that is not rendered."""
     return {
-        "name": CONTAINER,
+        "name": "server",
         "image": workload.settings.image,
         "imagePullPolicy": "IfNotPresent",
         "command": list(command),
-        "env": environment(),
+        "env": [{"name": name, "value": value} for name, value in sorted(ENVIRONMENT.items())],
         "envFrom": [{"secretRef": {"name": f"{workload.name}-env", "optional": True}}],
         "resources": resources(workload),
-        "securityContext": container_security(),
-        "volumeMounts": mounts(workload, ARTIFACT),
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": mounts(workload),
     }
 
 
@@ -85,9 +211,9 @@ def resources(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the resources per machine; the memory request equals the limit to avoid early eviction."""
     memory = quantity(workload.memory_bytes)
     gpus = {GPU: str(min(len(workload.gpu_ids), workload.settings.node_gpus))} if workload.gpu_ids else {}
-    disk = quantity(STATE_BYTES)
+    disk, cpus = quantity(STATE_BYTES), 4 + 2 * len(workload.gpu_ids)
     return {
-        "requests": {"cpu": str(workload.cpus), "memory": memory, "ephemeral-storage": disk, **gpus},
+        "requests": {"cpu": str(cpus), "memory": memory, "ephemeral-storage": disk, **gpus},
         "limits": {"memory": memory, "ephemeral-storage": quantity(3 * STATE_BYTES), **gpus},
     }
 
@@ -112,33 +238,6 @@ def probes(workload: ContainerWorkload) -> dict[str, Any]:
     }
 
 
-def pod_security() -> dict[str, Any]:
-    """Return the pod's security context."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def container_security() -> dict[str, Any]:
-    """Return the container's security context."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
-        "runAsNonRoot": True,
-    }
-
-
-def volumes(workload: ClusterWorkload) -> list[dict[str, Any]]:
-    """Return the artifact's volume and the writable volumes."""
-    return [{"name": "artifact", **workload.settings.volume()}, *scratch(workload)]
-
-
 def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
     """Return the writable volumes; shared memory counts as memory."""
     disk = {"emptyDir": {"sizeLimit": quantity(STATE_BYTES)}}
@@ -146,14 +245,12 @@ def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
     return [{"name": "state", **disk}, {"name": "tmp", **disk}, {"name": "shm", **shm}]
 
 
-def mounts(workload: ClusterWorkload, artifact: str) -> list[dict[str, Any]]:
-    """Return the volume mounts of the container; `artifact` is the path of the read-only artifact."""
+def mounts(workload: ClusterWorkload) -> list[dict[str, Any]]:
     inside = {"subPath": workload.settings.subdirectory} if workload.settings.subdirectory else {}
-    return [{"name": "artifact", "mountPath": artifact, "readOnly": True, **inside}, *scratch_mounts()]
+    return [{"name": "artifact", "mountPath": ARTIFACT, "readOnly": True, **inside}, *scratch_mounts()]
 
 
 def scratch_mounts() -> list[dict[str, Any]]:
-    """Return the mounts of the writable volumes."""
     return [{"name": name, "mountPath": path} for name, path in (("state", STATE), ("tmp", TMP), ("shm", SHM))]
 
 
@@ -184,12 +281,10 @@ def served(workload: ClusterWorkload) -> dict[str, str]:
 
 def workload_object(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the Deployment, or the LeaderWorkerSet for several machines."""
-    number = workload.machines
-    return _deployment(workload) if number == 1 else _leader_worker_set(workload, number)
+    return _deployment(workload) if workload.machines == 1 else _leader_worker_set(workload)
 
 
 def cluster_object(version: str, kind: str, workload: ClusterWorkload, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the workload's name and labels."""
     metadata = {"name": workload.name, "namespace": workload.settings.namespace, "labels": all_labels(workload)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
@@ -208,27 +303,23 @@ def _deployment(workload: ClusterWorkload) -> dict[str, Any]:
     return cluster_object("apps/v1", "Deployment", workload, spec)
 
 
-def _leader_worker_set(workload: ClusterWorkload, number: int) -> dict[str, Any]:
+def _leader_worker_set(workload: ClusterWorkload) -> dict[str, Any]:
     """Return groups of machines: the leader of each serves, using the workers' GPUs."""
     nodes = workload.serving.nodes
-    assert nodes is not None  # checked by machines()
+    assert nodes is not None  # checked by `machines`
     leader = ["sh", "-c", f"{nodes.leader} && exec {shlex.join(workload.command)}"]
     worker = main_container(workload, ["sh", "-c", f"exec {nodes.worker}"])
     template = {
-        "size": number,
+        "size": workload.machines,
         "restartPolicy": "RecreateGroupOnPodRestart",
         "leaderTemplate": pod_template(workload, leader),
-        "workerTemplate": {
-            "metadata": {"labels": all_labels(workload)},
-            "spec": pod_spec(workload, worker),
-        },
+        "workerTemplate": {"metadata": {"labels": all_labels(workload)}, "spec": pod_spec(workload, worker)},
     }
     spec = {"replicas": workload.settings.replicas, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template}
     return cluster_object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", workload, spec)
 
 
 def service(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the Service for clients in the cluster."""
     ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in PORTS.items()]
     spec = {"type": "ClusterIP", "selector": served(workload), "ports": ports}
     return cluster_object("v1", "Service", workload, spec)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipelines that `trtspec ci` writes: their jobs and commands, and the forms of GitHub Actions and GitLab CI/CD."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trtspec.backends.base import AUTO, find_backend, in_process_backend
+from trtspec.core.errors import TrtspecError
+from trtspec.recipe.load import load_matrix
+from trtspec.recipe.schema import Engine
+
+CACHE = ".trtspec-cache"
+KEY_OF_PLAN = "import json, sys; print(json.load(sys.stdin)['steps'][-1]['key'])"
+HEADER = "# Written by `trtspec ci {system}`; to update it, run the command again.\n"
+KEEP_DAYS = 14  # artifacts are kept this long
+TIMEOUT_MINUTES = 360  # of each build job
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """The build and the verification of one recipe, or of one variant of a matrix.
+
+    Attributes:
+        name: the recipe's name, which is unique in a pipeline.
+        recipe: path of the recipe file, relative to the project's root.
+        variant: the variant's name, or "" if the file has a single recipe.
+        needs_gpu: whether the engine runs on a GPU only.
+        runner: label of the runner, "" for the system's default.
+    """
+
+    name: str
+    recipe: str
+    variant: str
+    needs_gpu: bool
+    runner: str
+
+    def command(self, command: str, *more: str) -> str:
+        """Return a command on the recipe as a shell text."""
+        variant = ["--variant", self.variant] if self.variant else []
+        return shlex.join(["trtspec", command, self.recipe, *variant, *more])
+
+    def build(self) -> str:
+        """Return the command that builds the artifact and saves the result."""
+        return self.command("build", "--json") + " > build.json"
+
+    def verify(self) -> str:
+        """Return the command that compares the artifact with its target and evaluates the gates."""
+        return shlex.join(["trtspec", "verify", f"build/{self.name}", "--undecided", "fail"])
+
+    def report(self, form: str, out: str = "") -> str:
+        """Return the command that writes a report in a format, to a file or to standard output."""
+        into = ["--out", out] if out else []
+        where = f"build/{self.name}"
+        return shlex.join(["trtspec", "report", where, "--results", "build.json", "--format", form, *into])
+
+    def pack(self) -> str:
+        """Return the command that packs the artifact, because upload actions lose links and permissions."""
+        return shlex.join(["tar", "-C", "build", "-cf", f"{self.name}.tar", self.name])
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The recipes to check and the artifacts to build.
+
+    Attributes:
+        python: the Python version of all jobs.
+        packages: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
+        runner: label of the runners of jobs without a GPU, "" for the system's default.
+        branch: the branch whose pushes start the pipeline.
+    """
+
+    recipes: tuple[str, ...]
+    jobs: tuple[BuildJob, ...]
+    python: str
+    packages: str
+    runner: str
+    branch: str
+
+    def install(self) -> str:
+        packages = self.packages or f"trtspec[{in_process_backend()[0]},triton]"
+        return shlex.join(["python", "-m", "pip", "install", *shlex.split(packages)])
+
+    def checks(self) -> list[str]:
+        return [shlex.join(["trtspec", "check", recipe]) for recipe in self.recipes]
+
+
+def make_pipeline(
+    recipes: Sequence[Path], root: Path, *, python: str, install: str, cpu_runner: str, gpu_runner: str, branch: str
+) -> Pipeline:
+    """Return the pipeline of some recipe files of the project at `root`; engines that need a GPU run on `gpu_runner`.
+
+    Raises TrtspecError for a file outside the project or two recipes with one name, and RecipeError for an
+    invalid recipe.
+    """
+    jobs: dict[str, BuildJob] = {}
+    paths = [_relative(path, root) for path in recipes]
+    for path, relative in zip(recipes, paths, strict=True):
+        loaded = load_matrix(path)
+        for each in loaded:
+            name, needs_gpu = each.recipe.name, _needs_gpu(each.recipe.engine)
+            if name in jobs:
+                raise TrtspecError(f"two recipes are called {name}", where=relative, hint="change `name`")
+            runner = gpu_runner if needs_gpu else cpu_runner
+            jobs[name] = BuildJob(name, relative, name if len(loaded) > 1 else "", needs_gpu, runner)
+    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch)
+
+
+def render_pipeline(system: str, pipeline: Pipeline) -> str:
+    """Return the YAML text of a pipeline for a key of SYSTEMS."""
+    text = yaml.dump(SYSTEMS[system](pipeline), Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+    return HEADER.format(system=system) + re.sub(r"^'on':", "on:", text, flags=re.MULTILINE)
+
+
+def _relative(path: Path, root: Path) -> str:
+    try:
+        relative = path.resolve().relative_to(root.resolve()).as_posix()
+        if "$" not in relative:  # CI systems expand variables and expressions, also in quotes
+            return relative
+        raise TrtspecError("a CI system would expand $ in the path", where=str(path), hint="rename the file")
+    except ValueError:
+        raise TrtspecError(
+            "the recipe is outside the project", where=str(path), hint=f"run it in {path.parent}"
+        ) from None
+
+
+def _needs_gpu(engine: Engine) -> bool:
+    """Return whether a recipe's engine runs on a GPU only; `auto` selects one that does if the recipe names a GPU."""
+    if engine.backend == AUTO:
+        return engine.gpu is not None
+    return engine.device != "cpu" and not find_backend(engine.backend).in_process
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks and lists indented, as these files are written by hand."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+# GitHub Actions. Schema: json.schemastore.org/github-workflow.json.
+
+RUNNER = "ubuntu-latest"
+SUMMARY = '"$GITHUB_STEP_SUMMARY"'
+ALWAYS = "${{ !cancelled() }}"
+
+
+def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the workflow; save it as .github/workflows/trtspec.yml."""
+    ids = {job: "build-" + re.sub("[^A-Za-z0-9_-]", "_", job.name) for job in pipeline.jobs}  # valid characters
+    builds = {ids[job]: _github_build(job, pipeline) for job in pipeline.jobs}
+    return {
+        "name": "trtspec",
+        "on": {"push": {"branches": [pipeline.branch]}, "pull_request": {}, "workflow_dispatch": {}},
+        "permissions": {"contents": "read"},
+        "concurrency": {"group": "trtspec-${{ github.ref }}", "cancel-in-progress": True},
+        "env": {
+            "HF_TOKEN": "${{ secrets.HF_TOKEN }}",
+            "TRTSPEC_CACHE": f"${{{{ github.workspace }}}}/{CACHE}",
+        },
+        "jobs": {"check": _github_check(pipeline), **builds},
+    }
+
+
+def _github_setup(pipeline: Pipeline) -> list[dict[str, Any]]:
+    return [
+        {"uses": "actions/checkout@v5"},
+        {"uses": "actions/setup-python@v6", "with": {"python-version": pipeline.python}},
+        {"name": "Install trtspec", "run": pipeline.install()},
+    ]
+
+
+def _github_check(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the job that checks all recipes within minutes, before anything is built."""
+    plans = "\n".join(job.command("plan") for job in pipeline.jobs)
+    return {
+        "runs-on": pipeline.runner or RUNNER,
+        "timeout-minutes": 30,
+        "steps": [
+            *_github_setup(pipeline),
+            {"name": "Check the recipes", "run": "\n".join(pipeline.checks())},
+            {"name": "Show the plans", "run": f"{{\necho '```'\n{plans}\necho '```'\n}} >> {SUMMARY}\n"},
+        ],
+    }
+
+
+def _github_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
+    key = f'echo "key=$({job.command("plan", "--json")} | python -c "{KEY_OF_PLAN}")" >> "$GITHUB_OUTPUT"'
+    prefix = f"trtspec-${{{{ runner.os }}}}-{job.name}-"
+    restored = {"path": CACHE, "key": f"{prefix}${{{{ steps.plan.outputs.key }}}}", "restore-keys": prefix}
+    reports = (job.report("junit", "junit.xml"), job.report("github"), f"{job.report('markdown')} >> {SUMMARY}")
+    return {
+        "needs": "check",
+        "runs-on": job.runner or RUNNER,
+        "timeout-minutes": TIMEOUT_MINUTES,
+        "steps": [
+            *_github_setup(pipeline),
+            {"name": "Find the key of the artifact", "id": "plan", "run": key},
+            {"name": "Restore the store of steps", "uses": "actions/cache@v4", "with": restored},
+            {"name": "Build", "run": job.build()},
+            {"name": "Verify", "run": job.verify()},
+            {"name": "Report", "if": ALWAYS, "run": "\n".join(reports)},
+            {"name": "Pack the artifact", "run": job.pack()},
+            {"name": "Upload the artifact", **_upload(job.name, f"{job.name}.tar")},
+            {
+                "name": "Upload the results",
+                "if": ALWAYS,
+                **_upload(f"{job.name}-results", "junit.xml\nbuild.json\n"),
+            },
+        ],
+    }
+
+
+def _upload(name: str, path: str) -> dict[str, Any]:
+    kept = {"name": name, "path": path, "if-no-files-found": "error", "retention-days": KEEP_DAYS}
+    return {"uses": "actions/upload-artifact@v4", "with": kept}
+
+
+# GitLab CI/CD. Schema: gitlab-org/gitlab:app/assets/javascripts/editor/schema/ci.json.
+
+BASE = ".trtspec"
+
+
+def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the configuration; save it as .gitlab-ci.yml, or include it there."""
+    return {
+        "stages": ["check", "build"],
+        "variables": {"TRTSPEC_CACHE": f"$CI_PROJECT_DIR/{CACHE}"},
+        "workflow": {
+            "rules": [
+                {"if": '$CI_PIPELINE_SOURCE == "merge_request_event"'},
+                {"if": f'$CI_COMMIT_BRANCH == "{pipeline.branch}"'},
+                {"if": '$CI_PIPELINE_SOURCE == "web"'},
+            ]
+        },
+        BASE: {
+            "image": f"python:{pipeline.python}",
+            "interruptible": True,
+            "before_script": [pipeline.install()],
+        },
+        "check": {
+            "extends": BASE,
+            "stage": "check",
+            "timeout": "30 minutes",
+            **_gitlab_tags(pipeline.runner),
+            "script": [*pipeline.checks(), *(job.command("plan") for job in pipeline.jobs)],
+        },
+        **{f"build {job.name}": _gitlab_build(job) for job in pipeline.jobs},
+    }
+
+
+def _gitlab_tags(runner: str) -> dict[str, Any]:
+    """Return the tags that select a runner; without any, every runner for untagged jobs is right."""
+    return {"tags": [runner]} if runner else {}
+
+
+def _gitlab_build(job: BuildJob) -> dict[str, Any]:
+    return {
+        "extends": BASE,
+        "stage": "build",
+        "timeout": f"{TIMEOUT_MINUTES} minutes",
+        **_gitlab_tags(job.runner),
+        # Entries of the store are found by content, so that the store of any earlier recipe is right, too.
+        "cache": {
+            "key": {"files": [job.recipe], "prefix": f"trtspec-{job.name}"},
+            "fallback_keys": [f"trtspec-{job.name}"],
+            "paths": [CACHE],
+            "when": "always",
+        },
+        "script": [job.build(), job.verify(), job.pack()],
+        "after_script": [f"{job.report('junit', 'junit.xml')} || true", f"{job.report('markdown')} || true"],
+        "artifacts": {
+            "name": job.name,
+            "when": "always",
+            "expire_in": f"{KEEP_DAYS} days",
+            "paths": [f"{job.name}.tar", "build.json"],
+            "reports": {"junit": "junit.xml"},
+        },
+    }
+
+
+SYSTEMS = {"github": github_workflow, "gitlab": gitlab_configuration}
