@@ -26,8 +26,8 @@ from typing import Any
 from machine import environment
 from quickstart import DRAFT_LEN, MAX_TOKENS, ROOT, Ours, Peer, prompt_texts
 
+from trtspec.backends.vllm import environment as vllm
 from trtspec.backends.vllm.artifact import MODEL_JSON, relocate
-from trtspec.deployment.containers import environment as vllm
 
 Run = Callable[[], dict[str, Any]]
 VLLM = tuple(f"--set={key}" for key in ("engine.backend=vllm", "engine.device=cpu", "target.dtype=float32"))

@@ -20,8 +20,8 @@ from typing import Any
 
 from aiohttp import web
 
+from trtspec.backends import vllm
 from trtspec.core.ports import LOOPBACK
-from trtspec.deployment.containers import environment as vllm
 
 MODEL = "vllm"
 LOADING_S, ENDING_S = 900.0, 30.0

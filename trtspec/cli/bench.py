@@ -147,7 +147,7 @@ def bench_one_at_a_time(
     from trtspec.bench.decision import artifact_facts, comparison_facts, decide, evidence
     from trtspec.bench.documents import save_document
     from trtspec.bench.gates import check_gate_names
-    from trtspec.bench.sources import overlap
+    from trtspec.bench.sources import OTHER_PROMPTS, overlap
     from trtspec.bench.verify import GateWorkload, bench_gates
     from trtspec.serving.triton.client import Client
     from trtspec.store.artifact import load_manifest, manifest_sha256
@@ -174,7 +174,7 @@ def bench_one_at_a_time(
             comparison = _measure(root, server, alone, texts, max_tokens, runs, on_progress)
     verdict = decide(evidence(artifact_facts(root, found), comparison_facts(comparison)))
     identity = {"name": load_manifest(root).recipe.name, "manifest": manifest_sha256(root)} if root else {}
-    warnings = [shared.warning] if root and (shared := overlap(root, texts)) else []
+    warnings = [f"{shared}: {OTHER_PROMPTS}"] if root and (shared := overlap(root, texts)) else []
     document = verdict.as_dict() | comparison.as_dict() | identity | {"warnings": warnings}
     if root:
         save_document(root, "bench", document)

@@ -53,7 +53,7 @@ def build_target_only(recipe: Path, overrides: list[str]) -> Iterator[tuple[Buil
     with TemporaryDirectory(prefix="alone-", dir=cache_dir()) as folder:
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
-            build = plan_build(loaded, on_read=bars.reading)
+            build = plan_build(loaded, read_all=True, on_read=bars.reading)
             show_diagnostics(build.diagnostics)
             root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
         yield build, root

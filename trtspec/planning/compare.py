@@ -86,7 +86,7 @@ class ComparisonInput:
     """One input of a comparison.
 
     `sections` are nested mappings of plain values: recipe, steps (keys by name), memory (bytes by GPU), tools, gpu,
-    files (size and sha256 by path), verify, bench. `steps` have the parts of the steps' keys if known. `remarks`
+    files (size and digest by path), verify, bench. `steps` have the parts of the steps' keys if known. `remarks`
     describe what was skipped.
     """
 
@@ -147,7 +147,7 @@ def _artifact(root: Path) -> ComparisonInput:
         "steps": {step.name: step.key for step in manifest.steps},
         "tools": manifest.tools,
         "gpu": manifest.gpu,
-        "files": {file.path: {"size": file.size, "sha256": file.sha256} for file in manifest.files},
+        "files": {file.path: {"size": file.size, "digest": file.digest} for file in manifest.files},
         **reports,
     }
     if not is_shallow(sections):
