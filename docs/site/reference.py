@@ -73,8 +73,12 @@ def escape_paragraphs(text: str) -> str:
 
 
 def _options(command: Any, context: Any, columns: tuple[str, str]) -> str:
-    records = [each.get_help_record(context) for each in command.get_params(context)]
-    rows = [(code(re.sub(r" <[^|>]*>$", "", name)), escape(text)) for name, text in filter(None, records)]
+    rows = []
+    for parameter in command.get_params(context):
+        if record := parameter.get_help_record(context):
+            name, text = record
+            is_option = parameter.param_type_name == "option"
+            rows.append((code(name if is_option else re.sub(r" <[^|>]*>$", "", name)), escape(text)))
     return table(columns, rows)
 
 
@@ -115,7 +119,7 @@ def json_page() -> str:
         "can rely on these keys. Documents have more keys, which [interface.md](../interface.md) describes.\n\n"
     )
     for schema in schemas:
-        page += f"## {schema['title']}\n\n{described(schema)}" + _fields(schema)
+        page += f"## {schema['title'].removesuffix('Document')} document\n\n{described(schema)}{_fields(schema)}"
     page += (
         "## Errors\n\nA command that fails prints this document; `problems` replaces `error` for an invalid recipe.\n\n"
     )
@@ -208,7 +212,7 @@ def support_page() -> str:
     page += "".join(f"* *{word}*: {meaning}\n" for word, meaning in LEGEND.items())
     page += "\n## Engines\n\n"
     page += table(
-        ("`engine.backend`", "engine", "versions", "devices", "types"),
+        ("`engine.backend`", "engine", "versions, the default last", "`engine.device`", "`dtype`"),
         (
             (code(name), escape(each.summary), _listed(each.versions()), _listed(each.devices), _listed(each.dtypes))
             for name, each in sorted(backends().items())

@@ -14,7 +14,8 @@ Schema = dict[str, Any]
 Refer = Callable[[str, str], str]  # from a key and the name of its object to a link
 Row = tuple[str, str, str, str]
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
-NAMES = {"boolean": "true or false", "null": "null", "number": "number", "object": "mapping", "array": "list"}
+TECHNICAL = 10**12  # bounds from here on only keep damaged files out
+NAMES = {"boolean": "true or false", "object": "mapping", "string": "text"}
 
 
 def described(schema: Schema) -> str:
@@ -75,16 +76,20 @@ def _type(part: Schema, key: str, refer: Refer) -> str:
 def _container(part: Schema, key: str, refer: Refer) -> str:
     if part.get("type") == "array":
         items = part.get("prefixItems") or [part.get("items", {})]
-        return "list of " + " and ".join(dict.fromkeys(_type(each, key, refer) for each in items))
+        return _of("list", " and ".join(dict.fromkeys(_type(each, key, refer) for each in items)))
     by_pattern = next(iter(part.get("patternProperties", {}).values()), None)
     values = by_pattern or part.get("additionalProperties")
-    return f"mapping to {_type(values, key, refer)}" if isinstance(values, dict) and values else ""
+    return _of("mapping", _type(values, key, refer)) if isinstance(values, dict) and values else ""
+
+
+def _of(container: str, item: str) -> str:
+    return f"{container}, each {item}" if item.startswith(("a ", "an ")) else f"{container} of {item}"
 
 
 def _scalar(part: Schema) -> str:
-    kind = part.get("type", "any value")
-    bounds = [f"{word} {part[bound]:g}" for bound, word in BOUNDS.items() if bound in part]
-    return " ".join([NAMES.get(kind, kind).replace("string", "text"), " and ".join(bounds)]).strip()
+    kind = str(part.get("type", "any value"))
+    bounds = [f"{word} {part[bound]}" for bound, word in BOUNDS.items() if abs(part.get(bound, TECHNICAL)) < TECHNICAL]
+    return " ".join([NAMES.get(kind, kind), " and ".join(bounds)]).strip()
 
 
 def _default(value: Schema) -> str:
