@@ -22,7 +22,7 @@ CONFIG = "mkdocs.yml"  # the name that Zensical expects of YAML
 
 
 def main() -> int:
-    """Build the site in a temporary folder and move it to --out if it has no problems."""
+    """Build the site in a temporary folder and move it to --out if the build succeeds."""
     parser = argparse.ArgumentParser(prog="python -m docs.site", description="Build the documentation site.")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="folder of the site; it is replaced")
     out: Path = parser.parse_args().out

@@ -58,4 +58,4 @@ def _broken(page: Path, site: Path) -> Iterator[str]:
         if not file.is_file():
             yield f"{name}: {target} does not exist"
         elif split.fragment and file.suffix == ".html" and unquote(split.fragment) not in _parsed(file).ids:
-            yield f"{name}: {target} has no such section"
+            yield f"{name}: {target} leads to a missing section"

@@ -27,7 +27,7 @@ Navigation = list[Any]  # of paths and mappings, as in MkDocs
 def site_path(path: str) -> str:
     """Return the place in the site of a file of the repository.
 
-    docs/ is the site's root. The README.md of a folder is its index; that of the project is beside the front page.
+    docs/ is the root of the site. The README.md of a folder is its index; the one of the project is overview.md.
     """
     folder, _, file = path.removeprefix(DOCS).rpartition("/")
     if file == "README.md":
@@ -51,7 +51,7 @@ class Pages:
             self._write(self._waiting.pop())
 
     def text(self, path: str) -> str | None:
-        """Return the Markdown of a page, or None if there is no such page."""
+        """Return the Markdown of a page, or None if the page does not exist."""
         file = ROOT / path
         generated = self._generated.get(path.removeprefix(DOCS))
         return generated or (file.read_text(encoding="utf-8") if file.is_file() else None)

@@ -85,7 +85,7 @@ def test_broken_link_anchor_and_foreign_script_are_found(site: Path, tmp_path: P
     assert broken_links(tmp_path / "site") == [
         "advise.html: loads https://cdn.example/x.js from another host",
         "advise.html: gone.html does not exist",
-        "advise.html: recipe.html#gone has no such section",
+        "advise.html: recipe.html#gone leads to a missing section",
     ]
 
 
