@@ -26,6 +26,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.site", description="Build the documentation site.")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="folder of the site; it is replaced")
     out: Path = parser.parse_args().out
+    if out.exists() and not (out / "404.html").is_file():
+        parser.error(f"--out: {out} exists and has no site")
     with tempfile.TemporaryDirectory() as folder:
         problems = build(Path(folder))
         for problem in problems:

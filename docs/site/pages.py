@@ -50,22 +50,20 @@ class Pages:
         while self._waiting:
             self._write(self._waiting.pop())
 
-    def text(self, path: str) -> str | None:
-        """Return the Markdown of a page, or None if the page does not exist."""
-        file = ROOT / path
-        generated = self._generated.get(path.removeprefix(DOCS))
-        return generated or (file.read_text(encoding="utf-8") if file.is_file() else None)
+    def has(self, path: str) -> bool:
+        """Return whether a path in the repository is a generated page or a file."""
+        return path.removeprefix(DOCS) in self._generated or (ROOT / path).is_file()
 
     def _write(self, path: str) -> None:
         if path in self._written:
             return
         self._written.add(path)
-        text = self.text(path) if path.endswith(".md") else None
         out = self._folder / site_path(path)
         out.parent.mkdir(parents=True, exist_ok=True)
-        if text is None:
+        if not path.endswith(".md"):
             shutil.copyfile(ROOT / path, out)
         else:
+            text = self._generated.get(path.removeprefix(DOCS)) or (ROOT / path).read_text(encoding="utf-8")
             out.write_text(python_markdown(map_links(text, lambda target: self._link(path, target))), encoding="utf-8")
 
     def _link(self, page: str, target: str) -> str:
@@ -76,7 +74,7 @@ class Pages:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), unquote(place)))
         if (ROOT / path).is_dir():
             path = self._folder_page(path)
-        if self.text(path) is None and not (ROOT / path).is_file():
+        if path.startswith("../") or not self.has(path):
             self.problems.append(f"{page}: the link {target} leads nowhere")
             return target
         self._waiting.append(path)
@@ -114,7 +112,7 @@ def _places(pattern: str, pages: Pages) -> Iterator[str]:
     path = posixpath.normpath(DOCS + pattern)
     paths = sorted(str(each.relative_to(ROOT)) for each in ROOT.glob(path)) if "*" in path else [path]
     for each in paths:
-        if pages.text(each) is None:
+        if not pages.has(each):
             sys.stderr.write(f"note: {each} is in the navigation, but does not exist\n")
             continue
         pages.add(each)

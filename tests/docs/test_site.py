@@ -96,6 +96,14 @@ def test_link_to_a_missing_file_is_a_problem(tmp_path: Path) -> None:
     assert (tmp_path / "recipe.md").is_file()
 
 
+def test_folder_without_a_site_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    command = [sys.executable, "-m", "docs.site", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "exists and has no site" in done.stderr) == (2, True)
+    assert (tmp_path / "kept").exists()
+
+
 def test_commands_reference_has_every_command_and_option(site: Path) -> None:
     page = site / "reference" / "commands.html"
     html, text = page.read_text(encoding="utf-8"), text_of(page)
