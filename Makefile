@@ -8,11 +8,12 @@ unexport PYTHONDONTWRITEBYTECODE
 REAL := $(patsubst tests/engines/%.txt,%,$(wildcard tests/engines/*.txt))
 INSTALLED := $(VENV)/.installed
 OTHER ?= .venv-python
+PORT ?= 8000
 WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor prometheus browser engines $(REAL) demo check format test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor prometheus browser engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +77,13 @@ check: setup ## Check format, style and types.
 format: setup ## Format the sources and mend what can be mended.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Zensical, which builds the pages, needs Python 3.11.
+docs: setup ## Build the documentation site in build/site, and check all its links.
+	$(BIN)/python -m docs.site
+
+docs-serve: docs ## Show the documentation site at http://127.0.0.1:8000 (PORT= another port).
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
 
 # On all cores and in one process more: some tests wait for servers.
 test: setup ## Run the tests that need no GPU, without those that only test-all runs.

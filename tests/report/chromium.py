@@ -28,6 +28,11 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
     *("--force-color-profile=srgb", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
+SEEN = [(width, dark) for width in (1280, 390) for dark in (False, True)]  # desktop and phone
+# After axe-core itself: the serious and critical violations of the page.
+AXE = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations
+.filter(each => ["serious", "critical"].includes(each.impact))
+.map(each => `${each.id}: ${each.help}; ${each.nodes.map(node => node.html).join(" ")}`))"""
 
 
 def chromium() -> tuple[Path, dict[str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests._support.npm import Unavailable, modules
-from tests.report.chromium import Browser, browser, chromium
+from tests.report.chromium import AXE, SEEN, Browser, browser, chromium
 from trtspec.cli.app import main
 
 pytestmark = pytest.mark.slow
@@ -20,13 +20,9 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 SAVED = [HERE / "documents" / f"{name}.json" for name in ("profile", "load")]  # from real runs of the quickstart
 LAYOUT = (HERE / "layout.js").read_text()
-SEEN = [(width, dark) for width in (1280, 390) for dark in (False, True)]
 PAPER = 718  # pixels of A4 without margins
 CUT = """[...document.querySelectorAll(".scroll, pre")].filter(e => e.scrollWidth > e.clientWidth + 1)
 .map(e => e.textContent.slice(0, 60))"""
-AXE = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations
-.filter(each => ["serious", "critical"].includes(each.impact))
-.map(each => `${each.id}: ${each.help}; ${each.nodes.map(node => node.html).join(" ")}`))"""
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
