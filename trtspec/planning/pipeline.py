@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan and build recipes; the only module that defines the order of the build.
 
-check all recipes -> download sources -> the backend's artifact plan -> run its steps -> publish.
+check all recipes -> download sources -> the backend's artifact plan -> run its steps -> publish. A partial build stops
+before the last step and leaves its results in the store, where another machine can continue.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import set_hash_backend
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
+from trtspec.core.registry import did_you_mean
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.document import describe_prediction
 from trtspec.planning.prediction.speedup import expected_speedup
@@ -49,7 +51,7 @@ from trtspec.store.artifact import (
 from trtspec.store.artifact_cache import record_source_locations, remember_published
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
-from trtspec.store.files import FileReader, Files
+from trtspec.store.files import FileReader, Files, step_files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, plan_disk, plan_status
 from trtspec.store.store import Store
 
@@ -107,10 +109,33 @@ class Build:
         steps = {directory: final[step.key] for directory, step in self.artifact.steps.items()}
         return replace(self, artifact=replace(self.artifact, steps=steps))
 
+    def until(self, name: str) -> Build:
+        """Return the build of the steps of a name, such as convert-target, and of all that they depend on.
+
+        `name` may be the first part of several names: convert. The result cannot be published. Raises TrtspecError
+        with the names of the steps if none matches.
+        """
+        chosen = [step for step in self.plan.steps if step.name == name or step.name.startswith(f"{name}-")]
+        if not chosen:
+            names = [step.name for step in self.plan.steps]
+            hint = did_you_mean(name, names) or f"steps of {self.recipe.name}: {', '.join(names)}"
+            raise TrtspecError(f"--until {name}: no such step", hint=hint)
+        kept = {step.key for step in StepPlan(chosen).steps}
+        lacks = {self.artifact.steps[place].key: lack for place, lack in self.artifact.lacks.items()}
+        lacks = {key: lack for key, lack in lacks.items() if key in kept}
+        steps = {step.key: step for step in self.plan.steps if step.key in kept}
+        return replace(self, artifact=replace(self.artifact, steps=steps, lacks=lacks))
+
     @property
     def weights_absent(self) -> bool:
         """Return whether a source is not on this machine, so that no step can read it."""
         return any(source.absent for source in self.context.sources.values())
+
+    def needs_sources(self, store: Store) -> bool:
+        """Return whether a step that has to run reads a file that is not on this machine."""
+        absent = {source.root / name for source in self.context.sources.values() for name in source.absent}
+        missing = [status.step for status in self.status(store) if status.status == "miss"] if absent else []
+        return any(path in absent for step in missing for files in step_files(step) for path in files.paths)
 
     @property
     def downloads(self) -> list[dict[str, Any]]:
@@ -185,6 +210,15 @@ class BuildResult:
     seconds: float
 
 
+@dataclass(frozen=True)
+class PartialBuildResult:
+    """Result of a partial build, whose steps are in the store; `remaining` are the names of the steps still to run."""
+
+    steps: list[StepResult]
+    remaining: list[str]
+    seconds: float
+
+
 def open_store() -> Store:
     """Return the store of this user."""
     return Store(store_dir())
@@ -232,9 +266,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
-    from trtspec.kernels.host_kernels import choose_hashing  # imports numpy, which plans do not need
-
-    set_hash_backend(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
+    _choose_hashing(build)
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices)
         build = build.finished(results)
@@ -246,6 +278,27 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
     return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
+
+
+def store_steps(build: Build, until: str, store: Store, observer: Observer) -> PartialBuildResult:
+    """Bring the steps of a build up to those named `until` into the store (`Build.until`); publishes no artifact."""
+    started = time.perf_counter()
+    part = build.until(until)
+    if refused := part.disk_problems(store, store.root):
+        raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
+    _choose_hashing(part)
+    with store.holding([step.key for step in part.plan.steps], build.recipe.name):
+        results = execute(part.plan, store, observer, part.artifact.devices)
+    _remember_sources(part.finished(results), store)
+    done = {step.key for step in part.plan.steps}
+    remaining = [step.name for step in build.plan.steps if step.key not in done]
+    return PartialBuildResult(results, remaining, time.perf_counter() - started)
+
+
+def _choose_hashing(build: Build) -> None:
+    from trtspec.kernels.host_kernels import choose_hashing  # imports numpy, which plans do not need
+
+    set_hash_backend(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
 
 
 def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
@@ -290,7 +343,8 @@ def _remember_sources(build: Build, store: Store) -> None:
     }
     for role, _, asked in recipe_models(build.context):
         source = build.context.sources.get(role)
-        if source and asked.revision and not source.absent and build.is_read:
+        is_known = source and all(path in read for path in source.weight_files)
+        if source and asked.revision and not source.absent and build.is_read and is_known:
             with suppress(TrtspecError):  # on a full disk a later plan may have to download again
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
@@ -299,16 +353,20 @@ def _tools() -> dict[str, str]:
     return {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
 
 
-def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> list[CheckResult]:
+def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, until: str = "") -> list[CheckResult]:
     """Return the check results of each recipe; RecipeError with all problems that would end a build.
 
-    Problems that depend on missing sources are found after the download.
+    Problems that depend on missing sources are found after the download. `until` limits the build (`Build.until`).
     """
     results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
     found = dict.fromkeys(
         each
         for (loaded, out), checked in zip(builds, results, strict=True)
-        for each in (*checked.diagnostics, *_output_problems(out), *_machine_problems(loaded, checked, out, store))
+        for each in (
+            *checked.diagnostics,
+            *(() if until else _output_problems(out)),
+            *_machine_problems(loaded, checked, out, store, until),
+        )
     )
     if any(each.severity == "error" for each in found):
         raise RecipeError(list(found))
@@ -339,15 +397,16 @@ def plan_runnable(
     store: Store,
     on_progress: OnProgress = lambda what, done, total: None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
+    until: str = "",
 ) -> Build:
-    """Return a build that can run, of a recipe that was just `checked`.
+    """Return a build that can run, of a recipe that was just `checked`, at least until the steps of that name.
 
-    Missing sources are downloaded unless their metadata are cached and every step is in the store; large ones are
-    hashed during conversion. RecipeError as for `prepare_sources` and `plan_build`.
+    Missing sources are downloaded unless their metadata are cached and the store has every step that reads them; large
+    ones are hashed during conversion. RecipeError as for `prepare_sources` and `plan_build`.
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, on_read=on_read)
-        if not build.weights_absent or all(each.status == "hit" for each in build.status(store)):
+        if not (build.until(until) if until else build).needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
     return plan_build(loaded, on_read=on_read)
@@ -360,7 +419,9 @@ def _output_problems(out: Path) -> Iterable[Diagnostic]:
         yield Diagnostic("", "place", error.message, error.hint).at(Mark(str(out)))
 
 
-def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store) -> list[Diagnostic]:
+def _machine_problems(
+    loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store, until: str
+) -> list[Diagnostic]:
     """Return the tools and disk space that this machine lacks for a build, without reading large sources."""
     if checked.errors or checked.context is None:
         return []
@@ -369,6 +430,8 @@ def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, sto
     except TrtspecError as error:
         message = f"{error.where}: {error.message}" if error.where else error.message
         return [loaded.located(Diagnostic("engine", "machine", message, error.hint))]
+    if until:
+        build, out = build.until(until), store.root
     found = build.missing_tools(store)
     if build.is_read:  # otherwise keys are not final, and the steps may be in the store
         found += build.disk_problems(store, out)
