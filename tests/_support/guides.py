@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,6 +43,17 @@ def recipes_written_by(page: str) -> dict[str, str]:
     return written
 
 
+def recipes_known_to(page: str) -> set[str]:
+    """Return the names of the recipe files that a page or one of its commands writes."""
+    known = set(recipes_written_by(page))
+    for block in blocks_of(page, *SHELLS):
+        for words in simple_commands(block):
+            pairs = pairwise(words)
+            known |= {value for option, value in pairs if option in ("--output", "--out", "-o")}
+            known |= {f"{words[at + 1]}.yaml" for at, word in enumerate(words) if word == "--name" and "init" in words}
+    return known
+
+
 def simple_commands(block: Block) -> Iterator[list[str]]:
     """Yield the commands of a block: without here-documents, and those that run elsewhere without `ssh HOST`."""
     text = HERE_DOCUMENT.sub("", block.commands)
@@ -58,11 +69,9 @@ def read_guide_command(words: list[str], recipes: set[str]) -> None:
     words = list(takewhile(lambda word: word not in (">", ">>", "<"), words))
     if words[:1] == ["docker"]:
         words = read_docker(words)
-    named = {word for word in words if re.fullmatch(r"[\w.-]+\.yaml", word)}
+    named = {word for word in words if re.fullmatch(r"(\./)?[\w.-]+\.yaml", word)}
     if any(Path(word).name == "trtspec" for word in words[:3]):
-        unknown = (
-            named - recipes - PLACEHOLDERS - {words[at + 1] for at, word in enumerate(words) if word == "--output"}
-        )
+        unknown = {Path(word).name for word in named} - recipes - PLACEHOLDERS
         assert not unknown, f"{unknown} is not written by the page: {words}"
     with patch.dict(os.environ):  # options such as --undecided set variables
-        read_command([f"./{word}" if word in named else word for word in words])
+        read_command([f"here/{word}" if word in named else word for word in words])

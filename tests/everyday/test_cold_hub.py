@@ -98,7 +98,7 @@ def test_store_of_a_partial_build_continues_elsewhere_without_a_download(
     }
 
 
-def test_partial_build_of_one_model_needs_the_download_of_the_other(
+def test_build_after_a_partial_one_downloads_what_remaining_steps_read(
     cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(cold.parent / "cache")
@@ -113,7 +113,7 @@ def test_partial_build_of_one_model_needs_the_download_of_the_other(
 
     monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", fetch)
     assert trtspec("build", cold).code == 0
-    assert "org/draft" in downloads
+    assert downloads
 
 
 @pytest.mark.parametrize("backend", ["vllm", "llmapi"])
