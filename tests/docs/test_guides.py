@@ -21,8 +21,11 @@ from tests._support.guides import (
 )
 from tests._support.pages import MARKERS, ROOT, Block, commands_named, read_named
 from tests.doubles.docker_command import DockerUsageError, read_docker
-from trtspec.backends.base import backends
+from trtspec.backends.base import backends, find_backend
+from trtspec.backends.common.trtllm_versions import find_version_spec
+from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
 from trtspec.cli.renamed import _COMMANDS, _OPTIONS
+from trtspec.deployment.containers import dns_label
 from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_matrix
 
@@ -94,6 +97,22 @@ def test_gpu_page_leads_from_requirements_to_rollback(page: str) -> None:
     assert not re.search(r"HF_TOKEN=\S", text), "a token must not be on a command line"
 
 
+@pytest.mark.parametrize("page", GPU_PAGES)
+def test_gpu_page_uses_an_image_with_the_engine_of_its_recipe(page: str, tmp_path: Path) -> None:
+    """The name is the one by which clients in containers know the model."""
+    ((file, text),) = recipes_written_by(page).items()
+    (tmp_path / file).write_text(text.replace("$BASE", BASE))
+    (loaded,) = load_matrix(tmp_path / file)
+    engine, shown = loaded.recipe.engine, (ROOT / page).read_text(encoding="utf-8")
+    assert dns_label(loaded.recipe.name) == loaded.recipe.name
+    assert f'"model": "{loaded.recipe.name}"' in shown
+    assert str(engine.version) in shown
+    if images := find_backend(engine.backend).serving().images(str(engine.version)):
+        assert re.findall(r"^TAG=(\S+)$", shown, re.MULTILINE) == [images[0]]
+    if engine.backend in ("tensorrt_llm", "llmapi"):
+        assert find_version_spec(str(engine.version)).release(str(engine.version)).driver in shown
+
+
 def test_every_engine_has_a_gpu_page() -> None:
     named = {Path(page).stem.removeprefix("gpu-").replace("-", "_") for page in GPU_PAGES}
     assert named == {name for name, backend in backends().items() if not backend.in_process}
@@ -115,6 +134,14 @@ def test_first_change_page_names_real_code() -> None:
     assert "parse_seconds" in options
     assert "is not a duration" in options
     assert "tests/everyday/test_cache.py" in text
+
+
+def test_docker_accepts_the_commands_that_trtspec_runs() -> None:
+    toolchain = EngineToolchain("image", BASE, "1.2.1", "10.14.1.48", "h100", 90, "590.44.01")
+    command = toolchain.command(["--output_dir", "engines/target"], reads=["a", "b"], writes="c", cid_file="target.cid")
+    assert read_docker(command) == ["trtllm-build", "--output_dir", "engines/target"]
+    for rest in ("up --detach --wait --wait-timeout=300", "ps --all --format=json", "logs --no-color", "down"):
+        read_docker(["docker", "compose", "--file", "compose.yaml", *rest.split()])
 
 
 @pytest.mark.parametrize(

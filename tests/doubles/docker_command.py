@@ -22,6 +22,7 @@ FLAG = ""  # an option without a value
 
 RUN = {
     "--cap-drop": r"[A-Z_]+",
+    "--cidfile": r".+",
     "--detach": FLAG,
     "--entrypoint": r".+",
     "--env": r"[A-Z_]+(=.*)?",
@@ -56,6 +57,8 @@ BUILD = {
 SHORT = {"-d": "--detach", "-e": "--env", "-f": "--file", "-i": "--interactive", "-p": "--publish", "-t": "--tty"}
 SHORT |= {"-u": "--user", "-v": "--volume", "-w": "--workdir"}
 UP = {"--detach": FLAG, "--wait": FLAG, "--wait-timeout": r"\d+"}
+PS = {"--all": FLAG, "--format": r"json|table"}
+LOGS = {"--follow": FLAG, "--no-color": FLAG, "--no-log-prefix": FLAG}
 INSPECT = {"--format": r"\{\{.+\}\}", "--type": r"[a-z]+"}
 
 
@@ -110,7 +113,7 @@ def _compose(words: list[str]) -> None:
     if "--file" not in options or not operands:
         raise DockerUsageError("docker compose requires --file and a command")
     verb, *rest = operands
-    known = {"up": UP, "down": {}, "ps": {"--all": FLAG}, "logs": {"--follow": FLAG}}
+    known = {"up": UP, "down": {}, "ps": PS, "logs": LOGS}
     if verb not in known:
         raise DockerUsageError(f"unknown docker compose command: {verb}")
     _parse(rest, known[verb], {"-d": "--detach"})
