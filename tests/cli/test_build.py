@@ -414,6 +414,7 @@ def test_full_disk_fails_the_build_without_leftovers(leave: int, recipe: Path, m
     assert (again, at_last) == (0, 0)
 
 
+@pytest.mark.usefixtures("reading")
 def test_until_leaves_the_named_steps_in_the_store_and_publishes_nothing(recipe: Path, trtspec: Run) -> None:
     partial = trtspec("build", recipe, "--until", "convert", "--json")
     assert partial.code == 0, partial.err
