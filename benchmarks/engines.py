@@ -26,7 +26,7 @@ from typing import Any
 from machine import environment
 from quickstart import DRAFT_LEN, MAX_TOKENS, ROOT, Ours, Peer, prompt_texts
 
-from trtspec.backends.vllm import environment as vllm
+from trtspec.backends import vllm
 from trtspec.backends.vllm.artifact import MODEL_JSON, relocate
 
 Run = Callable[[], dict[str, Any]]
@@ -47,7 +47,7 @@ class Vllm:
     """A vLLM process, started as by a deployment; processes load concurrently."""
 
     def __init__(self, arguments: Path, texts: list[str]) -> None:
-        command = [str(vllm.find_vllm()), str(vllm.WORKER), str(arguments)]
+        command = [str(vllm.find_vllm()), str(Path(vllm.__file__).with_name("worker.py")), str(arguments)]
         variables = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, text=True, env=variables, **pipes)

@@ -45,7 +45,7 @@ def serving(arguments: Path) -> Iterator[str]:
 
 async def _serve(arguments: Path, ready: Future[str], ended: asyncio.Event) -> None:
     process = await asyncio.create_subprocess_exec(
-        str(vllm.find_vllm()), str(vllm.WORKER), str(arguments), limit=LINE_BYTES, env={**os.environ, **VARIABLES},
+        str(vllm.find_vllm()), str(Path(vllm.__file__).with_name("worker.py")), str(arguments), limit=LINE_BYTES, env={**os.environ, **VARIABLES},
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     front = Front(process)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtspec.core.errors import TrtspecError
     from trtspec.deployment.journal import RunningDeployment
     from trtspec.planning.check.recipe import CheckResult
-    from trtspec.planning.pipeline import Build, BuildResult
+    from trtspec.planning.pipeline import Build, BuildResult, PartialBuildResult
     from trtspec.recipe.load import LoadedRecipe
     from trtspec.store.executor import Observer
 
@@ -42,6 +42,7 @@ _TYPES = {
     "Diagnostic": "trtspec.core.diagnostics",
     "GeneratedText": "trtspec.bench.artifact",
     "LoadedRecipe": "trtspec.recipe.load",
+    "PartialBuildResult": "trtspec.planning.pipeline",
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
     "TrtspecError": "trtspec.core.errors",
@@ -55,12 +56,14 @@ __all__ = [
     "GeneratedText",
     "LoadedRecipe",
     "Observer",
+    "PartialBuildResult",
     "RecipeError",
     "RunningDeployment",
     "TrtspecError",
     "VerificationReport",
     "__version__",
     "build",
+    "build_until",
     "check",
     "deploy",
     "generate",
@@ -148,6 +151,31 @@ def build(
     planned = plan_runnable(loaded, checked, store, on_prepare, on_read)
     on_warnings(planned.diagnostics)
     return run_build(planned, place, store, observer or Unobserved())
+
+
+def build_until(
+    recipe: LoadedRecipe | str | PathLike[str],
+    until: str,
+    *,
+    observer: Observer | None = None,
+    on_prepare: _Progress = lambda what, done, total: None,
+    on_read: _ReadProgress = lambda done, total: None,
+    on_warnings: Callable[[Sequence[Diagnostic]], None] = lambda diagnostics: None,
+) -> PartialBuildResult:
+    """Bring the steps of a recipe up to those named `until` into the store, and publish no artifact.
+
+    `until` is a step's name, such as "convert-target", or the first part of several: "convert". A later `build` of the
+    recipe, on this machine or on another one with a copy of the store, continues. The other arguments and errors are
+    those of `build`; only tools that these steps require have to be installed.
+    """
+    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, store_steps
+    from trtspec.store.executor import Unobserved
+
+    loaded, store = _as_recipe(recipe), open_store()
+    (checked,) = check_builds([(loaded, default_artifact_dir(loaded.recipe))], store, until)
+    planned = plan_runnable(loaded, checked, store, on_prepare, on_read, until)
+    on_warnings(planned.diagnostics)
+    return store_steps(planned, until, store, observer or Unobserved())
 
 
 def verify(

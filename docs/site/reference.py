@@ -10,6 +10,7 @@ from typing import Any
 
 from docs.site.markdown import anchor, code, escape, table
 from docs.site.schemas import described, objects_of, rows_of
+from docs.site.support import LEGEND, support_table
 from trtspec.backends.base import backends
 from trtspec.checkpoints.rules import Family
 from trtspec.cli.app import EXAMPLE, INTERNAL_ERROR, INTERRUPTED, OTHER, PANELS, make_command
@@ -23,7 +24,6 @@ from trtspec.core.paths import model_repository_dir
 from trtspec.core.registry import discover
 from trtspec.methods.base import ATTRIBUTE, PACKAGE, Method
 from trtspec.planning import documents
-from trtspec.planning.support import LEGEND, support_table
 from trtspec.recipe.schema import Recipe, recipe_json_schema
 from trtspec.report.monitoring.configuration import rules
 from trtspec.serving.triton.config import ENUMS, load_config

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -412,3 +413,60 @@ def test_full_disk_fails_the_build_without_leftovers(leave: int, recipe: Path, m
     assert "hint: " in said
     assert (verified, left) == (0, [])
     assert (again, at_last) == (0, 0)
+
+
+@pytest.mark.usefixtures("reading")
+def test_until_leaves_the_named_steps_in_the_store_and_publishes_nothing(recipe: Path, trtspec: Run) -> None:
+    partial = trtspec("build", recipe, "--until", "convert", "--json")
+    assert partial.code == 0, partial.err
+    document = partial.document
+    assert {step["name"]: step["status"] for step in document["steps"]} == {
+        "convert-target": "built",
+        "convert-draft": "built",
+    }
+    assert (document["status"], document["artifact"], document["manifest"]) == ("partial", None, None)
+    assert document["remaining"] == ["copy-tokenizer", "copy-prompts", "emit-repository"]
+    assert not (recipe.parent / "build").exists()
+    rest = statuses(trtspec, recipe)
+    assert [name for name, status in rest.items() if status == "hit"] == ["convert-target", "convert-draft"]
+    check_sound(recipe.parent, trtspec)
+
+
+def test_until_accepts_one_step_and_reports_what_is_left(recipe: Path, trtspec: Run) -> None:
+    shown = trtspec("build", recipe, "--until", "convert-draft").out
+    assert re.fullmatch(
+        r"tiny: convert-draft: in the store \([\d.]+ s\)\n"
+        r"remaining: convert-target, copy-tokenizer, copy-prompts, emit-repository\n",
+        shown,
+    )
+    whole = trtspec("build", recipe, "--until", "emit-repository", "--json").document
+    assert [step["name"] for step in whole["steps"]] == ["emit-repository"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--until", "convert-traget"), "--until convert-traget: no such step\nhint: did you mean 'convert-target'?"),
+        (("--until", "nothing", "--json"), "no such step"),
+        (("--until", "convert", "--out", "x"), "--until writes no artifact\nhint: omit --out"),
+    ],
+)
+def test_until_refuses_unknown_steps_and_an_output_directory(
+    options: tuple[str, ...], error: str, recipe: Path, trtspec: Run
+) -> None:
+    refused = trtspec("build", recipe, *options)
+    assert refused.code == 1
+    assert error in refused.err + refused.out
+    assert not (recipe.parent / "build").exists()
+
+
+def test_until_requires_only_the_tools_of_its_steps(recipe: Path, trtspec: Run) -> None:
+    engines = ("--set", "engine.backend=tensorrt_llm", "--set", "engine.gpu=h100", "--set", "target.dtype=float16")
+    engines += ("--set", "speculation.draft.dtype=float16")
+    whole = trtspec("build", recipe, *engines)
+    assert whole.code == 1
+    assert "cannot build engines" in whole.err
+    half = trtspec("build", recipe, *engines, "--until", "convert", "--json")
+    assert half.code == 0, half.err
+    assert {"build-target", "build-draft"} <= {*half.document["remaining"]}
+    assert "cannot build engines" in trtspec("build", recipe, *engines, "--until", "build").err

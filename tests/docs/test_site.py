@@ -18,6 +18,7 @@ import yaml
 from docs.site.links import broken_links
 from docs.site.pages import DOCS, ROOT, Pages, complete
 from docs.site.reference import generated_pages
+from docs.site.support import support_table
 from trtspec.backends.base import backends
 from trtspec.cli.app import INTERNAL_ERROR, INTERRUPTED, make_command
 from trtspec.core import errors
@@ -25,7 +26,6 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover
 from trtspec.methods.base import ATTRIBUTE, PACKAGE
 from trtspec.planning import documents
-from trtspec.planning.support import support_table
 from trtspec.recipe.validate import recipe_keys
 from trtspec.serving.triton.python_models.metrics import FAMILIES
 

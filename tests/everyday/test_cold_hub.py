@@ -76,6 +76,46 @@ def test_build_from_the_store_works_offline(cold: Path) -> None:
     assert (cold.parent / "again" / "manifest.json").is_file()
 
 
+def test_store_of_a_partial_build_continues_elsewhere_without_a_download(
+    cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(cold.parent / "cache")
+    shutil.rmtree(cold.parent / "build")
+    download(cold.parent)
+    assert trtspec("build", cold, "--until", "convert").code == 0
+    shutil.rmtree(cold.parent / "hub")
+    shutil.copytree(cold.parent / "cache" / "store", cold.parent / "elsewhere" / "store")
+    monkeypatch.setenv("TRTSPEC_CACHE", str(cold.parent / "elsewhere"))
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", no_download)
+    built = trtspec("build", cold, "--json")
+    assert built.code == 0, built.err
+    assert {step["name"]: step["status"] for step in built.document["steps"]} == {
+        "convert-target": "hit",
+        "convert-draft": "hit",
+        "copy-tokenizer": "built",
+        "copy-prompts": "built",
+        "emit-repository": "built",
+    }
+
+
+def test_build_after_a_partial_one_downloads_what_remaining_steps_read(
+    cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(cold.parent / "cache")
+    download(cold.parent)
+    assert trtspec("build", cold, "--until", "convert-target").code == 0
+    shutil.rmtree(cold.parent / "hub")
+    downloads: list[object] = []
+
+    def fetch(model: object, *_: object) -> None:
+        downloads.append(model)
+        download(cold.parent)
+
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", fetch)
+    assert trtspec("build", cold).code == 0
+    assert downloads
+
+
 @pytest.mark.parametrize("backend", ["vllm", "llmapi"])
 def test_copied_checkpoints_need_no_second_download(
     backend: str, cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch

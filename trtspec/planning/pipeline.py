@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan and build recipes; the only module that defines the order of the build.
 
-check all recipes -> download sources -> the backend's artifact plan -> run its steps -> publish.
+check all recipes -> download sources -> the backend's artifact plan -> run its steps -> publish. A partial build stops
+before the last step and leaves its results in the store, where another machine can continue.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.core.errors import CheckpointError, StepError, TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
+from trtspec.core.registry import did_you_mean
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.predict import describe_prediction
 from trtspec.planning.prediction.speedup import expected_speedup
@@ -49,6 +51,7 @@ from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, plan_disk, plan_status
+from trtspec.store.step import Step
 from trtspec.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -93,13 +96,35 @@ class Build:
     @property
     def files(self) -> list[Files]:
         """Return the files outside the store that steps read."""
-        steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
-        return [files for step in steps for files in step.sources]
+        return _files_of(self.plan.steps)
+
+    def until(self, name: str) -> Build:
+        """Return the build of the steps of a name, such as convert-target, and of all that they depend on.
+
+        `name` may be the first part of several names: convert. The result cannot be published. Raises TrtspecError
+        with the names of the steps if none matches.
+        """
+        chosen = [step for step in self.plan.steps if step.name == name or step.name.startswith(f"{name}-")]
+        if not chosen:
+            names = [step.name for step in self.plan.steps]
+            hint = did_you_mean(name, names) or f"steps of {self.recipe.name}: {', '.join(names)}"
+            raise TrtspecError(f"--until {name}: no such step", hint=hint)
+        kept = {step.key for step in StepPlan(chosen).steps}
+        lacks = {self.artifact.steps[place].key: lack for place, lack in self.artifact.lacks.items()}
+        lacks = {key: lack for key, lack in lacks.items() if key in kept}
+        steps = {step.key: step for step in self.plan.steps if step.key in kept}
+        return replace(self, artifact=replace(self.artifact, steps=steps, lacks=lacks))
 
     @property
     def weights_absent(self) -> bool:
         """Return whether a source is not on this machine, so that no step can read it."""
         return any(source.absent for source in self.context.sources.values())
+
+    def needs_sources(self, store: Store) -> bool:
+        """Return whether a step that has to run reads a file that is not on this machine."""
+        absent = {source.root / name for source in self.context.sources.values() for name in source.absent}
+        missing = [status.step for status in self.status(store) if status.status == "miss"] if absent else []
+        return any(path in absent for files in _files_of(missing) for path in files.paths)
 
     @property
     def downloads(self) -> list[dict[str, Any]]:
@@ -174,6 +199,19 @@ class BuildResult:
     seconds: float
 
 
+@dataclass(frozen=True)
+class PartialBuildResult:
+    """Result of a partial build, whose steps are in the store; `remaining` are the names of the steps still to run."""
+
+    steps: list[StepResult]
+    remaining: list[str]
+    seconds: float
+
+
+def _files_of(steps: Iterable[Step]) -> list[Files]:
+    return [files for step in steps if isinstance(step, ConvertCheckpoint | CopyFiles) for files in step.sources]
+
+
 def open_store() -> Store:
     return Store(store_dir())
 
@@ -233,6 +271,20 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
 
 
+def store_steps(build: Build, until: str, store: Store, observer: Observer) -> PartialBuildResult:
+    """Bring the steps of a build up to those named `until` into the store (`Build.until`); publishes no artifact."""
+    started = time.perf_counter()
+    part = build.until(until)
+    if refused := part.disk_problems(store, store.root):
+        raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
+    with store.holding([step.key for step in part.plan.steps], build.recipe.name):
+        results = execute(part.plan, store, observer, part.artifact.devices)
+    _remember_sources(part, store)
+    done = {step.key for step in part.plan.steps}
+    remaining = [step.name for step in build.plan.steps if step.key not in done]
+    return PartialBuildResult(results, remaining, time.perf_counter() - started)
+
+
 def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
@@ -275,21 +327,26 @@ def _remember_sources(build: Build, store: Store) -> None:
     }
     for role, _, asked in recipe_models(build.context):
         source = build.context.sources.get(role)
-        if source and asked.revision and not source.absent:
+        is_known = source and all(path in read for path in source.weight_files)
+        if source and asked.revision and not source.absent and is_known:
             with suppress(TrtspecError):  # on a full disk a later plan may have to download again
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
 
-def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> list[CheckResult]:
+def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, until: str = "") -> list[CheckResult]:
     """Return the check results of each recipe; RecipeError with all problems that would end a build.
 
-    Problems that depend on missing sources are found after the download.
+    Problems that depend on missing sources are found after the download. `until` limits the build (`Build.until`).
     """
     results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
     found = dict.fromkeys(
         each
         for (loaded, out), checked in zip(builds, results, strict=True)
-        for each in (*checked.diagnostics, *_output_problems(out), *_machine_problems(loaded, checked, out, store))
+        for each in (
+            *checked.diagnostics,
+            *(() if until else _output_problems(out)),
+            *_machine_problems(loaded, checked, out, store, until),
+        )
     )
     if any(each.severity == "error" for each in found):
         raise RecipeError(list(found))
@@ -320,15 +377,16 @@ def plan_runnable(
     store: Store,
     on_progress: OnProgress = lambda what, done, total: None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
+    until: str = "",
 ) -> Build:
-    """Return a build that can run, of a recipe that was just `checked`.
+    """Return a build that can run, of a recipe that was just `checked`, at least until the steps of that name.
 
-    Missing sources are downloaded unless their metadata are cached and every step is in the store. RecipeError as for
-    `prepare_sources` and `plan_build`.
+    Missing sources are downloaded unless their metadata are cached and the store has every step that reads them.
+    RecipeError as for `prepare_sources` and `plan_build`.
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
-        if not build.weights_absent or all(each.status == "hit" for each in build.status(store)):
+        if not (build.until(until) if until else build).needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
     return plan_build(loaded, read_all=True, on_read=on_read)
@@ -341,7 +399,9 @@ def _output_problems(out: Path) -> Iterable[Diagnostic]:
         yield Diagnostic("", "place", error.message, error.hint).at(Mark(str(out)))
 
 
-def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store) -> list[Diagnostic]:
+def _machine_problems(
+    loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store, until: str
+) -> list[Diagnostic]:
     """Return the tools and disk space that this machine lacks for a build, without reading large sources."""
     if checked.errors or checked.context is None:
         return []
@@ -350,6 +410,8 @@ def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, sto
     except TrtspecError as error:
         message = f"{error.where}: {error.message}" if error.where else error.message
         return [loaded.located(Diagnostic("engine", "machine", message, error.hint))]
+    if until:
+        build, out = build.until(until), store.root
     found = build.missing_tools(store)
     if build.is_read:  # otherwise keys are not final, and the steps may be in the store
         found += build.disk_problems(store, out)
