@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import posixpath
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ class Pages:
 def complete(navigation: Navigation, pages: Pages) -> Navigation:
     """Return the navigation in the site's paths with patterns expanded, and write each page.
 
-    An entry is a path, {title: path} or {title: entries}. A page that does not exist is left out with a note.
+    An entry is a path, {title: path} or {title: entries}. A page that does not exist is a problem.
     """
     found: Navigation = []
     for entry in navigation:
@@ -113,7 +112,7 @@ def _places(pattern: str, pages: Pages) -> Iterator[str]:
     paths = sorted(str(each.relative_to(ROOT)) for each in ROOT.glob(path)) if "*" in path else [path]
     for each in paths:
         if not pages.has(each):
-            sys.stderr.write(f"note: {each} is in the navigation, but does not exist\n")
+            pages.problems.append(f"docs/site/site.yaml: the page {each} does not exist")
             continue
         pages.add(each)
         yield site_path(each)

@@ -96,6 +96,12 @@ def test_link_to_a_missing_file_is_a_problem(tmp_path: Path) -> None:
     assert (tmp_path / "recipe.md").is_file()
 
 
+def test_missing_page_of_the_navigation_is_a_problem(tmp_path: Path) -> None:
+    pages = Pages(tmp_path, {})
+    assert complete([{"How-to": ["how-to/gone.md", "recipe.md"]}], pages) == [{"How-to": ["recipe.md"]}]
+    assert pages.problems == ["docs/site/site.yaml: the page docs/how-to/gone.md does not exist"]
+
+
 def test_folder_without_a_site_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     command = [sys.executable, "-m", "docs.site", "--out", str(tmp_path)]

@@ -18,7 +18,13 @@ from tests.report.chromium import AXE, SEEN, Browser, browser, chromium
 pytest.importorskip("zensical", reason="no Zensical here: it needs Python 3.11")
 pytestmark = pytest.mark.slow
 
-PAGES = ("index.html", "methods.html", "reference/commands.html", "reference/recipe-keys.html")  # front, long, wide
+PAGES = (
+    "index.html",
+    "get-started/gpu-vllm.html",
+    "methods.html",
+    "reference/commands.html",
+    "reference/recipe-keys.html",
+)  # front, long, wide
 # The first elements beyond the right edge of a page that scrolls sideways.
 WIDE = """(() => {
 const root = document.documentElement;
