@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def double(student: Any) -> None:
                 kept[name] = tensor.detach().double().requires_grad_(tensor.requires_grad)
     if hasattr(student, "_borrowed"):
         borrowed = student._borrowed
-        student._borrowed = replace(borrowed, embedding=borrowed.embedding.double(), head=borrowed.head.double())
+        borrowed.embedding, borrowed.head = borrowed.embedding.double(), borrowed.head.double()
 
 
 def whole(tokens: Sequence[int]) -> TrainingText:
