@@ -193,9 +193,7 @@ class Decoder:
         Auxiliary layer i is the input of layer i (num_layers: the output of the last layer), FINAL the output of the
         final norm; the hidden states are None without `aux_layers`. `skipped` sublayers are not computed.
         """
-        count = tokens.numel()
-        # none with experts, which would load weights for the padding
-        padding = 0 if self.config.num_experts else self.layers[0].qkv.matrix.taken(count) - count
+        count, padding = tokens.numel(), self._padding(tokens.numel())
         hidden = F.embedding(F.pad(tokens.flatten(), (0, padding)) if padding else tokens.flatten(), self.embedding)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
@@ -210,6 +208,10 @@ class Decoder:
         kept |= {len(self.layers): hidden, FINAL: normed}
         features = torch.cat([kept[aux_layer][:count] for aux_layer in aux_layers], -1) if aux_layers else None
         return self.lm_head(normed)[:count] if at is None else self.lm_head(normed[at]), features
+
+    def _padding(self, count: int) -> int:
+        """Return the padding rows of a pass of `count` rows; 0 with experts, which would load weights for padding."""
+        return 0 if self.config.num_experts else self.layers[0].qkv.matrix.taken(count) - count
 
     def _attention(self, hidden: Tensor, number: int, layer: DecoderLayer, window: Window) -> Tensor:
         qkv = layer.qkv(self.norm(hidden, layer.input_norm))
