@@ -3,8 +3,8 @@
 
 For each encoding and number of ranks, with the source cold and in the page cache: the seconds of the command, of its
 steps, and of opening the artifact again. The limit, measured in the same run, is the slowest of the required
-operations: reading, hashing every byte read and written, hashing the largest file (sequential, on one core), quantizing
-if weights are quantized, writing, and for a cold source reading while the output is written (the disk's combined rate).
+operations: reading, hashing every byte read and written, quantizing if weights are quantized, writing, and for a cold
+source reading while the output is written (the disk's combined rate).
 The peer is a loop over ranks (rank_loop.py), which does not hash.
 
     python benchmarks/convert_builds.py [--gigabytes 4] [--runs 3] [--encodings none] [--ranks 1 4] [--out FILE]
@@ -64,7 +64,6 @@ class Limits:
     cached_read: float
     write: float
     hashing: float
-    hashing_one: float
     quantizing: float
     disk_s: dict[int, float]
 
@@ -84,7 +83,6 @@ class Limits:
             cached_read=measure_cached_read(source),
             write=write,
             hashing=measure_hashing(CORES, few),
-            hashing_one=measure_hashing(1, few),
             quantizing=measure_quantizing(few),
             disk_s=disk_s,
         )
@@ -94,7 +92,6 @@ class Limits:
         return {
             "read": read / (self.cold_read if cold else self.cached_read),
             "hash": (read + sum(written)) / self.hashing,
-            "hash the largest file": max(written) / self.hashing_one,
             "quantize": 0.0 if weights == "none" else read / self.quantizing,
             "write": sum(written) / self.write,
             "read and write": self._both(sum(written)) if cold else 0.0,

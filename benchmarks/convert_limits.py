@@ -15,7 +15,8 @@ import numpy as np
 from blake3 import blake3
 from convert_source import BLOCK_BYTES, forget
 
-from trtspec.checkpoints.arithmetic import choose_arithmetic
+from trtspec.checkpoints.arithmetic import NumpyArithmetic
+from trtspec.kernels.host_kernels import CompiledArithmetic, compile_host_library
 
 CORES = os.cpu_count() or 1
 WRITE_BYTES = 1 << 20
@@ -23,7 +24,8 @@ WRITE_BYTES = 1 << 20
 
 def measure_quantizing(nbytes: int = 1 << 30) -> float:
     """Return the input bytes/s of quantizing bfloat16 to FP8 with a known scale on all cores, in cached memory."""
-    quantize = choose_arithmetic(0).quantizer("BF16", np.float32(0.01))
+    library = compile_host_library()
+    quantize = (CompiledArithmetic(library) if library else NumpyArithmetic()).quantizer("BF16", np.float32(0.01))
     floats = np.random.default_rng(0).standard_normal((512, 1 << 10), dtype=np.float32)
     chunk = (floats.view(np.uint32) >> 16).astype(np.uint16)
 
