@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from trtspec.backends.vllm import environment as vllm
+from trtspec.backends import vllm
 from trtspec.core.ports import LOOPBACK
 
 MODEL = "vllm"
