@@ -24,6 +24,7 @@ from trtspec.backends import vllm
 from trtspec.core.ports import LOOPBACK
 
 MODEL = "vllm"
+WORKER = str(Path(vllm.__file__).with_name("worker.py"))
 LOADING_S, ENDING_S = 900.0, 30.0
 LINE_BYTES = 16 << 20
 VARIABLES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -45,7 +46,7 @@ def serving(arguments: Path) -> Iterator[str]:
 
 async def _serve(arguments: Path, ready: Future[str], ended: asyncio.Event) -> None:
     process = await asyncio.create_subprocess_exec(
-        str(vllm.find_vllm()), str(Path(vllm.__file__).with_name("worker.py")), str(arguments), limit=LINE_BYTES, env={**os.environ, **VARIABLES},
+        str(vllm.find_vllm()), WORKER, str(arguments), limit=LINE_BYTES, env={**os.environ, **VARIABLES},
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     front = Front(process)
