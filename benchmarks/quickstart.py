@@ -130,6 +130,7 @@ def step_ms(artifact: Path) -> dict[str, float]:
     """
     import torch
 
+    from trtspec.checkpoints.trtllm import load_checkpoint
     from trtspec.engine.drafting.base import BatchShape, DrafterConfig
     from trtspec.engine.model.decoder import Decoder
     from trtspec.methods.base import DraftShape, find_method
@@ -138,7 +139,7 @@ def step_ms(artifact: Path) -> dict[str, float]:
     device, text = torch.device("cpu"), list(range(1, 101))
     samples: dict[str, list[float]] = {"draft": [], "verify": [], "target": []}
     with torch.inference_mode():
-        target = Decoder.load(artifact / "checkpoints" / "target", 1, 256, device, torch.float32)
+        target = Decoder(load_checkpoint(artifact / "checkpoints" / "target"), 1, 256, device, torch.float32)
         room, options = BatchShape(1, 256, device, torch.float32), find_method("draft_target").parse({})
         draft_shape = DraftShape(DRAFT_LEN, DRAFT_LEN)
         drafter = DraftModelDrafter(

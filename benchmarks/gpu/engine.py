@@ -31,6 +31,7 @@ from benchmarks.gpu.measures import BATCHES, MEASURES, ON_GPUS, ROOM, SET_LEN, S
 from benchmarks.gpu.parts import LIBRARY
 from benchmarks.gpu.random_model import PAIRS, randomize, write_hollow
 from benchmarks.gpu.stepping import least_ms
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.engine.device import choose_device
 from trtspec.engine.drafting.base import BatchShape, DrafterConfig
 from trtspec.engine.model.decoder import Decoder
@@ -63,7 +64,7 @@ def load(shape: str, device: torch.device, steps: int, work: Path) -> Bench:
     room = BatchShape(max(BATCHES), ROOM, device, dtype)
     options = find_method("draft_target").parse({})
     with torch.backends.mkldnn.flags(enabled=False):  # packed weights cannot be randomized in place
-        target = Decoder.load(target_root, room.rows, room.max_len, device, dtype)
+        target = Decoder(load_checkpoint(target_root), room.rows, room.max_len, device, dtype)
         draft = DraftModelDrafter(DrafterConfig(target, draft_root, room, options, DraftShape(SET_LEN, SET_LEN)))
     for seed, model in enumerate((target, draft._model)):
         randomize(model, seed)

@@ -16,6 +16,7 @@ from tests.conftest import Run
 from trtspec.bench.layer_search import LENS, Matcher, PrunedDraft, SearchBudget, Text, _chains, ranked, rate, search
 from trtspec.bench.profile.acceptance import AcceptanceStats, count_steps
 from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.measurement import replay
 from trtspec.engine.model.decoder import Decoder
@@ -46,7 +47,7 @@ def test_pruned_draft_acceptance_matches_the_engine(tmp_path: Path) -> None:
     target = convert(source, tmp_path / "target")
     prune_checkpoint(load_model(source, "auto"), SKIP, tmp_path / "pruned")
     draft = convert(tmp_path / "pruned", tmp_path / "draft")
-    model = Decoder.load(target, 3, 32, torch.device("cpu"), torch.float32)
+    model = Decoder(load_checkpoint(target), 3, 32, torch.device("cpu"), torch.float32)
     with torch.inference_mode():
         chains = [_chains(hits) for hits in Matcher(model, texts, 0, alone=True).hits(SKIP)]
     assert sum(place.matched for places in chains for place in places) > 0

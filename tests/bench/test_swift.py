@@ -12,6 +12,7 @@ import torch
 from tests._support.tiny import convert, make_llama, reference_model
 from tests.conftest import Run
 from trtspec.bench.layer_search import Matcher, Text
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.engine.model.decoder import Decoder
 from trtspec.methods.layer_pruning import Skip
 
@@ -27,7 +28,7 @@ def test_matchness_is_the_share_of_positions_where_the_reduced_model_agrees(tmp_
     whole = reference_model(source)
     said = [tuple(_answer(whole, prompt, len(said))) for prompt, said in TEXTS]
     texts = [(prompt, answer) for (prompt, _), answer in zip(TEXTS, said, strict=True)]
-    model = Decoder.load(convert(source, tmp_path / "target"), 4, 16, torch.device("cpu"), torch.float32)
+    model = Decoder(load_checkpoint(convert(source, tmp_path / "target")), 4, 16, torch.device("cpu"), torch.float32)
     with torch.inference_mode():
         matcher = Matcher(model, texts, 1)
         shares = [matcher.matchness(skip) for skip in SETS]

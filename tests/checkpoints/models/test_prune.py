@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests._support.tiny import convert, make_model, make_tokenizer, reference_model
 from tests.checkpoints.quant.compressed import compress, compressed_tensors
 from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.model.decoder import Decoder, Sublayers
 from trtspec.methods.layer_pruning import Skip, prune_checkpoint
@@ -38,7 +39,7 @@ def test_pruned_checkpoint_has_logits_of_the_target_with_skipped_sublayers(
     model = load_model(source, "auto")
     done: list[int] = []
     prune_checkpoint(model, SKIP, tmp_path / "pruned", done.append)
-    decoder = Decoder.load(convert(source, tmp_path / "target"), 1, 16, torch.device("cpu"), torch.float32)
+    decoder = Decoder(load_checkpoint(convert(source, tmp_path / "target")), 1, 16, torch.device("cpu"), torch.float32)
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     with torch.inference_mode():
         skipped = Sublayers(frozenset(SKIP.attention), frozenset(SKIP.mlp))
