@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from tests.backends.contexts import LONGROPE, Asked, ask, ask_pair, shape
 
 SERVED = (
-    "Gemma2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Phi3ForCausalLM,"
+    "Gemma2ForCausalLM, Gemma3ForCausalLM, GraniteForCausalLM, LlamaForCausalLM, MistralForCausalLM,"
+    " MixtralForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM,"
     " Qwen2ForCausalLM, Qwen3ForCausalLM"
 )
 

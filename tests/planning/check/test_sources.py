@@ -30,7 +30,8 @@ def test_unreadable_model_file_is_an_error(name: str, trtspec: Run, recipe: Path
 
 
 SERVED = (
-    "Gemma2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Phi3ForCausalLM,"
+    "Gemma2ForCausalLM, Gemma3ForCausalLM, GraniteForCausalLM, LlamaForCausalLM, MistralForCausalLM,"
+    " MixtralForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM,"
     " Qwen2ForCausalLM, Qwen3ForCausalLM"
 )
 

@@ -81,9 +81,7 @@ def start(
 ):
     module = load_model(name, pb_utils)
     if name == "tensorrt_llm":
-        monkeypatch.setattr(
-            module, "Engine", type("E", (), {"load": staticmethod(lambda *given: FakeEngine(given))}), raising=True
-        )
+        monkeypatch.setattr(module, "Engine", lambda *given: FakeEngine(given))
         monkeypatch.setattr(module, "warm_up", lambda engine: setattr(engine, "is_warm", True))
     args = model_args(artifact / "model_repository" / name)
     model = module.TritonPythonModel()
