@@ -26,7 +26,7 @@ Subclasses in other modules, all with exit code 1:
     CheckpointError  `NotPreparedError` (checkpoints/source.py) and its subclass `HubError` (checkpoints/hub.py)
     DeployError      `PortInUse` (deployment/ports.py), `ToolFailed` (deployment/container_errors.py),
                      `ProbeFailed` (deployment/rollout/canary.py), `BadAnswer` (bench/load/api.py) and its
-                     subclass `Refused` (bench/load/client.py)
+                     subclass `ServerRejected` (bench/load/client.py)
 
 A TrtspecError is printed without a traceback. Any other exception is a bug of trtspec (traceback, exit code 70), except
 operating system errors that `describe_os_error` describes.
