@@ -239,6 +239,7 @@ def test_document_of_another_artifact_has_a_warning(artifact: Path, trtspec: Run
         ({"target": {"sha256": "0" * 64}}, "of another target"),
         ({"name": "huge"}, "of another recipe, huge"),
         ({"deployment": {"manifest": manifest_sha256(artifact)}}, ""),
+        ({"manifest": f"sha256:{manifest_sha256(artifact)}"}, ""),  # as `build --json` writes it
     ):
         path.write_text(json.dumps(load() | told))
         text = trtspec("report", artifact, "--results", path, "--format", "markdown").out

@@ -230,7 +230,8 @@ def mismatch_reason(document: Mapping[str, Any], manifest: Manifest, manifest_sh
 
 def recorded_manifest(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the manifest recorded in a document, or ""."""
-    return nested_text(document, "manifest") or nested_text(document, "deployment", "manifest")
+    told = nested_text(document, "manifest") or nested_text(document, "deployment", "manifest")
+    return told.removeprefix("sha256:")  # which `build --json` and deployments write
 
 
 def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
