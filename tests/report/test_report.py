@@ -187,7 +187,7 @@ def test_page_is_complete_and_self_contained(artifact: Path, saved: list[object]
             "1.50 times as fast",
             "Expected: speed-up by load",
             "Memory",
-            "SHA-256",
+            "digest",
             "not verified",
             "Total: 2.8 seconds.",
         ),
