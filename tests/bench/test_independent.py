@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests._support.manifests import read_manifest, write_manifest
 from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
 from tests.conftest import Run
 from trtspec.bench.parity import Reference
+from trtspec.core.hashing import file_segments
 
 pytestmark = pytest.mark.integration
 TOKENS = ("--max-tokens", 12)
@@ -29,8 +29,7 @@ def _edit(artifact: Path, name: str, change: Callable[[dict[str, Any]], None]) -
     path.write_text(json.dumps(document))
     manifest = read_manifest(artifact)
     records = [each for each in manifest["files"] if each["path"] != f"tokenizer/{name}"]
-    raw = path.read_bytes()
-    record = {"path": f"tokenizer/{name}", "sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw)}
+    record = {"path": f"tokenizer/{name}", "size": path.stat().st_size, "segments": file_segments([path])[0]}
     write_manifest(artifact, manifest | {"files": [*records, record]})
 
 

@@ -71,7 +71,7 @@ def test_one_large_file_is_hashed_by_several_threads(paths: list[Path], monkeypa
     read = hashing.read_chunks
 
     def meet(*arguments: Any) -> Iterator[memoryview]:
-        together.wait()
+        together.wait()  # unbounded: the barrier has a time-out
         yield from read(*arguments)
 
     monkeypatch.setattr(hashing, "read_chunks", meet)

@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
     out = tmp_path_factory.mktemp("site") / "html"
     command = [sys.executable, "-m", "docs.site", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -105,7 +105,7 @@ def test_missing_page_of_the_navigation_is_a_problem(tmp_path: Path) -> None:
 def test_folder_without_a_site_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     command = [sys.executable, "-m", "docs.site", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, "exists and has no site" in done.stderr) == (2, True)
     assert (tmp_path / "kept").exists()
 

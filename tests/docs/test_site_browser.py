@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; requires the browser first, to skip before building."""
     chromium()
     out = tmp_path_factory.mktemp("site") / "html"
-    subprocess.run([sys.executable, "-m", "docs.site", "--out", str(out)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "docs.site", "--out", str(out)], cwd=ROOT, timeout=300, check=True)
     return out
 
 

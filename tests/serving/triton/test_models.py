@@ -406,7 +406,7 @@ def test_client_disconnect_without_decoupling_cancels_the_request(artifact, pb_u
     generation = model.start(request)
     assert wait_until(lambda: model.engine.cancelled == [0], 10)
     model.engine.tell[0](Update((), "cancelled", STATS))
-    assert generation.result().error.code == "cancelled"
+    assert generation.responder.result().error.code == "cancelled"
 
 
 def test_kernel_library_of_the_artifact_is_preferred(artifact, pb_utils, monkeypatch) -> None:
