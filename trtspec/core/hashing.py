@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-
-from blake3 import blake3
+from typing import Any
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import map_in_threads, open_regular, write_all
@@ -31,9 +30,16 @@ OnBytes = Callable[[int], None]
 Segments = tuple[str, ...]  # the BLAKE3 digest of each segment, in hex
 
 
+def _new_digest(data: bytes = b"") -> Any:
+    # imported here, because served models run where blake3 may not be installed, and hash only their own code (SHA-256)
+    from blake3 import blake3
+
+    return blake3(data)
+
+
 def combine_segments(segments: Segments, nbytes: int) -> str:
     """Return the digest of a file of `nbytes` bytes from those of its segments."""
-    return blake3(b"".join(map(bytes.fromhex, segments)) + nbytes.to_bytes(8, "little")).hexdigest()
+    return _new_digest(b"".join(map(bytes.fromhex, segments)) + nbytes.to_bytes(8, "little")).hexdigest()
 
 
 def segment_ranges(nbytes: int) -> list[tuple[int, int]]:
@@ -71,7 +77,7 @@ def _size(path: Path) -> int:
 
 
 def _hash_part(path: Path, begin: int, end: int, on_bytes: OnBytes | None) -> str:
-    digest, position = blake3(), begin
+    digest, position = _new_digest(), begin
     with open_regular(path) as file:
         for piece in read_chunks(file.fileno(), begin, end):
             digest.update(piece)
@@ -116,7 +122,7 @@ class _Segment:
 
     def __init__(self, begin: int, end: int) -> None:
         self.position, self.end = begin, end
-        self._digest, self._early, self._lock = blake3(), dict[int, bytes](), Lock()
+        self._digest, self._early, self._lock = _new_digest(), dict[int, bytes](), Lock()
 
     def add(self, offset: int, data: memoryview) -> None:
         with self._lock:
