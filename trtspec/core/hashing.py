@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import map_in_threads, open_regular, write_all
+
+if TYPE_CHECKING:
+    from blake3 import blake3
 
 PIECE_BYTES = 1 << 20
 SEGMENT_BYTES = 64 << 20
@@ -30,7 +33,7 @@ OnBytes = Callable[[int], None]
 Segments = tuple[str, ...]  # the BLAKE3 digest of each segment, in hex
 
 
-def _new_digest(data: bytes = b"") -> Any:
+def _new_digest(data: bytes = b"") -> blake3:
     # imported here, because served models run where blake3 may not be installed, and hash only their own code (SHA-256)
     from blake3 import blake3
 
