@@ -35,6 +35,7 @@ from trtspec.backends.vllm import BACKEND, VARIABLE
 from trtspec.bench.artifact import engine_settings, load_manifest, open_artifact
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_processes, wait_until
+from trtspec.deployment.base import stop
 from trtspec.deployment.journal import DeploymentRecord
 from trtspec.deployment.options import DeployOptions
 from trtspec.engine.engine import Engine
@@ -143,7 +144,7 @@ def served(
                 answers = list(pool.map(lambda prompt: stream(client, prompt), PROMPTS))
             yield Served(method, client, deployed.record, answers, root)
         finally:
-            deployed.stop()
+            stop(deployed.record.name)
 
 
 @pytest.fixture(scope="module")
