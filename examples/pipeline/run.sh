@@ -25,9 +25,10 @@ report=sha256:$(sha256sum "$work/build/artifact/reports/verify.json" | cut -d ' 
 
 echo "4. Receive, check, deploy and ask"
 as=()
-if [ "$(id -u)" = 0 ] && setpriv --reuid nobody --clear-groups env trtspec --version >/dev/null 2>&1; then
+if [ "$(id -u)" = 0 ]; then
+  nobody=(setpriv --reuid nobody --clear-groups env "HOME=$work/served")
   chown nobody "$work/served"
-  as=(setpriv --reuid nobody --clear-groups env "HOME=$work/served")
+  if "${nobody[@]}" sh -c 'cd "$HOME" && trtspec --version' >/dev/null 2>&1; then as=("${nobody[@]}"); fi
 fi
 "${as[@]}" "$here/receive.sh" "$work/artifact.tar" "$manifest" "$report" "$work/served"
 echo "The pipeline's files are in $work"
