@@ -230,8 +230,7 @@ def plan_build(
     """Check a recipe and return its build; RecipeError with all problems.
 
     `checked` is the result of a check that was just made. With `read_all` every source is hashed regardless of size, as
-    a build requires.
-    `on_read` gets the bytes done and their total.
+    a build requires. `on_read` gets the bytes done and their total.
     """
     checked = checked or check_recipe(loaded)
     context = checked.context
@@ -275,6 +274,8 @@ def store_steps(build: Build, until: str, store: Store, observer: Observer) -> P
     """Bring the steps of a build up to those named `until` into the store (`Build.until`); publishes no artifact."""
     started = time.perf_counter()
     part = build.until(until)
+    if not part.is_read:
+        raise ValueError("the sources were not read: plan the build with read_all")
     if refused := part.disk_problems(store, store.root):
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     with store.holding([step.key for step in part.plan.steps], build.recipe.name):
