@@ -21,7 +21,7 @@ ENGINE_TESTS = (
     "tests/engine/test_calibration.py",
 )
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
-SANITIZER_TEST = "test_the_sanitizer_finds_nothing"
+SANITIZER_TEST = "test_compute_sanitizer_reports_no_errors"
 
 
 @dataclass(frozen=True)
@@ -41,29 +41,35 @@ class Part:
     tests: bool = False
 
 
-def parts(python: str, architecture: str = "") -> list[Part]:
-    """Return all parts; an `architecture` adds a separate group that compiles for it, with or without a GPU."""
+def parts(python: str, architecture: str = "", workers: int = 1) -> list[Part]:
+    """Return all parts; an `architecture` adds a separate group that compiles for it, with or without a GPU.
+
+    The kernels' and the engine's tests run in `workers` processes, which share the GPU.
+    """
     build = (python, "-m", "benchmarks.gpu.build", *([architecture] if architecture else []))
     engine = (python, "-m", "benchmarks.gpu.engine", "--seconds", "{seconds}", "--out", "{report}")
+    recipes = (python, "-m", "benchmarks.gpu.recipes", "--seconds", "{seconds}", "--out", "{report}")
     verify = (python, "benchmarks/verify.py", "--device", "cuda", "--library", str(LIBRARY))
     gpu, sanitizers = ("packages", "torch", "gpu"), f"{SANITIZER_TEST} and ({' or '.join(SANITIZERS)})"
+    tests = (*gpu, "pytest")
     return [
         Part("build", "build", 1200, build, ("packages", "nvcc"))
         if architecture
         else Part("build", "tests", 170, build, (*gpu, "nvcc")),
-        Part("kernels", "tests", 270, _pytest(python, KERNEL_TESTS, f"not {SANITIZER_TEST}"), (*gpu, "pytest"), True),
-        Part("plugin", "tests", 300, _pytest(python, PLUGIN_TESTS), (*gpu, "pytest"), True),
+        Part("kernels", "tests", 270, _pytest(python, KERNEL_TESTS, f"not {SANITIZER_TEST}", workers), tests, True),
+        Part("plugin", "tests", 300, _pytest(python, PLUGIN_TESTS), tests, True),
         Part(
             "sanitizer",
             "tests",
             350,
-            _pytest(python, KERNEL_TESTS, sanitizers),
-            (*gpu, "pytest", "compute-sanitizer"),
+            _pytest(python, KERNEL_TESTS, sanitizers, workers),
+            (*tests, "compute-sanitizer"),
             True,
         ),
         Part("verify", "tests", 450, (*verify, "--seconds", "{seconds}", "--out", "{report}"), gpu),
-        Part("engine-tests", "tests", 530, _pytest(python, ENGINE_TESTS), (*gpu, "pytest", "transformers"), True),
+        Part("engine-tests", "tests", 530, _pytest(python, ENGINE_TESTS, "", workers), (*tests, "transformers"), True),
         Part("engine", "engine", 530, engine, gpu),
+        Part("recipes", "recipes", 530, recipes, (*gpu, "transformers")),
     ]
 
 
@@ -82,7 +88,8 @@ def environment(site: Path) -> dict[str, str]:
     }
 
 
-def _pytest(python: str, files: tuple[str, ...], chosen: str = "") -> tuple[str, ...]:
+def _pytest(python: str, files: tuple[str, ...], chosen: str = "", workers: int = 1) -> tuple[str, ...]:
     plugin = ("-p", "benchmarks.gpu.pytest_report", "--gpu-report", "{report}")
     choice = ("-k", chosen) if chosen else ()
-    return (python, "-m", "pytest", "-m", "gpu", "--strict-hw", "--durations=15", *plugin, *choice, *files)
+    beside = ("-n", str(workers)) if workers > 1 else ()
+    return (python, "-m", "pytest", "-m", "gpu", "--strict-hw", "--durations=15", *beside, *plugin, *choice, *files)

@@ -17,7 +17,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if path := config.getoption("gpu_report"):
+    # the workers of pytest-xdist report to the process that started them
+    if (path := config.getoption("gpu_report")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Report(path))
 
 

@@ -20,7 +20,7 @@ METHODS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "draft_target": ("plain", "draft_target", 4, {}),
     "draft_target, unsure": ("plain", "draft_target", 4, {"stop_below": 0.2}),
     "ngram": ("plain", "ngram", 6, {}),
-    "suffix": ("plain", "suffix", 6, {}),
+    "suffix": ("plain", "suffix", 6, {"max_cached_requests": 0}),  # else drafts depend on the requests before
     "lookahead": ("plain", "lookahead", 0, {"window": 4, "ngram": 3, "verification": 4}),
     "swift": ("plain", "swift", 3, {"skip": {"attention": [1], "mlp": [1]}}),
     "medusa": ("medusa", "medusa", 0, {"choices": PATHS}),

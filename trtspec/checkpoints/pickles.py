@@ -19,7 +19,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -39,6 +38,7 @@ from trtspec.checkpoints.source import (
 from trtspec.core.errors import CheckpointError, os_error_remedy
 from trtspec.core.files import file_lock, fsync_path, sync_directories
 from trtspec.core.hashing import file_sha256
+from trtspec.core.isolated import isolated_python
 from trtspec.core.paths import cache_dir
 from trtspec.core.processes import die_with_parent
 
@@ -148,7 +148,7 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     timeout_s = LEAST_TIME_S + pickle.stat().st_size / LEAST_BYTES_PER_S
-    command = [sys.executable, "-I", "-m", "trtspec.checkpoints.unpickler", f"/dev/fd/{descriptor}", str(out)]
+    command = isolated_python("trtspec.checkpoints.unpickler", f"/dev/fd/{descriptor}", str(out))
     log.info("run %s, which opens %s", join(command), pickle)
     process = subprocess.Popen(
         command,

@@ -5,7 +5,7 @@ A child is a fresh interpreter with an almost empty environment. The kernel limi
 the size of the files it writes; this process limits wall time and response size. A child that exceeds a limit is
 killed, and the caller gets a `SandboxError` with the cause. The child imports only the module of the function it runs.
 
-    parent                                    child: python -I -B -m trtspec.core.sandbox LIMITS
+    parent                                    child: python -I -m trtspec.core.sandbox LIMITS
     {"function": "module:name", ...} + bytes  -> function(argument, bytes)
     {"value": ...} or {"error": ...}          <-
 
@@ -24,6 +24,7 @@ import os
 import queue
 import resource
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -36,6 +37,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from trtspec.core.errors import TrtspecError
+from trtspec.core.isolated import isolated_python
 
 START_S = 30.0  # for an interpreter and its imports on a busy machine
 MAX_QUEUED = 256  # requests waiting for a free child of a pool
@@ -97,7 +99,7 @@ class SandboxChild:
             kept = {name: os.environ[name] for name in KEPT if name in os.environ}
             options = json.dumps(asdict(self.limits) | {"parent": os.getpid()})
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-B", "-X", "utf8", "-m", "trtspec.core.sandbox", options],
+                isolated_python("trtspec.core.sandbox", options),
                 env=kept | SINGLE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 bufsize=0, start_new_session=True,
             )  # fmt: skip
@@ -201,6 +203,11 @@ class SandboxChild:
             raise SandboxError(TIME, f"it took more than {self.limits.cpu_s:g} s of CPU time")
         if number == signal.SIGABRT:
             raise SandboxError(CRASH, "the process aborted (a parser crash, or out of memory)")
+        if number < 0 and not self._ready:  # not the parser's fault: a parser that fails sends an answer
+            raise TrtspecError(
+                f"a child process of trtspec ended with status {status} before its first answer",
+                hint=f"check that `{shlex.join(isolated_python('trtspec.core.sandbox'))}` imports trtspec",
+            )
         name = signal.Signals(number).name if number > 0 else f"status {status}"
         raise SandboxError(CRASH, f"the process ended with {name}")
 
