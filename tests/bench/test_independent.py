@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests._support.manifests import read_manifest, write_manifest
 from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
@@ -105,7 +106,6 @@ def test_messages_are_compared_with_the_source_chat_template(recipe: Path, trtsp
 def test_tie_within_float16_rounding_is_reported_without_failing_parity(recipe: Path, trtspec: Run) -> None:
     """A float32 source passes if its two best tokens differ by less than float16 can represent."""
     import torch
-    from safetensors.torch import load_file, save_file
 
     target = recipe.parent / "target"
     make_llama(target, vocab_size=PAIR_VOCAB, dtype="float32", **TARGET_SHAPE)
@@ -135,6 +135,31 @@ def test_tie_within_float16_rounding_is_reported_without_failing_parity(recipe: 
     rows[high] = rows[low] + 3 * step * hidden.sign()
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     assert "1 differences: prompt 1 token 0" in _parity(trtspec, artifact, 110)["detail"]
+
+
+def test_differences_of_an_engine_in_bfloat16_are_ties_within_the_source_own_errors(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; a wrong weight is no tie."""
+    import torch
+
+    target = recipe.parent / "target"
+    make_llama(target, vocab_size=PAIR_VOCAB, dtype="bfloat16", **{**TARGET_SHAPE, "scale": 0.3})
+    make_tokenizer(target)
+    assert trtspec("build", recipe).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    monkeypatch.setattr("trtspec.engine.speculator.compute_dtype", lambda *_: torch.bfloat16)
+    long = ("--max-tokens", 100, "--skip-gate", "lossless")
+    done = trtspec("verify", artifact, *long, "--json")
+    parity = next(check for check in done.document["checks"] if check["name"] == "parity")
+    assert parity["ok"], parity["detail"]
+    assert "explained by computing in bfloat16" in parity["detail"]
+    changed = load_file(target / "model.safetensors")
+    changed["model.norm.weight"][3] *= 4
+    save_file(changed, target / "model.safetensors", metadata={"format": "pt"})
+    done = trtspec("verify", artifact, *long, "--json")
+    parity = next(check for check in done.document["checks"] if check["name"] == "parity")
+    assert not parity["ok"]
 
 
 def test_copied_tokenizer_files_are_compared_with_the_source(recipe: Path, trtspec: Run) -> None:

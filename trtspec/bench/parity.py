@@ -40,7 +40,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 class Reference:
-    """A source model in float32 with its tokenizer and generation settings."""
+    """A source model in float32 with its tokenizer and generation settings; on a GPU if it has the memory."""
 
     def __init__(self, source: Path) -> None:
         import torch
@@ -49,7 +49,9 @@ class Reference:
         untyped: Any = transformers
         untyped.utils.logging.disable_progress_bar()
         self.tokenizer: Any = _load_tokenizer(source)
-        self.model = untyped.AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32).eval()
+        model = untyped.AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32).eval()
+        self.device = _device_for(model)
+        self.model = model.to(self.device)
         self.end_ids = self._end_ids(source)
 
     def _end_ids(self, source: Path) -> frozenset[int]:
@@ -72,10 +74,10 @@ class Reference:
         """Return the logits [len(text) + 1, vocabulary] for each position of a text and the one after it."""
         import torch
 
-        ids = torch.tensor([[*before, *text]])
+        ids = torch.tensor([[*before, *text]], device=self.device)
         with torch.inference_mode():
             found: torch.Tensor = self.model(ids).logits[0, len(before) - 1 :]
-        return found
+        return found.float().cpu()
 
     def scores(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:
         """Return the logits like `logits`, after the logits processors of the source's generation_config.json.
@@ -84,11 +86,11 @@ class Reference:
         """
         import torch
 
-        ids, rows = torch.tensor([[*before]]), []
+        ids, rows = torch.tensor([[*before]], device=self.device), []
 
         def follow(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             """Record the scores of a position and mask all tokens except the text's."""
-            rows.append(scores[0].clone())
+            rows.append(scores[0].float().cpu())
             only = torch.full_like(scores, -math.inf)
             only[:, text[min(len(rows), len(text)) - 1] if text else 0] = 0.0
             return only
@@ -115,8 +117,14 @@ class Reference:
             weight.data = rounded
         return changed
 
+    def compute_in(self, dtype: str) -> None:
+        """Convert the weights, and thereby all arithmetic, to a dtype in place."""
+        import torch
+
+        self.model = self.model.to(getattr(torch, dtype))
+
     def rounding_limit(self, logits: torch.Tensor, dtype: str) -> float:
-        """Return the largest logit difference that rounding the weights to `dtype` explains; `logits` is [vocabulary].
+        """Return the largest logit difference that rounding to `dtype` explains; `logits` is [vocabulary].
 
         The two blocks of each layer, the embedding and the head round independently, so the errors grow with the square
         root of their number. Each error is at most the type's rounding error relative to the spread of the logits.
@@ -125,6 +133,15 @@ class Reference:
         finite = logits[logits.isfinite()]  # ignore tokens excluded by a logits processor
         spread = float(finite.max() - finite.min())
         return ROUNDING.get(dtype, 0.0) * math.sqrt(2 * layers + 2) * spread
+
+
+def _device_for(model: Any) -> torch.device:
+    """Return a GPU if it has room for a model and half as much again, otherwise the CPU."""
+    import torch
+
+    needed = 1.5 * sum(weight.nbytes for weight in model.parameters())
+    fits = torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > needed
+    return torch.device("cuda" if fits else "cpu")
 
 
 def _load_tokenizer(source: Path) -> Any:
@@ -152,7 +169,7 @@ class _Disagreement:
     their_logit: float
     our_logit: float
     reason: str = ""  # why tokens count as different even if equal
-    rounding: str = ""  # dtype of the weights, if its rounding alone explains the difference
+    rounding: str = ""  # what explains the difference, if a rounding does
 
     @property
     def lead(self) -> float:
@@ -166,7 +183,7 @@ class _Disagreement:
         if self.reason:
             ours = "the artifact ends the text" if self.ours == END else f"the artifact continues with {self.ours}"
             return f"token {self.place}: {ours}, but {self.reason} (source: {self.theirs})"
-        rounding = f", explained by rounding its weights to {self.rounding}" if self.rounding else ""
+        rounding = f", explained by {self.rounding}" if self.rounding else ""
         return (
             f"token {self.place}: the source prefers {self.theirs} (logit {self.their_logit:.6f})"
             f" to {self.ours} ({self.our_logit:.6f}){rounding}"
@@ -205,7 +222,11 @@ def check_parity(
     limit, served = artifact.recipe.gates.quantized_parity, str(checkpoint.config.dtype)
     if checkpoint.quantization.algo and _may_be_quantized(artifact, source):
         return _quantized_parity(checkpoint.quantization.algo, compared, limit)
-    if any(not each.is_tie for answer in compared for each in answer.disagreements) and reference.round_weights(served):
+    computed = str(artifact.engine.speculator.target.dtype).removeprefix("torch.")
+    differs = any(not each.is_tie for answer in compared for each in answer.disagreements)
+    if differs and computed in ROUNDING:
+        compared = _judge_arithmetic(artifact, compared, reference, results, computed)
+    elif differs and reference.round_weights(served):
         compared = [
             _judge_rounding(artifact, answer, reference, result, served)
             for answer, (_, result) in zip(compared, texts, strict=True)
@@ -314,8 +335,45 @@ def _judge_rounding(
         row = rounded[each.place]
         agrees = each.ours != END and float(row.max() - row[each.ours]) <= TIE
         limit = reference.rounding_limit(row, served)
-        judged.append(replace(each, rounding=served) if agrees and each.lead <= limit else each)
+        explained = f"rounding its weights to {served}" if agrees and each.lead <= limit else ""
+        judged.append(replace(each, rounding=explained))
     return replace(answer, disagreements=judged)
+
+
+def _judge_arithmetic(
+    artifact: OpenArtifact,
+    compared: Sequence[_Compared],
+    reference: Reference,
+    results: Sequence[EngineResult],
+    dtype: str,
+) -> list[_Compared]:
+    """Mark the positions where the rounding of an engine that computes in `dtype` explains another choice.
+
+    The source is run in that type too. The largest error of its own logits at a position may occur in the engine's
+    logits of both tokens, so that a lead of up to twice this error is a tie. It must also be within four times
+    `rounding_limit`: a block rounds its values about five times, not once, and both logits are off.
+    """
+    exact = [
+        _logits(artifact, reference, answer.before, result)[[each.place for each in answer.disagreements]]
+        for answer, result in zip(compared, results, strict=True)
+    ]
+    reference.compute_in(dtype)
+    found = []
+    for answer, rows, result in zip(compared, exact, results, strict=True):
+        if all(each.is_tie for each in answer.disagreements):
+            found.append(answer)
+            continue
+        rough, judged = _logits(artifact, reference, answer.before, result), []
+        for each, row in zip(answer.disagreements, rows, strict=True):
+            limit = min(2 * _largest_error(rough[each.place], row), 4 * reference.rounding_limit(row, dtype))
+            judged.append(replace(each, rounding=f"computing in {dtype}" if each.lead <= limit else ""))
+        found.append(replace(answer, disagreements=judged))
+    return found
+
+
+def _largest_error(rough: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the largest difference of two rows of logits, ignoring excluded tokens; NaN is the largest."""
+    return float((rough - exact)[exact.isfinite()].abs().max())
 
 
 def _first_difference(theirs: Sequence[int], ours: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, TrtllmCheckpoint
 from trtspec.engine.model.layer_pass import embedding_scale
 from trtspec.engine.model.layers import Block, DecoderLayer, Norm, round_to_e4m3
+from trtspec.engine.model.pass_graphs import PassGraphs
 from trtspec.engine.model.positions import Window, Windows
 from trtspec.engine.model.weights import DecoderWeights
 
@@ -166,6 +167,9 @@ class Decoder:
         self.norm = Norm(self.config.hidden_size, self.config.norm_epsilon, device)
         self.windows = Windows(self.config, max_len, device, dtype, length)
         self.cache = KVCache(self.config, rows, max_len, device, dtype)
+        # experts are chosen on the host, which a graph cannot do
+        graphs = device.type == "cuda" and not self.config.num_experts
+        self._pass = PassGraphs(self._run) if graphs else self._run
 
     def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
         """Run `tokens` [rows, width] through the model, writing their keys and values.
@@ -193,6 +197,11 @@ class Decoder:
         Auxiliary layer i is the input of layer i (num_layers: the output of the last layer), FINAL the output of the
         final norm; the hidden states are None without `aux_layers`. `skipped` sublayers are not computed.
         """
+        return self._pass(tokens, window, aux_layers, at, skipped)
+
+    def _run(
+        self, tokens: Tensor, window: Window, aux_layers: Sequence[int], at: Tensor | None, skipped: Sublayers
+    ) -> tuple[Tensor, Tensor | None]:
         count, padding = tokens.numel(), self._padding(tokens.numel())
         hidden = F.embedding(F.pad(tokens.flatten(), (0, padding)) if padding else tokens.flatten(), self.embedding)
         if self._embedding_scale is not None:

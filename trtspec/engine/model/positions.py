@@ -114,6 +114,7 @@ class Window:
         mask = None
         if self.mask is not None:
             mask = self.mask.view(len(self.mask), -1, width, self.key_len)[:, :, taken].flatten(1, 2).unsqueeze(1)
+            mask = mask.contiguous()  # torch's attention on CUDA checks the alignment of strides, not of the address
         near = self.near.part(first, last) if self.near else None
         return Window(self.first_row, rows, last - first, slots, rotation, mask, self.key_len, near)
 
@@ -121,12 +122,31 @@ class Window:
 NextLevel = Callable[[Tensor], Window]  # see `Windows.growing`
 
 
+def padded_key_len(count: int) -> int:
+    """Return `count` rounded up to a multiple of 64, and of an eighth of its next power of two."""
+    step = max(64, 1 << max(0, (count - 1).bit_length() - 3))
+    return -(-count // step) * step
+
+
 class Windows:
-    """Creates the windows of a model with `max_len` cache positions per row, for texts of at most `length` tokens."""
+    """Creates the windows of a model with `max_len` cache positions per row, for texts of at most `length` tokens.
+
+    With `few_shapes`, the windows of the target's and a draft model's tokens always have a mask, and few key lengths,
+    see `padded_key_len`. On CUDA this keeps torch's choice of an attention kernel, and so the order of its sums,
+    independent of the width, and lets graphs of passes be reused. It is the default there.
+    """
 
     def __init__(
-        self, config: ModelConfig, max_len: int, device: torch.device, dtype: torch.dtype, length: int = 0
+        self,
+        config: ModelConfig,
+        max_len: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        length: int = 0,
+        *,
+        few_shapes: bool | None = None,
     ) -> None:
+        self._few_shapes = device.type == "cuda" if few_shapes is None else few_shapes
         self._group = config.num_heads // config.num_kv_heads
         self._max_len, self._device, self._dtype = max_len, device, dtype
         self._rotations = rotations(config, max_len, length or max_len).to(device)
@@ -138,14 +158,14 @@ class Windows:
 
     def unmasked(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the window of `width` tokens at `starts[i]` in cache row `first_row + i`; each attends to all keys."""
-        return self._at(self._along(starts, width), starts, first_row)
+        return self._at(self._along(starts, width), starts, first_row, max(starts) + width)
 
     def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the causal window of `width` tokens at `starts[i]` in cache row `first_row + i`."""
         positions = self._along(starts, width)
-        window = self._at(positions, starts, first_row)
+        window = self._at(positions, starts, first_row, self._keys(max(starts) + width))
         keys = self._positions[: window.key_len]
-        if width > 1 or min(starts) != max(starts):
+        if width > 1 or min(starts) != max(starts) or self._few_shapes:
             window = replace(window, mask=self._grouped(self._hiding(keys > positions.unsqueeze(-1))))
         return self._with_near(window, positions, keys)
 
@@ -165,7 +185,7 @@ class Windows:
         """
         rows, nodes = len(starts), tree.parents.shape[1]
         depths, sees = (torch.from_numpy(part).to(self._device) for part in (tree.depths, tree.sees[:, offset:]))
-        begin, key_len, width = self._column(starts), max(starts) + nodes, nodes - offset
+        begin, key_len, width = self._column(starts), self._keys(max(starts) + nodes), nodes - offset
         places = begin + self._positions[:nodes]
         text = self._hiding(self._positions[:key_len] >= begin).unsqueeze(1).expand(-1, width, -1)
         among = self._hiding(~sees).expand(rows, -1, -1)
@@ -211,15 +231,20 @@ class Windows:
         positions = (self._column(starts) + self._positions[:count]).clamp_max(self._max_len - 1)
         slots = self._slots(positions, 0).view(positions.shape).t().contiguous().unbind(0)
         turns = self._rotations[positions.t()].unbind(0)
-        ragged = min(starts) != max(starts)
+        most, masks = self._keys(max(starts) + count), None
+        if min(starts) != max(starts) or self._few_shapes:
+            masks = self._hiding(self._positions[:most] > positions.unsqueeze(-1))
         windows: list[Window] = []
         for step, (slot, turn) in enumerate(zip(slots, turns, strict=True)):
-            key_len = max(starts) + step + 1
-            hidden = self._positions[:key_len] > positions[:, step : step + 1].unsqueeze(-1) if ragged else None
-            mask = None if hidden is None else self._grouped(self._hiding(hidden))
+            key_len, at = most if self._few_shapes else max(starts) + step + 1, slice(step, step + 1)
+            mask = None if masks is None else self._grouped(masks[:, at, :key_len])
             window = Window(0, len(starts), 1, slot, turn, mask, key_len)
-            windows.append(self._with_near(window, positions[:, step : step + 1], self._positions[:key_len]))
+            windows.append(self._with_near(window, positions[:, at], self._positions[:key_len]))
         return windows
+
+    def _keys(self, count: int) -> int:
+        """Return the key length of a window that needs `count` keys."""
+        return max(count, min(padded_key_len(count), self._max_len)) if self._few_shapes else count
 
     def _with_near(self, window: Window, positions: Tensor, keys: Tensor) -> Window:
         """Return the window with `near` set if the model has layers with a sliding window.
@@ -241,9 +266,9 @@ class Windows:
         """Return the positions [rows, width] of consecutive tokens."""
         return (self._column(starts) + self._positions[:width]).clamp_max(self._max_len - 1)
 
-    def _at(self, positions: Tensor, starts: list[int], first_row: int) -> Window:
+    def _at(self, positions: Tensor, starts: list[int], first_row: int, key_len: int) -> Window:
         rows, width = positions.shape
-        key_len = min(max(starts) + width, self._max_len)
+        key_len = min(key_len, self._max_len)
         rotation = self._rotations[positions.flatten()]
         return Window(first_row, rows, width, self._slots(positions, first_row), rotation, None, key_len)
 
@@ -260,4 +285,4 @@ class Windows:
 
     def _grouped(self, mask: Tensor) -> Tensor:
         """Expand a mask [rows, width or 1, key_len] to the grouped queries of a window."""
-        return mask.unsqueeze(1).expand(-1, self._group, -1, -1).flatten(1, 2).unsqueeze(1)
+        return mask.unsqueeze(1).expand(-1, self._group, -1, -1).flatten(1, 2).unsqueeze(1).contiguous()
