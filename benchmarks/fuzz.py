@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from math import prod
@@ -231,6 +231,7 @@ def targets() -> dict[str, Target]:
     generation = (ROOT / "recipes" / "models" / "quickstart-target" / "generation_config.json").read_bytes()
     weights = pack(good_header(), sum(2 * prod(shape) for shape in SHAPES.values()))
     yaml = tuple(path.read_bytes() for path in sorted((ROOT / "recipes").glob("*.yaml")))
+    yaml = tuple(recipe for recipe in yaml if b"\nextends:" not in recipe)  # their bases are elsewhere
     prompts = (
         b"".join(dumped({"prompt": f"text {number}", "category": "qa"}) + b"\n" for number in range(4)),
         dumped([{"id": "1", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]),
@@ -240,14 +241,22 @@ def targets() -> dict[str, Target]:
     chat = dumped({"model": "m", "messages": [{"role": "user", "content": "a"}], "stream": True, **sampling})
     text = dumped({"model": "m", "prompt": ["a", "b"], "logprobs": 2, "n": 1, "echo": False, **sampling})
     request = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nHost: localhost:8000\r\nContent-Length: 18\r\n"
-    request += b'Content-Type: application/json\r\nOrigin: http://localhost\r\n\r\n{"text_input": "a"}'
-    chunked = b"5\r\nhello\r\n1a;x\r\nabcdefghijklmnopqrstuvwxyz\r\n0\r\n\r\n"
+    request += b'Content-Type: application/json\r\nX-Request-Id: a\r\n\r\n{"text_input": "a"}'
+    chunked = b"5\r\nhello\r\n1a\r\nabcdefghijklmnopqrstuvwxyz\r\n0\r\n\r\n"
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunked
     sized = b'HTTP/1.1 400 Bad Request\r\nContent-Length: 11\r\n\r\n{"error":1}'
     metrics = b'# HELP a b\n# TYPE a counter\na{model="m",v="1\\n"} 5 1700000000\nb_bucket{le="+Inf"} 1e5\nc NaN\n'
     common = {"format_version": 1, "name": "x", "time": "2026-01-01T00:00:00+00:00", "target": {"sha256": "0" * 64}}
     arm = {"tokens_per_s": [1.0, 2.0], "median_tokens_per_s": 1.5, "acceptance_rate": 0.5, "mean_accepted_len": 2.0}
-    bench = {**common, "prompts": 3, "max_tokens": 4, "baseline": arm, "speculative": arm, "speedup": 1.5}
+    bench = {
+        **common,
+        "prompts": 3,
+        "max_tokens": 4,
+        "baseline": arm,
+        "speculative": arm,
+        "speedup": 1.5,
+        "speedup_interval": [1.2, 1.8],
+    }
     saved = dumped(bench), dumped({**common, "methods": [{"method": "ngram"}], "by_position": []})
     check = {"name": "lossless", "ok": True, "detail": "x", "value": 3, "limit": 3}
     compared = dumped({**bench, "acceptance": "exact"}), dumped({**common, "acceptance": "exact", "checks": [check]})
@@ -287,6 +296,11 @@ def run(name: str, count: int, seed: int) -> dict[str, Any]:
     failures = []
     with tempfile.TemporaryDirectory() as directory:
         read = target.make(Path(directory))
+        for seed_input in target.seeds:  # of a rejected seed, only the rejection would be tested
+            try:
+                read(seed_input)
+            except target.rejections as error:
+                raise SystemExit(f"a seed of {name} is rejected: {error}") from None
         for _ in range(count):
             data = dice.choice(target.seeds)
             for _ in range(dice.choice((1, 1, 2, 5))):
@@ -305,9 +319,11 @@ def run(name: str, count: int, seed: int) -> dict[str, Any]:
     return {"target": name, "inputs": count, **ended, "peak_mib": peak, "failures": failures}
 
 
-def batches(inputs: int) -> Iterator[tuple[str, int]]:
+def batches(inputs: int, readers: Collection[str]) -> Iterator[tuple[str, int]]:
     """Split all inputs into calls of `run`, so that processes end at about the same time."""
     for name, target in targets().items():
+        if name not in readers:
+            continue
         left = round(inputs * target.share)
         while left > 0:
             yield name, min(left, BATCH * 10)
@@ -319,6 +335,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=2_500_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--readers", nargs="+", choices=targets(), default=list(targets()))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     total: dict[str, Counter[str]] = {}
@@ -326,7 +343,7 @@ def main() -> int:
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         calls = [
             pool.submit(run, name, count, arguments.seed * 1_000_000 + number)
-            for number, (name, count) in enumerate(batches(arguments.inputs))
+            for number, (name, count) in enumerate(batches(arguments.inputs, arguments.readers))
         ]
         for number, call in enumerate(as_completed(calls), 1):
             done = call.result()
