@@ -256,6 +256,7 @@ def targets() -> dict[str, Target]:
         "speculative": arm,
         "speedup": 1.5,
         "speedup_interval": [1.2, 1.8],
+        "identical_texts": 3,
     }
     saved = dumped(bench), dumped({**common, "methods": [{"method": "ngram"}], "by_position": []})
     check = {"name": "lossless", "ok": True, "detail": "x", "value": 3, "limit": 3}
@@ -300,7 +301,7 @@ def run(name: str, count: int, seed: int) -> dict[str, Any]:
             try:
                 read(seed_input)
             except target.rejections as error:
-                raise SystemExit(f"a seed of {name} is rejected: {error}") from None
+                raise RuntimeError(f"a seed of {name} is rejected: {error}") from None
         for _ in range(count):
             data = dice.choice(target.seeds)
             for _ in range(dice.choice((1, 1, 2, 5))):

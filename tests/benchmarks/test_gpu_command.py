@@ -50,7 +50,7 @@ def run_all(chosen: list[Part], place: Place, **lacks: str) -> list[dict[str, An
 
 
 def test_parts_are_in_order_within_the_time_limit() -> None:
-    """The tests and the benchmark have nine minutes each, and deadlines increase."""
+    """Each group has nine minutes, and deadlines increase."""
     known = table.parts("python")
     assert [one.name for one in known] == [
         "build",
@@ -60,8 +60,9 @@ def test_parts_are_in_order_within_the_time_limit() -> None:
         "verify",
         "engine-tests",
         "engine",
+        "recipes",
     ]
-    assert [one.group for one in known] == ["tests"] * 6 + ["engine"]
+    assert [one.group for one in known] == ["tests"] * 6 + ["engine", "recipes"]
     ends = [one.until for one in known if one.group == "tests"]
     assert ends == sorted(ends)
     assert max(one.until for one in known) + runner.GRACE_S <= 9 * 60
@@ -84,11 +85,28 @@ def test_every_gpu_test_is_included() -> None:
     assert marked == {*table.KERNEL_TESTS, *table.PLUGIN_TESTS, *table.ENGINE_TESTS, "tests/kernels/test_tensorrt.py"}
 
 
+def test_parts_name_a_test_that_exists() -> None:
+    """-k with another name would run the sanitizer's test beside the kernels', and then none."""
+    assert f"def {table.SANITIZER_TEST}(" in (ROOT / table.KERNEL_TESTS[0]).read_text()
+
+
+def test_tests_run_in_several_processes_and_a_shorter_time(place: Place) -> None:
+    by_name = {one.name: one for one in table.parts("python", workers=3)}
+    for name in ("kernels", "sanitizer", "engine-tests"):
+        options = by_name[name].command
+        assert options[options.index("-n") + 1] == "3"
+    assert "-n" not in by_name["plugin"].command
+    quick = part("quick", "import sys, time; print(sys.argv[2]); time.sleep(20)", until=20)
+    (document,) = command.run_all([quick], Machine(), dict(os.environ), place, scale=0.1)
+    assert document["limit_s"] <= 2
+    assert document["reason"] == "did not end within 2 s"
+
+
 def test_parts_are_chosen_by_name_or_group() -> None:
     def chosen(*names: str) -> list[str]:
         return [one.name for one in command.choose(table.parts("python"), names)]
 
-    assert chosen() == chosen("engine", "tests")
+    assert chosen() == chosen("recipes", "engine", "tests")
     assert chosen("engine") == ["engine"]
     assert chosen("verify", "build") == ["build", "verify"]
     with pytest.raises(SystemExit, match="unknown part nothing; known: build, engine, engine-tests, kernels, plugin"):

@@ -32,7 +32,7 @@ LEAST_SCALE = 1.0 / (E4M3_MAX * 512.0)
 # Row counts used with oneDNN, which generates and caches code for each count and weight shape: 0.6 MB, 0.3 ms.
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 _PADDED = [0, *(next(count for count in COUNTS if count >= rows) for rows in range(1, COUNTS[-1]))]
-# Rows of a product on a GPU. On an H200, a step of an 8B model over 136 tokens takes 1.2 times as long as over 5.
+# Rows of a product on a GPU; benchmarks/experiments/first-gpu-run.md has what that costs on an H200.
 CHUNK = 128
 PACKED_FROM = 1 << 17  # weights; the overhead of some 10 us per oneDNN call does not pay off for smaller matrices
 # Activations of an MLP's gate by TensorRT-LLM's names; its gelu is the tanh approximation.
