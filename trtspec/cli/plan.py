@@ -121,7 +121,7 @@ def plan(
 
     Example: trtspec plan recipes/quickstart.yaml
     """
-    from trtspec.planning.pipeline import open_store
+    from trtspec.planning.pipeline import default_artifact_dir, open_store
 
     store = open_store()
     documents = []
@@ -129,6 +129,7 @@ def plan(
         build = trtspec.plan(loaded)
         documents.append(describe(build, store, gpu_price))
         show_diagnostics(build.diagnostics)
+        show_diagnostics(build.disk_warnings(store, default_artifact_dir(build.recipe)))
         if not json:
             show(documents[-1], build)
     if json:
@@ -195,6 +196,8 @@ def show(document: dict[str, Any], build: Build) -> None:
     for step in steps:
         if step["command"]:
             print_command(step["name"], shlex.join(step["command"]))
+    if placement := document.get("placement"):
+        print_command("launch", _launch(placement))
     parts = ("weights", "kv_cache", "draft", "activation")
     for memory in document["memory"]["gpus"]:
         sizes = ", ".join(f"{part.replace('_', ' ')} {format_bytes(memory[f'{part}_bytes'])}" for part in parts)
@@ -206,13 +209,19 @@ def show(document: dict[str, Any], build: Build) -> None:
         print_line(f"download of {each['model']}: {format_bytes(each['bytes'])}")
     for need in document["disk"]:
         sizes = f"{format_bytes(need['needed_bytes'])} to write, {format_bytes(need['free_bytes'])} free"
-        is_short = need["needed_bytes"] > need["free_bytes"]
-        short = "NOT ENOUGH " if is_short else ""
-        print_line(f"{short}disk for the {need['what']}: {sizes} at {need['path']}", "red" if is_short else "")
+        print_line(f"disk for the {need['what']}: {sizes} at {need['path']}")
     if document["predicted"]:
         show_predicted(document["predicted"], build.recipe.engine.max_seq_len)
     missing = sum(step["status"] == "miss" for step in steps)
     print_line(f"{missing} of {len(steps)} steps to build{_expected(steps)}" if missing else "nothing to do")
+
+
+def _launch(placement: Document) -> str:
+    """Return the shell command that serves the engines from the artifact's directory, on Triton's default ports."""
+    ports = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
+    words = [word.format(repository="model_repository", **ports) for word in placement["command"]]
+    environment = [f"{name}={value}" for name, value in placement["environment"].items()]
+    return shlex.join([*environment, *words])
 
 
 def _expected(steps: Sequence[dict[str, Any]]) -> str:

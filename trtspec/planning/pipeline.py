@@ -50,7 +50,7 @@ from trtspec.store.artifact_cache import record_source_locations, remember_publi
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
-from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, plan_disk, plan_status
+from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
 from trtspec.store.step import Step
 from trtspec.store.store import Store
 
@@ -157,6 +157,11 @@ class Build:
         """Return an error for each file system without enough free space."""
         needs = plan_disk(self.status(store), store, out)
         return [Diagnostic("", "disk", need.message, DISK_HINT) for need in needs if not need.is_met]
+
+    def disk_warnings(self, store: Store, out: Path) -> list[Diagnostic]:
+        """Return a warning for each file system that lacks space for everything that a build writes there."""
+        messages = lacking_disk(self.disk(store, out))
+        return [Diagnostic("", "disk", message, DISK_HINT, "warning") for message in messages]
 
     def memory(self) -> list[MemoryPlan]:
         """Return the serving memory of each device."""

@@ -87,6 +87,21 @@ def plan_disk(status: Sequence[StepStatus], store: Store, out: Path) -> list[Dis
     return needs
 
 
+def lacking_disk(needs: Sequence[DiskNeed]) -> list[str]:
+    """Return a message for each file system whose free space is less than the sum of its needs."""
+    by_device: dict[int, list[DiskNeed]] = {}
+    for need in needs:
+        by_device.setdefault(_device(need.path), []).append(need)
+    messages = []
+    for shared in by_device.values():
+        first, needed = shared[0], sum(need.needed_bytes for need in shared)
+        if needed > first.free_bytes:
+            what = " and the ".join(need.what for need in shared if need.needed_bytes)
+            space = f"{format_bytes(needed)} needed, {format_bytes(first.free_bytes)} free"
+            messages.append(f"not enough disk space for the {what}: {space} on the file system of {first.path}")
+    return messages
+
+
 def _missing_bytes(status: StepStatus, store: Store) -> int:
     return max(0, status.step.output_bytes - store.resumable_bytes(status.key))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Run
 from trtspec.backends.tensorrt_llm.artifact import EmitEngineRepository
 from trtspec.core.paths import recipes_dir
 from trtspec.planning.pipeline import Build, plan_build
@@ -109,3 +110,16 @@ def test_tensor_parallel_engine_has_one_gpu_per_mpi_rank(tmp_path: Path) -> None
     placement = build.artifact.facts["placement"]
     assert (placement["mode"], placement["world_size"]) == ("leader", 2)
     assert [device.id for device in build.memory()] == ["0", "1"]
+
+
+def test_plan_prints_the_command_that_serves_several_ranks(trtspec: Run) -> None:
+    overrides = ("--set", "engine.backend=tensorrt_llm", "--set", "engine.gpu=h200")
+    recipe = recipes_dir() / "quickstart-ngram.yaml"
+    out = trtspec("plan", recipe, *overrides, "--set", "target.parallel.tensor=2").out
+    (line,) = (each for each in out.splitlines() if each.startswith("launch: "))
+    first, second = line.partition(": ")[2].split(" : ")
+    assert first.startswith("mpirun --allow-run-as-root -n 1 tritonserver --model-repository=model_repository ")
+    assert "--http-port=8000 --grpc-port=8001 --metrics-port=8002" in first
+    assert "--load-model=tensorrt_llm " in second
+    pair = trtspec("plan", recipes_dir() / "quickstart.yaml", *overrides).out
+    assert "\nlaunch: TRTLLM_ORCHESTRATOR=1 TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=1 mpirun " in pair
