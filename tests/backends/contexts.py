@@ -63,6 +63,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "sliding_window": 1024, "full_layers": tuple(range(5, 34, 6)), "rotary_base": 1e6,
         "local_rotary_base": 1e4, "rope_scaling": RopeScaling("linear", 8.0),
     },
+    "granite-3.3-8b": {
+        "architecture": "GraniteForCausalLM", "vocab_size": 49159, "hidden_size": 4096, "num_layers": 40,
+        "num_heads": 32, "num_kv_heads": 8, "head_size": 128, "intermediate_size": 12800, "max_positions": 131072,
+        "rotary_base": 1e7, "norm_epsilon": 1e-5, "tied_embeddings": True, "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22, "logit_multiplier": 0.0625, "attention_multiplier": 0.0078125 * 128**0.5,
+    },
     "phi-4": {
         "architecture": "Phi3ForCausalLM", "vocab_size": 100352, "hidden_size": 5120, "num_layers": 40,
         "num_heads": 40, "num_kv_heads": 10, "head_size": 128, "intermediate_size": 17920, "max_positions": 16384,

@@ -16,6 +16,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 MODEL_TYPES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "GraniteForCausalLM": "granite",
     "MixtralForCausalLM": "mixtral",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
@@ -70,7 +71,20 @@ def _decoder(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied_embeddings,
         **(experts if config.num_experts else {}),
         **_gemma(config),
+        **_granite(config),
         **_phi(config),
+    }
+
+
+def _granite(config: ModelConfig) -> dict[str, Any]:
+    """Return the additional keys of Granite's config.json."""
+    if config.architecture != "GraniteForCausalLM":
+        return {}
+    return {
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "logits_scaling": 1 / config.logit_multiplier,
+        "attention_multiplier": config.attention_multiplier / config.head_size**0.5,
     }
 
 

@@ -471,6 +471,30 @@ KNOWN_FAILURES += [
         "medusa engines do not support Phi3ForCausalLM: its layers do not accept an attention mask for drafts",
     ),
     Row(
+        "GraniteForCausalLM is a Llama class, and Medusa's class is another one",
+        ask("granite-3.3-8b", speculation__method="medusa"),
+        "speculation.method",
+        "engines of GraniteForCausalLM have not been compared with upstream with medusa, which may omit its"
+        " multipliers",
+        "warning",
+    ),
+    Row(
+        "no example of lookahead with Granite",
+        ask("granite-3.3-8b", **LOOKAHEAD),
+        "speculation.method",
+        "engines of GraniteForCausalLM have not been compared with upstream with lookahead, which may omit its"
+        " multipliers",
+        "warning",
+    ),
+    Row(
+        "no example of row-wise scales with Granite",
+        ask("granite-3.3-8b", **fp8("fp8_rowwise")),
+        "target.quantization.weights",
+        "engines of GraniteForCausalLM have not been compared with upstream with fp8_rowwise weights, whose layers may"
+        " omit its multipliers",
+        "warning",
+    ),
+    Row(
         "#3247 only the 1B model of Gemma 3",
         ask("gemma-3-4b", engine__max_seq_len=1024),
         "target.model",

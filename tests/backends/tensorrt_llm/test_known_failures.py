@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.backends.contexts import ask, ask_pair, context_of, make_context
+from tests.backends.contexts import ask, ask_pair, context_of, make_context, shape
 from tests.backends.tensorrt_llm.checkpoints import Checkpoints
 from tests.backends.tensorrt_llm.known_failures import (
     EAGLE,
@@ -129,6 +129,23 @@ def test_removed_option_hints_at_versions_that_support_it() -> None:
     assert removed.hint == "1.0 and 1.1 have it"
     known = [each.code for each in check(context_of(extra(auto_parallel=2), "1.0.0"))]
     assert known == ["not-allowed"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"speculation__method": "medusa"}, LOOKAHEAD, fp8("fp8_rowwise")],
+    ids=["", "medusa", "lookahead", "row"],
+)
+def test_engines_of_olmo2_are_refused(changes: dict[str, Any]) -> None:
+    target = shape("llama-3.1-8b", architecture="Olmo2ForCausalLM", qk_norm=True, inner_norms=True)
+    refused = [each for each in check(context_of(ask(target, **changes))) if each.code == "architecture"]
+    assert ("target.model", "error", "TensorRT-LLM 1.2.1 does not support engines of Olmo2ForCausalLM") in [
+        (each.path, each.severity, each.message) for each in refused
+    ]
+
+
+def test_granite_without_inner_drafts_and_row_scales_causes_no_diagnostics() -> None:
+    assert list(check(context_of(ask("granite-3.3-8b", speculation__method="ngram")))) == []
 
 
 def test_misspelled_option_hints_at_the_correct_name() -> None:

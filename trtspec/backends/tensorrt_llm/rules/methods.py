@@ -20,6 +20,7 @@ METHOD, VERIFY = "speculation.method", "verify the artifact"
 
 MOST_EAGLE_ROWS = 512
 GEMMA, PHI = ("Gemma2ForCausalLM", "Gemma3ForCausalLM"), ("Phi3ForCausalLM",)
+GRANITE = "GraniteForCausalLM"  # a Llama class upstream, whose multipliers other engines may omit
 
 # The models in upstream's examples, by mode.
 EXAMPLES = {
@@ -197,6 +198,20 @@ def check_rowwise_extensions(context: PlanContext) -> Iterator[Diagnostic]:
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its extensions of Llama's layers"
             yield spec.diagnostic("quantization.weights", "fp8", message, "weights: fp8", source=sources.QUANTIZE)
+
+
+def check_granite(context: PlanContext) -> Iterator[Diagnostic]:
+    """Granite's multipliers have not been compared with upstream's in these engines."""
+    for spec in engine_specs(context):
+        if spec.config.architecture != GRANITE:
+            continue
+        message = f"engines of {GRANITE} have not been compared with upstream with "
+        if spec.mode in (specs.MEDUSA, specs.LOOKAHEAD):
+            what = f"{context.method_name}, which may omit its multipliers"
+            yield Diagnostic(METHOD, "architecture", message + what, VERIFY, "warning", sources.MODELS)
+        if spec.quant_format.weights == "fp8_rowwise":
+            what = "fp8_rowwise weights, whose layers may omit its multipliers"
+            yield spec.diagnostic("quantization.weights", "fp8", message + what, VERIFY, "warning", sources.QUANTIZE)
 
 
 def check_longrope_factor(context: PlanContext) -> Iterator[Diagnostic]:
