@@ -239,6 +239,22 @@ def test_model_yaml_contains_all_llm_arguments() -> None:
     }
 
 
+@pytest.mark.parametrize("version", BACKEND.versions())
+@pytest.mark.parametrize(
+    ("sizes", "chunked"),
+    [
+        ({"engine__max_input_len": 32000, "engine__max_seq_len": 40000}, True),
+        ({"engine__max_input_len": 60000, "engine__max_seq_len": 64000, "engine__max_num_tokens": 4096}, True),
+        ({"engine__max_input_len": 32000, "engine__max_seq_len": 40000, "engine__max_num_tokens": 32000}, False),
+        ({"engine__max_input_len": 8192, "engine__max_seq_len": 16384}, False),
+    ],
+)
+def test_prompts_beyond_a_step_are_processed_in_chunks(version: str, sizes: dict[str, int], chunked: bool) -> None:
+    """Otherwise the LLM API rejects each of them: it should not exceed max_num_tokens."""
+    document = model_yaml(case(version, **sizes), "../../checkpoints/target", None)
+    assert document.get("enable_chunked_prefill", False) is chunked
+
+
 def test_model_yaml_has_the_revision_of_a_hub_id() -> None:
     revision = "0" * 40
     asked = case(target__model="org/model", target__revision=revision)
