@@ -176,6 +176,26 @@ def test_canary_shares_the_stable_route_by_weight() -> None:
     assert accepted.problems(files) == []
 
 
+@pytest.mark.parametrize(
+    ("backend", "version", "named"),
+    [
+        ("vllm", "0.27.1", "--served-model-name=tiny"),
+        ("sglang", "0.5.23", "--served-model-name=tiny"),
+        ("llmapi", "1.4.0rc1", "--served_model_name=tiny"),
+        ("llmapi", "1.3.0rc29", "--served_model_name=tiny"),
+        ("llmapi", "1.2.1", None),
+    ],
+)
+def test_kserve_names_the_model_with_an_option_of_the_server(
+    backend: str, version: str, named: str | None, tmp_path: Path
+) -> None:
+    """trtllm-serve has Click options with underscores: it rejects --served-model-name, and up to 1.2 has no name."""
+    repository = engine_repository(backend, tmp_path)
+    kserve = rendered(manifest(backend, engine={"version": version}), repository, form="kserve")
+    command = next(iter(accepted.pods(document(kserve, "LLMInferenceService"))))["containers"][0]["command"]
+    assert [word for word in command if "served" in word] == ([named] if named else [])
+
+
 def test_multi_node_engine_uses_a_leader_worker_set() -> None:
     files = rendered(manifest("vllm", **SPANNING))
     found = document(files, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]

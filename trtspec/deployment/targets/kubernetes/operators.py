@@ -153,7 +153,8 @@ CONFIG = "/config"
 
 def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str, form: str) -> StandaloneServer:
     """Return how the engine serves without Triton; raise DeployError if it cannot."""
-    if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact)):
+    version = workload.manifest.recipe.engine.version
+    if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact, version)):
         return found
     backend = workload.manifest.backend.name
     message = f"form {form} requires an engine that serves without Triton, which {backend} does not here"
@@ -225,7 +226,8 @@ def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, An
 
 def _kserve_pod(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
     """Return the pod; KServe mounts the model itself."""
-    command = [*engine.serve, f"--port={PORT}", f"--served-model-name={workload.manifest.recipe.name}"]
+    name = [f"{engine.name_option}={workload.manifest.recipe.name}"] if engine.name_option else []
+    command = [*engine.serve, f"--port={PORT}", *name]
     health = {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}, "timeoutSeconds": 10}
     main = main_container(workload, command) | {
         "name": "main",
