@@ -115,7 +115,8 @@ class ServingHooks:
 
     For containers: `images` are the public images, by tag, with a version of the engine, newest first; empty if any
     tritonserver image is suitable. `requirements` are the packages that pip installs for a version in addition to
-    trtspec and its `extra`. `kv_usage` is the metric of the used part of the KV cache (0 to 1), "" if not exported.
+    trtspec and its `extra`, and `system_packages` those of Ubuntu that they need. `kv_usage` is the metric of the used
+    part of the KV cache (0 to 1), "" if not exported.
     `alone` returns the standalone server for a repository, the artifact's path and a version; `nodes` are the commands
     for several machines, None if unsupported.
     """
@@ -128,6 +129,7 @@ class ServingHooks:
     models: Path | None = None
     images: Callable[[str], tuple[str, ...]] = lambda version: ()
     requirements: Callable[[str], tuple[str, ...]] = lambda version: ()
+    system_packages: Callable[[str], tuple[str, ...]] = lambda version: ()
     extra: str = ""
     kv_usage: str = ""
     alone: Callable[[Path, str, str], StandaloneServer | None] = lambda repository, artifact, version: None

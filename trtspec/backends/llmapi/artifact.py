@@ -49,8 +49,25 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
     )
 
 
+def requirements(version: str) -> tuple[str, ...]:
+    """Return TensorRT-LLM's wheel for a version that no Triton image has: all from 1.3 on."""
+    return () if container_images(version) else (f"{PACKAGE}=={version}",)
+
+
+def system_packages(version: str) -> tuple[str, ...]:
+    """Return the Ubuntu packages of that wheel (NVIDIA/TensorRT-LLM:docs/source/installation/linux.md)."""
+    return ("libopenmpi-dev",) if requirements(version) else ()
+
+
 def serving() -> ServingHooks:
-    return ServingHooks(check_machine=check_installed, models=MODELS, images=container_images, alone=alone)
+    return ServingHooks(
+        check_machine=check_installed,
+        models=MODELS,
+        images=container_images,
+        requirements=requirements,
+        system_packages=system_packages,
+        alone=alone,
+    )
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
