@@ -164,6 +164,21 @@ def test_autoscaler_uses_queue_and_kv_cache_metrics() -> None:
     assert len(document(rendered(), "ScaledObject")["spec"]["triggers"]) == 1
 
 
+@pytest.mark.parametrize("backend", ["embedded", "tensorrt_llm", "llmapi", "sglang", "edge_llm", "vllm"])
+def test_autoscaler_uses_metrics_that_the_backend_exports(backend: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `trtspec_requests_waiting`"))
+    assert backend in row.split("|")[-2].strip().split(", ")  # tests/report/monitoring compares the page with the code
+    assert "trtspec_requests_waiting" in str(document(rendered(manifest(backend)), "ScaledObject"))
+
+
+def test_autoscaler_threshold_is_within_the_queue() -> None:
+    for queue, threshold in ((128, "8"), (6, "3"), (1, "1")):
+        found = manifest(engine={"max_batch_size": 8}, serving={"max_queue_size": queue})
+        triggers = document(rendered(found), "ScaledObject")["spec"]["triggers"]
+        assert triggers[0]["metadata"]["threshold"] == threshold
+
+
 @pytest.mark.slow
 def test_canary_shares_the_stable_route_by_weight() -> None:
     alone = document(rendered(), "HTTPRoute")

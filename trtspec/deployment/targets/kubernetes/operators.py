@@ -2,7 +2,7 @@
 """The objects for a cluster's operators: kustomize components, and KServe and Dynamo, which start the engine alone.
 
 Components: metrics, autoscaling and canary routing. nv_inference_pending_request_count is Triton's queue,
-trtspec_requests_waiting the queue of trtspec's models.
+trtspec_requests_waiting the queue of trtspec's models and their engines, which all backends export.
 
 KServe and Dynamo serve the engine without Triton. Checkpoints and engine arguments are the artifact's, so drafting and
 verification are unchanged; trtspec's models, gateway and gates are not available.
@@ -45,9 +45,9 @@ def pod_monitor(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the KEDA ScaledObject: scale up when a batch is queued per server, or the KV caches are full."""
+    """Return the KEDA ScaledObject: scale up when many requests wait per server, or the KV caches are full."""
     waiting = " + ".join(f"(sum({_of(queue, workload)}) or vector(0))" for queue in QUEUES)
-    triggers = [_trigger(workload, "queue", waiting, str(workload.manifest.recipe.engine.max_batch_size))]
+    triggers = [_trigger(workload, "queue", waiting, str(_many_waiting(workload)))]
     if usage := workload.serving.kv_usage:
         query = f"avg({_of(usage, workload)})"
         triggers.append(_trigger(workload, "kv-cache", query, KV_FULL) | {"metricType": "Value"})
@@ -66,7 +66,7 @@ def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
 
 def autoscaler(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the HorizontalPodAutoscaler for a cluster without KEDA; its metrics API needs prometheus-adapter."""
-    target = {"type": "AverageValue", "averageValue": str(workload.manifest.recipe.engine.max_batch_size)}
+    target = {"type": "AverageValue", "averageValue": str(_many_waiting(workload))}
     metrics = [{"type": "Pods", "pods": {"metric": {"name": queue}, "target": target}} for queue in QUEUES]
     spec = {
         "scaleTargetRef": _scaled(workload),
@@ -112,6 +112,12 @@ def route(workload: ClusterWorkload) -> dict[str, Any]:
     document = cluster_object("gateway.networking.k8s.io/v1", "HTTPRoute", workload, spec)
     document["metadata"]["name"] = workload.settings.canary_of or workload.name
     return document
+
+
+def _many_waiting(workload: ClusterWorkload) -> int:
+    """Return the waiting requests per server that call for another one: a batch, or half of a queue that is shorter."""
+    recipe = workload.manifest.recipe
+    return min(recipe.engine.max_batch_size, max(1, recipe.serving.max_queue_size // 2))
 
 
 def _scaled(workload: ClusterWorkload) -> dict[str, str]:
