@@ -31,11 +31,7 @@ class TritonPythonModel(AsyncEngineModel):
     """The model that Triton loads."""
 
     NAME, DECIDES = "the LLM API", "model.yaml"
-    METRICS = (
-        *known.OF_TEXTS,
-        *known.OF_QUEUE,
-        *known.OF_DRAFTS,
-    )  # no step metrics: a response may cover several steps
+    METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS)  # no steps: a response may cover several
     GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TRTLLM_VISIBLE_DEVICES")
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
