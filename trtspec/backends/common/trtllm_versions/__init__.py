@@ -119,8 +119,9 @@ class DecodingType:
 class ApiSpec:
     """The LLM API's speculative_config: the key of the draft's path, and the decoding types by trtspec's method name.
 
-    Covers the PyTorch backend only. `plain` are the target classes in which nothing can draft, and `hands_states` those
-    of them that pass their hidden states to a separate draft network. `counts` is the meaning of a schedule's keys:
+    Covers the PyTorch backend only. `plain` are the target classes in which nothing can draft, `hands_states` those
+    of them that pass their hidden states to a separate draft network, and `drafting` the classes known to draft inside
+    (empty if the version's were not read). `counts` is the meaning of a schedule's keys:
     "from" that many requests on, or "up_to" that many. `threshold` are the fields of an acceptance rate and its window.
     """
 
@@ -128,6 +129,7 @@ class ApiSpec:
     methods: dict[str, DecodingType]
     plain: tuple[str, ...]
     hands_states: tuple[str, ...] = ()
+    drafting: tuple[str, ...] = ()
     counts: Literal["", "from", "up_to"] = ""
     threshold: tuple[str, ...] = ()
 
@@ -137,6 +139,12 @@ class ApiSpec:
         if kind is None or not kind.inside or architecture not in self.plain:
             return kind is not None
         return bool(kind.beside) and architecture in self.hands_states
+
+    def is_uncertain(self, method: str, architecture: str) -> bool:
+        """Return whether a method drafts inside a target class that may be a plain decoder."""
+        kind = self.methods.get(method)
+        known = (*self.plain, *self.drafting)
+        return bool(kind and kind.inside and self.drafting and architecture and architecture not in known)
 
 
 @dataclass(frozen=True)
