@@ -194,6 +194,16 @@ def test_unsupported_method_for_a_plain_decoder_hints_at_alternatives(version: s
     assert found["speculation.method architecture"].hint == hint
 
 
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("1.3.0rc28", "1.3.0rc27"), ("1.3.0", "1.3.0rc29"), ("1.4.0rc0", "1.4.0rc1"), ("1.4.0", "1.4.0rc1")],
+)
+def test_unknown_candidate_is_spelled_as_the_nearest_known_one(version: str, known: str) -> None:
+    changes: dict[str, Any] = {"speculation__draft_len": 3}
+    config = speculative_config(case(version, "eagle3", **changes), DRAFT)
+    assert config == speculative_config(case(known, "eagle3", **changes), DRAFT)
+
+
 @pytest.mark.parametrize("version", ["1.3.0rc29", "1.4.0rc1"])
 @pytest.mark.parametrize(
     ("architecture", "severity"),

@@ -118,6 +118,7 @@ BACKEND = Backend(
     knobs=KNOBS,
     package=PACKAGE,
     versions=_versions,
+    nearest_versions=True,
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     auto=AutoSelection(rank=2, offer=partial(offer_installed, PACKAGE, _methods)),

@@ -197,7 +197,7 @@ def _check_block_net(context: PlanContext) -> Iterable[Diagnostic]:
     method = context.method_name
     if method == "dflash" and is_dflash2(context.sources["draft"]):
         message = "the drafter is a DFlash2 net, whose convolutions and selector the LLM API's DFlash does not compute"
-        hint = "use a DFlash net, or engine.backend: vllm (from 0.28) or sglang"
+        hint = "use a DFlash net, or a backend with a class for DFlash2 (docs/methods.md)"
         yield Diagnostic(DRAFT, "class", message, hint, source=DFLASH2_SOURCE)
     if method == "dspark" and (block := block_size(context.sources["draft"])):
         depth = context.draft_shape.max_depth

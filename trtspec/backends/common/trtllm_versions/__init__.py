@@ -17,6 +17,7 @@ from typing import Any, Literal
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import installed_version
 from trtspec.core.paths import load_package_yaml
+from trtspec.core.versions import nearest_version
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
@@ -174,11 +175,15 @@ def version_specs() -> dict[str, VersionSpec]:
 
 
 def find_version_spec(version: str) -> VersionSpec:
-    """Return the spec of a release or release candidate. Raise TrtspecError for an unsupported version."""
-    for spec in version_specs().values():
-        if any(is_release(version, release.version) for release in spec.releases):
-            return spec
-    supported = ", ".join(release.version for spec in version_specs().values() for release in spec.releases)
+    """Return the spec of a version, of a candidate for it, or of the nearest known version of the same minor.
+
+    Raise TrtspecError for an unsupported version.
+    """
+    specs = {release.version: spec for spec in version_specs().values() for release in spec.releases}
+    nearest = next((known for known in specs if is_release(version, known)), None) or nearest_version(version, specs)
+    if nearest:
+        return specs[nearest]
+    supported = ", ".join(specs)
     raise TrtspecError(f"unsupported TensorRT-LLM version {version}", hint=f"supported: {supported}")
 
 
