@@ -270,7 +270,7 @@ def test_speculative_config_has_only_the_fields_of_its_contract(version: str, me
     knobs = {"speculation__acceptance_rate_threshold": 0.5, "speculation__schedule": SCHEDULE}
     config = speculative_config(case(version, method, **(knobs if "draft_len_schedule" in kind.lengths else {})), DRAFT)
     assert config.pop("decoding_type") == kind.name
-    assert {*kind.required} <= {*config} <= {*kind.fields}
+    assert {*kind.required} <= {*config} <= {*find_version_spec(version).api.fields(method, version)}
 
 
 def test_model_yaml_contains_all_llm_arguments() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import installed_version
 from trtspec.core.paths import load_package_yaml
-from trtspec.core.versions import nearest_version
+from trtspec.core.versions import nearest_version, version_key
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
@@ -124,6 +124,7 @@ class ApiSpec:
     of them that pass their hidden states to a separate draft network, and `drafting` the classes known to draft inside
     (empty if the version's were not read). `counts` is the meaning of a schedule's keys:
     "from" that many requests on, or "up_to" that many. `threshold` are the fields of an acceptance rate and its window.
+    `since` is the first version with a field, for those that the minor's first candidates lack.
     """
 
     draft_key: str
@@ -133,6 +134,13 @@ class ApiSpec:
     drafting: tuple[str, ...] = ()
     counts: Literal["", "from", "up_to"] = ""
     threshold: tuple[str, ...] = ()
+    since: Mapping[str, str] = field(default_factory=dict)
+
+    def fields(self, method: str, version: str) -> tuple[str, ...]:
+        """Return the fields of a method in a version; `since` has the first version of those added later."""
+        key = version_key(version)
+        later = {name for name, first in self.since.items() if key and key < (version_key(first) or key)}
+        return tuple(name for name in self.methods[method].fields if name not in later)
 
     def takes(self, method: str, architecture: str) -> bool:
         """Return whether a method supports a target class."""
