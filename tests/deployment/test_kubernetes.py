@@ -310,7 +310,7 @@ COMMANDS = {
         "python3",
         "-m",
         "dynamo.trtllm",
-        "--model-path=/artifact/checkpoints/target",
+        "--model=/artifact/checkpoints/target",
         "--extra-engine-args=/config/llm.yaml",
         "--served-model-name=tiny",
     ],

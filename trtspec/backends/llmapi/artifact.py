@@ -43,7 +43,7 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
     return StandaloneServer(
         framework="trtllm",
         serve=("trtllm-serve", model, "--host=0.0.0.0", f"--extra_llm_api_options={path}"),
-        arguments=(f"--model-path={model}", f"--extra-engine-args={path}"),
+        arguments=(f"--model={model}", f"--extra-engine-args={path}"),
         files={FILE: yaml.safe_dump(document, sort_keys=True)},
         name_option="--served_model_name" if minor_version(version) >= NAMES_MODELS else "",
     )
