@@ -37,6 +37,7 @@ from tests._support.mutations import mutated  # noqa: E402
 from tests.checkpoints.corpus import CONFIG, GOOD_CONFIG, SHAPES, WEIGHTS, good_header, make_good, pack  # noqa: E402
 
 Read = Callable[[bytes], object]
+MOST_BYTES = 2 << 30
 MAX_FAILURES = 20
 BATCH = 2000
 
@@ -292,6 +293,7 @@ def manifest_seeds() -> tuple[bytes, ...]:
 
 def run(name: str, count: int, seed: int) -> dict[str, Any]:
     """Give `count` mutated inputs to one reader; return the numbers of read and rejected ones, and failures."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))  # an input that asks for more is a failure
     target, dice = targets()[name], random.Random(f"{name} {seed}")
     ended: Counter[str] = Counter()
     failures = []

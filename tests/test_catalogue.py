@@ -390,3 +390,13 @@ def test_readme_shell_function_converts_a_pickle_to_safetensors(tmp_path: Path) 
     made = load_file(tmp_path / "heads.safetensors")
     assert made.keys() == tensors.keys()
     assert all(torch.equal(made[name], tensors[name]) for name in tensors)
+
+
+def test_shapes_of_speculators_have_their_section() -> None:
+    """vLLM rejects a config.json of speculators without speculators_config (Should have a `model_type` key)."""
+    configs = [shape.config for shape in shapes() if "speculators_model_type" in shape.config]
+    assert configs
+    for config in configs:
+        section = config["speculators_config"]
+        assert section["verifier"]["name_or_path"]
+        assert section["proposal_methods"][0]["speculative_tokens"] > 0

@@ -12,6 +12,8 @@ from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
 from trtspec.store.digest import dump_checksummed_text
 
+DEFAULT_VERSION = {"llmapi": "1.2.1"}  # of backends whose deployment depends on it
+
 
 def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> ResolvedRecipe:
     """Return a resolved recipe whose target does not exist."""
@@ -22,7 +24,7 @@ def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> 
         draft_dtype=None,
         backend=backend,
         backend_why="a test",
-        version="",
+        version=sections.get("engine", {}).get("version") or DEFAULT_VERSION.get(backend, ""),
         draft_len=0,
         max_draft_tokens=0,
         options={},

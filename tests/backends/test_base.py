@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from trtspec.backends import base
-from trtspec.backends.base import backends, choose_backend, choose_version
+from trtspec.backends.base import backends, choose_backend, choose_version, stand_in_version
 from trtspec.backends.common import trtllm_versions
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import GPUS, find_gpu
@@ -93,6 +93,37 @@ def test_requested_version_selects_a_supported_version(backend: str, wanted: str
     assert choose_version(backends()[backend], wanted) == got
 
 
+@pytest.mark.parametrize(
+    ("backend", "wanted", "planned_as"),
+    [
+        ("llmapi", "1.3.0rc28", "1.3.0rc27"),
+        ("llmapi", "1.3.0rc22", "1.3.0rc27"),
+        ("llmapi", "1.3.0", "1.3.0rc29"),
+        ("llmapi", "1.3.1", "1.3.0rc29"),
+        ("llmapi", "1.4.0rc0", "1.4.0rc1"),
+        ("llmapi", "1.4.0rc4", "1.4.0rc1"),
+        ("llmapi", "1.4.0", "1.4.0rc1"),
+        ("sglang", "0.5.13", "0.5.12"),
+        ("sglang", "0.5.16.post1", "0.5.16"),
+        ("sglang", "0.5.24", "0.5.23"),
+        ("vllm", "0.33.1", "0.33.0"),
+        ("edge_llm", "0.11.1", "0.11.0"),
+    ],
+)
+def test_unknown_version_is_planned_as_the_nearest_of_its_minor(backend: str, wanted: str, planned_as: str) -> None:
+    found = backends()[backend]
+    assert choose_version(found, wanted) == wanted
+    assert stand_in_version(found, wanted) == planned_as
+    assert stand_in_version(found, planned_as) is None
+
+
+def test_unknown_installed_version_of_a_known_minor_is_the_default(install) -> None:
+    install("1.3.0rc28")
+    assert choose_version(backends()["llmapi"], None) == "1.3.0rc28"
+    install("1.5.0")
+    assert choose_version(backends()["llmapi"], None) == "1.2.1"
+
+
 def test_installed_version_is_the_default(install) -> None:
     install("1.2.0")
     assert choose_version(backends()["tensorrt_llm"], None) == "1.2.0"
@@ -106,6 +137,10 @@ def test_installed_version_is_the_default(install) -> None:
     [
         ("tensorrt_llm", "1.3", "unsupported version 1.3\nhint: supported: 1.0.0, "),
         ("vllm", "9", "unsupported version 9"),
+        ("vllm", "0.34.0", "unsupported version 0.34.0"),
+        ("sglang", "0.5.1", "unsupported version 0.5.1"),
+        ("llmapi", "1.5.0rc0", "unsupported version 1.5.0rc0"),
+        ("tensorrt_llm", "1.2.2", "unsupported version 1.2.2"),
         ("embedded", "1.2", "this engine is part of trtspec and does not have a version\nhint: remove it"),
     ],
 )

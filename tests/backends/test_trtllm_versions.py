@@ -288,3 +288,12 @@ def test_installed_trtllm_build_matches_its_contract() -> None:
         for name, option in options.items()
         if option.choices and name not in ("kv_cache_type", "paged_kv_cache")  # whose types check them
     }
+
+
+def test_fields_of_a_later_candidate_are_absent_before_it() -> None:
+    api = find_version_spec("1.4.0rc4").api
+    added = {"moe_tactic", "enable_confidence_scheduling", "confidence_min_predicted_gain"}
+    assert added.isdisjoint(api.fields("dspark", "1.4.0rc1"))
+    assert added <= {*api.fields("dspark", "1.4.0rc4")}
+    assert added <= {*api.fields("dspark", "1.4.0")}
+    assert api.since.keys() <= {name for kind in api.methods.values() for name in kind.fields}

@@ -80,6 +80,7 @@ def test_relative_path_inside_its_directory_is_accepted(path: str) -> None:
         ({"segments": ["A" * 64]}, "should match pattern"),
         ({"segments": []}, "0 segments are recorded; a file of 3 bytes has 1"),
         ({"size": 0}, "1 segments are recorded; a file of 0 bytes has 0"),
+        ({"size": 10**40}, "1 segments are recorded; a file of 10,000,000,000,0"),  # not counted one by one
         ({"mode": 1}, "Extra inputs are not permitted"),
     ],
 )

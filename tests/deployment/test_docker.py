@@ -137,6 +137,18 @@ def test_files_are_rendered_without_docker(artifact: Path, trtspec: Run, workpla
     assert (again.code, again.out) == (0, "out/Dockerfile\nout/compose.yaml\n")
 
 
+@pytest.mark.parametrize(
+    ("version", "installed"), [("1.4.0rc1", True), ("1.3.0rc29", True), ("1.2.1", False), ("1.1.0", False)]
+)
+def test_dockerfile_installs_tensorrt_llm_unless_an_image_has_it(version: str, installed: bool) -> None:
+    """No Triton image has TensorRT-LLM 1.3 or later, so that its wheel comes from PyPI, with the MPI it needs."""
+    text = dockerfile(workload_of(manifest(backend="llmapi", engine={"version": version})))
+    assert (f"'tensorrt_llm=={version}'" in text) is installed
+    assert ("apt-get install -y libopenmpi-dev " in text) is installed
+    assert ("-trtllm-python-py3" in text) is not installed
+    assert ("-py3" in text) is True
+
+
 def test_render_without_an_image_writes_only_the_dockerfile(artifact: Path, trtspec: Run) -> None:
     done = trtspec("deploy", artifact, "--target", "docker", "--render", "out")
     assert (done.code, done.out) == (0, "out/Dockerfile\n")

@@ -164,6 +164,21 @@ def test_autoscaler_uses_queue_and_kv_cache_metrics() -> None:
     assert len(document(rendered(), "ScaledObject")["spec"]["triggers"]) == 1
 
 
+@pytest.mark.parametrize("backend", ["embedded", "tensorrt_llm", "llmapi", "sglang", "edge_llm", "vllm"])
+def test_autoscaler_uses_metrics_that_the_backend_exports(backend: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `trtspec_requests_waiting`"))
+    assert backend in row.split("|")[-2].strip().split(", ")  # tests/report/monitoring compares the page with the code
+    assert "trtspec_requests_waiting" in str(document(rendered(manifest(backend)), "ScaledObject"))
+
+
+def test_autoscaler_threshold_is_within_the_queue() -> None:
+    for queue, threshold in ((128, "8"), (6, "3"), (1, "1")):
+        found = manifest(engine={"max_batch_size": 8}, serving={"max_queue_size": queue})
+        triggers = document(rendered(found), "ScaledObject")["spec"]["triggers"]
+        assert triggers[0]["metadata"]["threshold"] == threshold
+
+
 @pytest.mark.slow
 def test_canary_shares_the_stable_route_by_weight() -> None:
     alone = document(rendered(), "HTTPRoute")
@@ -174,6 +189,26 @@ def test_canary_shares_the_stable_route_by_weight() -> None:
     shares = [(each["kind"], each["name"], each["weight"]) for each in found["spec"]["rules"][0]["backendRefs"]]
     assert shares == [("InferencePool", "tiny", 75), ("InferencePool", "tiny-new", 25)]
     assert accepted.problems(files) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "named"),
+    [
+        ("vllm", "0.27.1", "--served-model-name=tiny"),
+        ("sglang", "0.5.23", "--served-model-name=tiny"),
+        ("llmapi", "1.4.0rc1", "--served_model_name=tiny"),
+        ("llmapi", "1.3.0rc29", "--served_model_name=tiny"),
+        ("llmapi", "1.2.1", None),
+    ],
+)
+def test_kserve_names_the_model_with_an_option_of_the_server(
+    backend: str, version: str, named: str | None, tmp_path: Path
+) -> None:
+    """trtllm-serve has Click options with underscores: it rejects --served-model-name, and up to 1.2 has no name."""
+    repository = engine_repository(backend, tmp_path)
+    kserve = rendered(manifest(backend, engine={"version": version}), repository, form="kserve")
+    command = next(iter(accepted.pods(document(kserve, "LLMInferenceService"))))["containers"][0]["command"]
+    assert [word for word in command if "served" in word] == ([named] if named else [])
 
 
 def test_multi_node_engine_uses_a_leader_worker_set() -> None:
@@ -275,7 +310,7 @@ COMMANDS = {
         "python3",
         "-m",
         "dynamo.trtllm",
-        "--model-path=/artifact/checkpoints/target",
+        "--model=/artifact/checkpoints/target",
         "--extra-engine-args=/config/llm.yaml",
         "--served-model-name=tiny",
     ],

@@ -23,11 +23,11 @@ from tests.methods.block_nets import (
     save_net,
     speculators,
 )
-from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import find_method, methods
-from trtspec.methods.dflash import read_block_net
+from trtspec.methods.dflash import is_dflash2, read_block_net, special_keys
 from trtspec.methods.draft_head import SourceHead, load_head
 
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
@@ -173,6 +173,22 @@ def test_invalid_block_net_config_is_rejected(
     root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), **changes)
     with pytest.raises(CheckpointError, match=message):
         read(root, target)
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        ({"architectures": ["DFlash2DraftModel"]}, ["architectures"]),
+        ({"conv_kernel_size": 2, "selector_top_k": 16}, ["conv_kernel_size", "selector_top_k"]),
+        ({"speculators_model_type": "dflash2"}, ["speculators_model_type"]),
+        ({"architectures": ["DFlashDraftModel"]}, []),
+    ],
+)
+def test_dflash2_is_another_computation_than_dflash(config: dict[str, Any], keys: list[str]) -> None:
+    """The torch engine refuses these keys, because it would draft without the convolutions and the selector."""
+    source = Source(Path("/nowhere"), {"block_size": 8, "target_layer_ids": [1]} | config, {}, {})
+    assert is_dflash2(source) is bool(keys)
+    assert special_keys(source) == keys
 
 
 def test_init_proposes_the_draft_length_of_the_block(recipe: Path, trtspec: Run, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import DoctorCheck, installed_version
 from trtspec.core.registry import discover, discover_all, find_extension
+from trtspec.core.versions import nearest_version
 from trtspec.methods.base import DraftShape
 from trtspec.recipe.schema import Engine, Recipe
 
@@ -137,7 +138,8 @@ class Backend:
         maps_vocabularies: returns whether a version and method support a draft model with another vocabulary.
         devices, dtypes, defaults: the supported values of `engine.device`, `dtype` and `serving.defaults`.
         package: the required Python package, or None if the engine is part of trtspec.
-        versions: returns the supported values of `engine.version`, the default last.
+        versions: returns the known values of `engine.version`, the default last.
+        nearest_versions: other versions are planned as the nearest known one of their minor version, with a warning.
         check: yields the reasons why a recipe cannot be built or served.
         serving: returns how tritonserver runs the engine.
         build_arguments: returns the builder's arguments for a method and a draft shape, if the backend builds engines.
@@ -164,6 +166,7 @@ class Backend:
     defaults: tuple[str, ...] = ("trtspec",)
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
+    nearest_versions: bool = False
     check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
     serving: Callable[[], ServingHooks] = ServingHooks
     auto: AutoSelection | None = None
@@ -243,19 +246,26 @@ def _auto(method: str, gpu: str | None) -> tuple[str, str]:
     raise TrtspecError("no backend supports the recipe", hint="set engine.backend")
 
 
+def stand_in_version(backend: Backend, version: str) -> str | None:
+    """Return the known version as which an unknown one is planned; None for a known or an unsupported version."""
+    versions = backend.versions()
+    unknown = backend.nearest_versions and version not in versions
+    return nearest_version(version, versions) if unknown else None
+
+
 def choose_version(backend: Backend, wanted: str | None) -> str:
     """Return the backend's version for a recipe's `engine.version`. Raise TrtspecError for an unsupported version.
 
     The default is the installed version, else the newest supported one. A version without a patch number, such as 1.2,
-    selects its newest patch release.
+    selects its newest patch release. A version with `stand_in_version` is returned unchanged.
     """
     versions = backend.versions()
     if wanted is None:
-        installed = installed_version(backend.package)
-        return installed if installed in versions else versions[-1]
+        installed = installed_version(backend.package) or ""
+        return installed if installed in versions or stand_in_version(backend, installed) else versions[-1]
     found = [each for each in versions if each == wanted or each.startswith(f"{wanted}.")]
-    if found:
-        return found[-1]
+    if found or stand_in_version(backend, wanted):
+        return found[-1] if found else wanted
     if supported := ", ".join(filter(None, versions)):
         raise TrtspecError(f"unsupported version {wanted}", hint=f"supported: {supported}")
     raise TrtspecError("this engine is part of trtspec and does not have a version", hint="remove it")

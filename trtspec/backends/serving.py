@@ -79,14 +79,16 @@ class StandaloneServer:
     """The command line of the engine's own server for an artifact's checkpoints, used by operators without Triton.
 
     `framework` is the operators' name of the engine. `serve` is the argv of the engine's OpenAI-compatible server, to
-    which --port and --served-model-name are added. `arguments` are only the options, including the model's path.
-    `files` are configuration files by name, which the server reads at /config.
+    which --port and the name are added. `arguments` are only the options, including the model's path. `files` are
+    configuration files by name, which the server reads at /config. `name_option` is the server's option for the name in
+    its OpenAI API, "" if it has none.
     """
 
     framework: str
     serve: tuple[str, ...]
     arguments: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict)
+    name_option: str = "--served-model-name"
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,10 @@ class ServingHooks:
 
     For containers: `images` are the public images, by tag, with a version of the engine, newest first; empty if any
     tritonserver image is suitable. `requirements` are the packages that pip installs for a version in addition to
-    trtspec and its `extra`. `kv_usage` is the metric of the used part of the KV cache (0 to 1), "" if not exported.
-    `alone` returns the standalone server for a repository and the artifact's path; `nodes` are the commands for several
-    machines, None if unsupported.
+    trtspec and its `extra`, and `system_packages` those of Ubuntu that they need. `kv_usage` is the metric of the used
+    part of the KV cache (0 to 1), "" if not exported.
+    `alone` returns the standalone server for a repository, the artifact's path and a version; `nodes` are the commands
+    for several machines, None if unsupported.
     """
 
     triton_backend: str = ""
@@ -126,9 +129,10 @@ class ServingHooks:
     models: Path | None = None
     images: Callable[[str], tuple[str, ...]] = lambda version: ()
     requirements: Callable[[str], tuple[str, ...]] = lambda version: ()
+    system_packages: Callable[[str], tuple[str, ...]] = lambda version: ()
     extra: str = ""
     kv_usage: str = ""
-    alone: Callable[[Path, str], StandaloneServer | None] = lambda repository, artifact: None
+    alone: Callable[[Path, str, str], StandaloneServer | None] = lambda repository, artifact, version: None
     nodes: MultiNode | None = None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from trtspec.core.hashing import Segments, combine_segments, segment_ranges
+from trtspec.core.hashing import Segments, combine_segments, segment_count, segment_ranges
 
 MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # limits of Linux file systems, less a margin for the parent directory
 
@@ -44,7 +44,7 @@ class FileRecord(BaseModel):
 
     @model_validator(mode="after")
     def _is_complete(self) -> FileRecord:
-        if len(self.segments) != (count := len(segment_ranges(self.size))):
+        if len(self.segments) != (count := segment_count(self.size)):
             raise ValueError(f"{len(self.segments)} segments are recorded; a file of {self.size:,} bytes has {count}")
         return self
 

@@ -45,6 +45,11 @@ def combine_segments(segments: Segments, nbytes: int) -> str:
     return _new_digest(b"".join(map(bytes.fromhex, segments)) + nbytes.to_bytes(8, "little")).hexdigest()
 
 
+def segment_count(nbytes: int) -> int:
+    """Return the number of segments of a file, which need not exist."""
+    return -(-nbytes // SEGMENT_BYTES)
+
+
 def segment_ranges(nbytes: int) -> list[tuple[int, int]]:
     """Return the first byte and the end of each segment of a file."""
     return [(begin, min(begin + SEGMENT_BYTES, nbytes)) for begin in range(0, nbytes, SEGMENT_BYTES)]

@@ -221,9 +221,11 @@ def dockerfile(workload: ContainerWorkload) -> str:
     wheel = f"trtspec-{__version__}-py3-none-any.whl"
     packages = " ".join(f"'{each}'" for each in (f"/tmp/{wheel}{extra}", *serving.requirements(version)))
     held = "\n".join(f"#   {base}" for base in bases)
+    system = " ".join(serving.system_packages(version))
+    installed = f"RUN apt-get update && apt-get install -y {system} && rm -rf /var/lib/apt/lists/*\n" if system else ""
     return f"""\
 # (rendered by trtspec) Serving image: Triton with the engine, plus trtspec.
-# BASE must have a digest because tags can move. Images with this engine, by tag:
+# BASE must have a digest because tags can move. Images for this engine, by tag:
 {held}
 # `docker buildx imagetools inspect TAG` prints a tag's digest. Build the wheel into this directory first:
 #   python3 -m pip wheel --no-deps --wheel-dir . PATH-TO-A-CLONE-OF-TRTSPEC
@@ -231,7 +233,7 @@ def dockerfile(workload: ContainerWorkload) -> str:
 ARG BASE
 FROM ${{BASE}}
 COPY {wheel} /tmp/
-RUN python3 -m pip install --no-cache-dir --break-system-packages {packages} && rm /tmp/{wheel}
+{installed}RUN python3 -m pip install --no-cache-dir --break-system-packages {packages} && rm /tmp/{wheel}
 USER {USER}:{USER}
 ENTRYPOINT []
 """

@@ -194,6 +194,73 @@ def test_unsupported_method_for_a_plain_decoder_hints_at_alternatives(version: s
     assert found["speculation.method architecture"].hint == hint
 
 
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("1.3.0rc28", "1.3.0rc27"), ("1.3.0", "1.3.0rc29"), ("1.4.0rc0", "1.4.0rc1"), ("1.4.0", "1.4.0rc1")],
+)
+def test_unknown_candidate_is_spelled_as_the_nearest_known_one(version: str, known: str) -> None:
+    changes: dict[str, Any] = {"speculation__draft_len": 3}
+    config = speculative_config(case(version, "eagle3", **changes), DRAFT)
+    assert config == speculative_config(case(known, "eagle3", **changes), DRAFT)
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc29", "1.4.0rc1"])
+@pytest.mark.parametrize(
+    ("architecture", "severity"),
+    [
+        ("LlamaForCausalLM", None),
+        ("Qwen3MoeForCausalLM", None),
+        ("Gemma3ForConditionalGeneration", "error"),
+        ("Gemma4ForCausalLM", "error"),
+        ("Mistral3ForConditionalGeneration", "warning"),
+        ("Cohere2ForCausalLM", "warning"),
+    ],
+)
+def test_target_class_must_draft_inside(version: str, architecture: str, severity: str | None) -> None:
+    """Published Gemma 3 checkpoints from 4B on have the multimodal class; unknown classes cause a warning."""
+    context = replace(case(version, "suffix"), target=None)
+    context = replace(context, sources={**context.sources, "target": facts({"architectures": [architecture]})})
+    found = said(BACKEND.check(context)).get("speculation.method architecture")
+    assert (found.severity if found else None) == severity
+
+
+def test_unknown_target_class_needs_no_word_for_drafts_outside_it() -> None:
+    asked = case("1.4.0rc1", "ngram", target_facts=facts({"architectures": ["Cohere2ForCausalLM"]}))
+    assert "speculation.method architecture" not in said(BACKEND.check(asked))
+
+
+@pytest.mark.parametrize(
+    "config", [{"block_size": 15}, {"dflash_config": {"block_size": 15}}, {"dspark_config": {"block_size": 15}}]
+)
+def test_dspark_drafts_its_whole_block(config: dict[str, Any]) -> None:
+    def found(draft_len: int) -> Any:
+        asked = case("1.4.0rc1", "dspark", speculation__draft_len=draft_len, draft_facts=facts(config))
+        return said(BACKEND.check(asked)).get("speculation.draft_len block-size")
+
+    assert found(15) is None
+    for draft_len in (4, 7):
+        message = f"the LLM API drafts a DSpark net's whole block, 15 tokens, not {draft_len}"
+        assert found(draft_len).message == message
+        assert found(draft_len).hint == "set speculation.draft_len: 15"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["DFlash2DraftModel"]},
+        {"architectures": ["MiniMaxDFlash2DraftModel"]},
+        {"architectures": ["DFlashDraftModel"], "conv_kernel_size": 2},
+        {"architectures": ["DFlashDraftModel"], "dflash_config": {"selector_rank": 256}},
+    ],
+)
+@pytest.mark.parametrize("version", ["1.3.0rc29", "1.4.0rc1"])
+def test_dflash2_net_is_not_taken_for_dflash(version: str, config: dict[str, Any]) -> None:
+    found = diagnostics(version, "dflash", speculation__draft_len=7, draft_facts=facts(config))
+    assert "is a DFlash2 net" in found["speculation.draft.model class"].message
+    plain = diagnostics(version, "dflash", speculation__draft_len=7, draft_facts=facts({"block_size": 8}))
+    assert "speculation.draft.model class" not in plain
+
+
 @pytest.mark.parametrize("version", BACKEND.versions())
 @pytest.mark.parametrize("method", sorted(BACKEND.methods().keys() - {"none"}))
 def test_speculative_config_has_only_the_fields_of_its_contract(version: str, method: str) -> None:
@@ -203,7 +270,7 @@ def test_speculative_config_has_only_the_fields_of_its_contract(version: str, me
     knobs = {"speculation__acceptance_rate_threshold": 0.5, "speculation__schedule": SCHEDULE}
     config = speculative_config(case(version, method, **(knobs if "draft_len_schedule" in kind.lengths else {})), DRAFT)
     assert config.pop("decoding_type") == kind.name
-    assert {*kind.required} <= {*config} <= {*kind.fields}
+    assert {*kind.required} <= {*config} <= {*find_version_spec(version).api.fields(method, version)}
 
 
 def test_model_yaml_contains_all_llm_arguments() -> None:
@@ -237,6 +304,22 @@ def test_model_yaml_contains_all_llm_arguments() -> None:
         "speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": DRAFT},
         "triton_config": {"max_batch_size": 4, "decoupled": False},
     }
+
+
+@pytest.mark.parametrize("version", BACKEND.versions())
+@pytest.mark.parametrize(
+    ("sizes", "chunked"),
+    [
+        ({"engine__max_input_len": 32000, "engine__max_seq_len": 40000}, True),
+        ({"engine__max_input_len": 60000, "engine__max_seq_len": 64000, "engine__max_num_tokens": 4096}, True),
+        ({"engine__max_input_len": 32000, "engine__max_seq_len": 40000, "engine__max_num_tokens": 32000}, False),
+        ({"engine__max_input_len": 8192, "engine__max_seq_len": 16384}, False),
+    ],
+)
+def test_prompts_beyond_a_step_are_processed_in_chunks(version: str, sizes: dict[str, int], chunked: bool) -> None:
+    """Otherwise the LLM API rejects each of them: it should not exceed max_num_tokens."""
+    document = model_yaml(case(version, **sizes), "../../checkpoints/target", None)
+    assert document.get("enable_chunked_prefill", False) is chunked
 
 
 def test_model_yaml_has_the_revision_of_a_hub_id() -> None:

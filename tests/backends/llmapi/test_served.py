@@ -6,21 +6,26 @@ Covers the specifics of this engine: arguments, sampling, rejected requests and 
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
+from tests.serving.triton.fakes import make_pb_utils
 from tests.serving.triton.serving import DOUBLES, Served, serving
 from tests.serving.triton.streams import generate_stream
 from trtspec.backends.common.steps import token_models
 from trtspec.backends.llmapi.artifact import MODEL_YAML, MODELS
 from trtspec.core.errors import DeployError
+from trtspec.engine.generation.request import Stats, Update
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.repository_writer import ServingSettings
 
@@ -75,7 +80,32 @@ def client(served: Served) -> Client:
 
 
 class TestServed(AnswersFromATable):
-    pass
+    STEPS = 7  # 22 tokens in iterations of three, the first of which is the prefill
+
+
+@pytest.mark.parametrize(
+    ("drafts", "decoding_iter", "reported", "expected"),
+    [
+        (True, 5, (12, 6), (12, 6, 4)),
+        (True, 5, (0, 0), (0, 5, 4)),  # versions before pull 17082 report zeros: unknown, 10 tokens in 1 + 4 iterations
+        (True, 5, None, (0, 5, 4)),
+        (True, 10, (0, 0), (0, 0, 9)),
+        (False, 10, (0, 0), (0, 0, 9)),
+        (True, 0, None, (0, 0, 0)),
+    ],
+)
+def test_unreported_drafts_are_counted_by_decoding_iterations(
+    drafts: bool, decoding_iter: int, reported: tuple[int, int] | None, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
+    with_counts = importlib.import_module("trtspec.backends.llmapi.served_model").with_counts
+    counts = reported and SimpleNamespace(total_draft_tokens=reported[0], total_accepted_draft_tokens=reported[1])
+    metrics = SimpleNamespace(speculative_decoding=counts, timing_metrics=None)
+    result = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7] * 10, request_perf_metrics=metrics)])
+    update = Update((7,), "length", Stats(new_tokens=10))
+    sys.modules.pop("trtspec.backends.llmapi.served_model")  # imports the stub of this test
+    found = with_counts(update, result, drafts=drafts, steps=max(0, decoding_iter - 1)).stats
+    assert (found.drafted, found.accepted, found.steps) == expected
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,17 @@ def test_drafting_with_pipeline_parallelism_is_rejected_unless_supported(version
     assert [each.message for each in found.values()] == ([] if runs else [message])
 
 
+def test_omni_dspark_drafts_its_whole_block() -> None:
+    def found(draft_len: int, architecture: str = "Qwen3OmniDSparkModel") -> dict[str, Any]:
+        drafter = net(architecture, model_type="qwen3", block_size=15)
+        return errors("0.33.0", "dspark", speculation__draft_len=draft_len, draft_facts=drafter)
+
+    key = "speculation.draft_len block-size"
+    assert found(7)[key].message == "vLLM 0.33.0 drafts the whole block of a Qwen3OmniDSparkModel, 15 tokens, not 7"
+    assert key not in found(15)
+    assert key not in found(7, "Qwen3DSparkModel")
+
+
 def test_ambiguous_dspark_drafter_class_is_rejected_before_0_29() -> None:
     named = {"draft_facts": net("DSparkDraftModel", model_type="qwen3")}
     found = errors("0.28.0", "dspark", **named)[f"{MODEL} net-class"]

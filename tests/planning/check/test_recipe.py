@@ -52,6 +52,26 @@ def test_all_problems_are_reported_together(trtspec: Run, recipe: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("backend", "version", "known"),
+    [("llmapi", "1.4.0rc4", "1.4.0rc1"), ("sglang", "0.5.24", "0.5.23"), ("vllm", "0.33.1", "0.33.0")],
+)
+def test_unknown_version_of_a_known_minor_is_a_warning(
+    backend: str, version: str, known: str, trtspec: Run, recipe: Path
+) -> None:
+    engine = [
+        f"--set=engine.{key}={value}" for key, value in (("backend", backend), ("version", version), ("gpu", "h100"))
+    ]
+    problems = trtspec("check", recipe, *engine, "--set=engine.device=null", "--json").document["recipes"][0][
+        "problems"
+    ]
+    (found,) = (each for each in problems if each["path"] == "engine.version")
+    assert (found["severity"], found["code"]) == ("warning", "unknown-version")
+    assert found["message"] == (
+        f"{backend} {version} is not known: it is planned as {known}, the nearest known version"
+    )
+
+
 def test_missing_recipe_is_an_error(trtspec: Run, workplace: Path) -> None:
     checked = trtspec("check", "nosuch.yaml", "--json")
     assert checked.code == 1

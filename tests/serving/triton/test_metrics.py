@@ -94,6 +94,16 @@ def test_running_and_waiting_gauges_prefer_the_engine_counts(args, pb_utils) -> 
         each.close()
 
 
+def test_requests_beyond_the_slots_of_an_engine_are_waiting(args, pb_utils) -> None:
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES, slots=2)
+    for accepted in (True, True, True, False):
+        text = metrics.text()
+        if accepted:
+            text.handed_over()
+    assert metrics._counted() == (2, 2)
+    metrics.close()
+
+
 def test_fallbacks_and_breaker_state_are_exported(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.breaker(is_open=True)

@@ -21,6 +21,7 @@ BACKEND = Backend(
     builds_engines=True,
     package="tensorrt_edgellm",
     versions=lambda: list(releases()),
+    nearest_versions=True,
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     probes=probes,

@@ -21,6 +21,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import detect_gpus, find_gpu
 from trtspec.core.installation import DoctorCheck
 from trtspec.core.paths import load_package_yaml
+from trtspec.core.versions import KnownReleases
 
 ENVIRONMENT = "TRTSPEC_EDGE_LLM"
 PACKAGE = "tensorrt-edgellm"
@@ -62,9 +63,9 @@ class EdgeRelease:
 
 @cache
 def releases() -> dict[str, EdgeRelease]:
-    """Return the supported releases by version, oldest first."""
+    """Return the known releases by version, oldest first; other versions have the nearest one's facts."""
     found = TypeAdapter(list[EdgeRelease]).validate_python(load_package_yaml(Path(__file__).with_name("versions.yaml")))
-    return {release.version: release for release in found}
+    return KnownReleases({release.version: release for release in found})
 
 
 @dataclass(frozen=True)

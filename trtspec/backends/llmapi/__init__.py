@@ -22,7 +22,7 @@ EAGLE3_HEADS = {
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
 }
 # Names of the model families whose classes are `plain` in backends/common/trtllm_versions.
-PLAIN_FAMILIES = ("qwen2", "mixtral", "mistral", "gemma-3", "phi-3", "phi-4")
+PLAIN_FAMILIES = ("qwen2", "mixtral", "mistral", "gemma-3", "gemma-4", "phi-3", "phi-4")
 # Options of trtllm-build with an equivalent in the LLM API (tensorrt_llm/llmapi/llm_args.py).
 ELSEWHERE = {
     "tokens_per_block": "kv_cache_config.tokens_per_block",
@@ -118,6 +118,7 @@ BACKEND = Backend(
     knobs=KNOBS,
     package=PACKAGE,
     versions=_versions,
+    nearest_versions=True,
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     auto=AutoSelection(rank=2, offer=partial(offer_installed, PACKAGE, _methods)),

@@ -152,6 +152,8 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
     kv_cache: dict[str, Any] = {"free_gpu_memory_fraction": fraction, "enable_block_reuse": True}
     if target.quantization.kv_cache != "none":
         kv_cache["dtype"] = target.quantization.kv_cache
+    max_input_len = resolve_max_input_len(engine)
+    max_num_tokens = resolve_max_num_tokens(engine, step_tokens(context))
     document: dict[str, Any] = {
         "model": target_path,
         "backend": "pytorch",
@@ -159,11 +161,15 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         "tensor_parallel_size": target.parallel.tensor,
         "pipeline_parallel_size": target.parallel.pipeline,
         "max_batch_size": engine.max_batch_size,
-        "max_input_len": resolve_max_input_len(engine),
+        "max_input_len": max_input_len,
         "max_seq_len": engine.max_seq_len,
-        "max_num_tokens": resolve_max_num_tokens(engine, step_tokens(context)),
+        "max_num_tokens": max_num_tokens,
         "kv_cache_config": kv_cache,
     }
+    if max_input_len > max_num_tokens:
+        # without it, LLM rejects prompts longer than a step (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm.py,
+        # _check_arguments, in all versions from 1.0 on)
+        document["enable_chunked_prefill"] = True
     if revision := hub_revision(target, target_path):
         document["revision"] = revision
     if speculation := speculative_config(context, draft_path):

@@ -13,7 +13,7 @@ import yaml
 
 from trtspec.backends.base import ArtifactPlan
 from trtspec.backends.common.steps import SERVED_PATHS, plan_source_artifact, serving_settings, token_models
-from trtspec.backends.common.trtllm_versions import container_images
+from trtspec.backends.common.trtllm_versions import container_images, minor_version
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
 from trtspec.backends.llmapi.installed import validate_installed
@@ -26,6 +26,9 @@ MODELS = Path(__file__).with_name("models")
 MODEL_YAML = Path(TARGET, "1", "model.yaml")
 PACKAGE = "tensorrt_llm"
 FILE = "llm.yaml"
+# Versions from here on have --served_model_name, with underscores as all options of trtllm-serve
+# (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py). Before, the name is the last part of the model's path.
+NAMES_MODELS = (1, 3)
 
 
 def check_installed(artifact: Path, manifest: Manifest) -> None:
@@ -33,20 +36,38 @@ def check_installed(artifact: Path, manifest: Manifest) -> None:
     require_package(PACKAGE, f"pip install {PACKAGE}=={wanted}, or deploy in NVIDIA's container for it")
 
 
-def alone(repository: Path, artifact: str) -> StandaloneServer:
+def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
     document = load_absolute(repository, MODEL_YAML, artifact)
     model, path = document.pop("model"), f"/config/{FILE}"
     document.pop("triton_config", None)
     return StandaloneServer(
         framework="trtllm",
         serve=("trtllm-serve", model, "--host=0.0.0.0", f"--extra_llm_api_options={path}"),
-        arguments=(f"--model-path={model}", f"--extra-engine-args={path}"),
+        arguments=(f"--model={model}", f"--extra-engine-args={path}"),
         files={FILE: yaml.safe_dump(document, sort_keys=True)},
+        name_option="--served_model_name" if minor_version(version) >= NAMES_MODELS else "",
     )
 
 
+def requirements(version: str) -> tuple[str, ...]:
+    """Return TensorRT-LLM's wheel for a version that no Triton image has: all from 1.3 on."""
+    return () if container_images(version) else (f"{PACKAGE}=={version}",)
+
+
+def system_packages(version: str) -> tuple[str, ...]:
+    """Return the Ubuntu packages of that wheel (NVIDIA/TensorRT-LLM:docs/source/installation/linux.md)."""
+    return ("libopenmpi-dev",) if requirements(version) else ()
+
+
 def serving() -> ServingHooks:
-    return ServingHooks(check_machine=check_installed, models=MODELS, images=container_images, alone=alone)
+    return ServingHooks(
+        check_machine=check_installed,
+        models=MODELS,
+        images=container_images,
+        requirements=requirements,
+        system_packages=system_packages,
+        alone=alone,
+    )
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:

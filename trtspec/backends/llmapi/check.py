@@ -12,6 +12,7 @@ from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.llmapi import arguments
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
+from trtspec.methods.dflash import block_size, is_dflash2
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.mtp import count_layers
@@ -33,6 +34,8 @@ MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
 INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
 LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
 GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
+DFLASH2_SOURCE = "vllm-project/speculators:src/speculators/models/dflash2/core.py@v0.9.0"
+DSPARK_SOURCE = f"{LLM_ARGS}, TorchLlmArgs.validate_speculative_config"
 MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, MTPForCausalLM"
 
 
@@ -54,6 +57,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
     yield from _check_mtp(context)
     yield from _check_head(context)
+    yield from _check_block_net(context)
     yield from _check_quant_format(context)
     yield from _check_rotary_keys(context)
     yield from checks.check_draft_parallel(context, LLM_ARGS)
@@ -63,7 +67,12 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
 def _check_target_architecture(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
     method, architecture = context.method_name, arguments.target_architecture(context)
-    if find_version_spec(context.version).api.takes(method, architecture):
+    api = find_version_spec(context.version).api
+    if api.is_uncertain(method, architecture):
+        message = f"TensorRT-LLM {context.version} drafts inside the target, and {architecture} may be a plain decoder"
+        hint = "a plain decoder fails to load or drafts nothing; method: ngram works with every class"
+        yield Diagnostic(METHOD, "architecture", message, hint, "warning", INSIDE_SOURCE)
+    if api.takes(method, architecture):
         return
     others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
     message = f"TensorRT-LLM {context.version} drafts inside the target, but {architecture} is a plain decoder"
@@ -181,6 +190,21 @@ def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"the head has {positions} positions, fewer than max_seq_len {length}, and its RoPE table ends there"
         hint = "fewer drafts may be accepted beyond that position; measure with long texts"
         yield Diagnostic(DRAFT, "positions", message, hint, "warning", ROPE_SOURCE)
+
+
+def _check_block_net(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield an error for a DFlash2 net, and for a DSpark draft length other than the net's block."""
+    method = context.method_name
+    if method == "dflash" and is_dflash2(context.sources["draft"]):
+        message = "the drafter is a DFlash2 net, whose convolutions and selector the LLM API's DFlash does not compute"
+        hint = "use a DFlash net, or a backend with a class for DFlash2 (docs/methods.md)"
+        yield Diagnostic(DRAFT, "class", message, hint, source=DFLASH2_SOURCE)
+    if method == "dspark" and (block := block_size(context.sources["draft"])):
+        depth = context.draft_shape.max_depth
+        if depth != block:
+            message = f"the LLM API drafts a DSpark net's whole block, {block} tokens, not {depth}"
+            hint = f"set speculation.draft_len: {block}"
+            yield Diagnostic("speculation.draft_len", "block-size", message, hint, source=DSPARK_SOURCE)
 
 
 def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:

@@ -31,7 +31,7 @@ class TritonPythonModel(AsyncEngineModel):
     """The model that Triton loads."""
 
     NAME, DECIDES = "the LLM API", "model.yaml"
-    METRICS = (*known.OF_TEXTS, known.QUEUE, *known.OF_DRAFTS)  # no step metrics: a response may cover several steps
+    METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
     GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TRTLLM_VISIBLE_DEVICES")
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
@@ -40,7 +40,9 @@ class TritonPythonModel(AsyncEngineModel):
 
         self.greedy_only = settings.parameter("greedy_only") == "true"
         # versions up to 1.2 need TensorRT-LLM's own function to construct the sections
-        self.llm = LLM(**update_llm_args_with_extra_dict({}, read_arguments(root, version, settings)))
+        arguments = read_arguments(root, version, settings)
+        self.drafts = "speculative_config" in arguments
+        self.llm = LLM(**update_llm_args_with_extra_dict({}, arguments))
 
     def end_engine(self) -> None:
         self.llm.shutdown()
@@ -64,11 +66,11 @@ class TritonPythonModel(AsyncEngineModel):
                 break
             running.update(None)
             while updates:
-                yield with_counts(updates.pop(), result)
+                yield with_counts(updates.pop(), result, drafts=False)  # counts come with the last response
         if not result.finished:  # the LLM API does not know of stop texts
             result.abort()
         running.update(reason or "end_id")
-        yield with_counts(updates.pop(), result)
+        yield with_counts(updates.pop(), result, drafts=self.drafts, steps=max(0, (result.decoding_iter or 0) - 1))
 
 
 def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, Any]:
@@ -115,12 +117,20 @@ async def steps(result: Any, is_cancelled: Callable[[], bool]) -> AsyncIterator[
         yield output.outputs[0].token_ids
 
 
-def with_counts(update: Update, result: Any) -> Update:
-    """Return an update with the drafts and queue time that the LLM API reports, or without them."""
-    metrics = getattr(result.outputs[0], "request_perf_metrics", None)
-    drafts = getattr(metrics, "speculative_decoding", None)
-    drafted, accepted = (drafts.total_draft_tokens, drafts.total_accepted_draft_tokens) if drafts else (0, 0)
-    stats = replace(update.stats, drafted=drafted, accepted=accepted, accepted_by_position=())
+def with_counts(update: Update, result: Any, *, drafts: bool, steps: int = 0) -> Update:
+    """Return an update with the drafts and queue time that the LLM API reports, or without them.
+
+    `steps` are the decode steps: `decoding_iter` without the prefill's iteration. Versions before NVIDIA/TensorRT-LLM
+    pull 17082 report 0 drafted tokens. The drafted tokens are then unknown, but the accepted ones are those beyond the
+    first token and one for each step.
+    """
+    output = result.outputs[0]
+    metrics = getattr(output, "request_perf_metrics", None)
+    counts = getattr(metrics, "speculative_decoding", None)
+    drafted, accepted = (counts.total_draft_tokens, counts.total_accepted_draft_tokens) if counts else (0, 0)
+    if drafts and steps and not drafted:
+        accepted = max(0, len(output.token_ids) - 1 - steps)
+    stats = replace(update.stats, drafted=drafted, accepted=accepted, steps=steps, accepted_by_position=())
     times, queue_s = getattr(metrics, "timing_metrics", None), None
     if times and times.first_scheduled_time:  # when the request first joined a batch, None or 0 if it has not
         queue_s = float((times.first_scheduled_time - times.arrival_time).total_seconds())

@@ -21,6 +21,7 @@ BACKEND = Backend(
     knobs=frozenset({"schedule", "verify"}),
     package="sglang",
     versions=lambda: list(releases()),
+    nearest_versions=True,
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
 )

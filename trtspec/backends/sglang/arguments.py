@@ -14,6 +14,7 @@ from typing import Any
 
 from trtspec.backends.context import PlanContext, hub_revision, online_format
 from trtspec.core.paths import load_package_yaml
+from trtspec.core.versions import KnownReleases
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
@@ -59,9 +60,9 @@ class SglangRelease:
 
 @cache
 def releases() -> dict[str, SglangRelease]:
-    """Return the supported releases by version, oldest first."""
+    """Return the known releases by version, oldest first; other versions have the nearest one's facts."""
     entries = load_package_yaml(Path(__file__).with_name("versions.yaml"))
-    return {entry["version"]: SglangRelease(**entry) for entry in entries}
+    return KnownReleases({entry["version"]: SglangRelease(**entry) for entry in entries})
 
 
 def engine_arguments(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:

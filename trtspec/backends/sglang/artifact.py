@@ -39,7 +39,7 @@ def check_installed(artifact: Path, manifest: Manifest) -> None:
         raise DeployError(message, where=sys.executable, hint=f"{hint}, or build with --set engine.version={found}")
 
 
-def alone(repository: Path, artifact: str) -> StandaloneServer:
+def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
     document = load_absolute(repository, ENGINE_JSON, artifact)
     arguments = command_options({key: value for key, value in document.items() if key != TOKENS_ALONE})
     return StandaloneServer(

@@ -33,7 +33,7 @@ class TritonPythonModel(AsyncEngineModel):
     """The model that Triton loads."""
 
     NAME, DECIDES = "SGLang", "engine.json"
-    METRICS = (*known.OF_TEXTS, known.QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
+    METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
         from sglang import Engine

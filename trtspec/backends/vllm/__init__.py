@@ -71,6 +71,7 @@ BACKEND = Backend(
     package="vllm",
     # those in a Triton container are last, so that one of them is the default
     versions=lambda: sorted(releases(), key=lambda version: bool(releases()[version].triton)),
+    nearest_versions=True,
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     devices=("gpu", "cpu"),

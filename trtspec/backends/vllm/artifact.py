@@ -43,7 +43,7 @@ COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_
 RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
 
 
-def alone(repository: Path, artifact: str) -> StandaloneServer:
+def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
     document = load_absolute(repository, MODEL_JSON, artifact)
     model = document.pop("model")
     arguments = command_options(document)

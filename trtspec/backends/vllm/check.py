@@ -18,6 +18,7 @@ from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.tokenizer import check_tokenizers
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
+from trtspec.methods.dflash import block_size
 from trtspec.methods.eagle3 import AUX_LAYERS
 from trtspec.methods.medusa import LISTED
 from trtspec.methods.mtp import count_layers
@@ -28,6 +29,7 @@ ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
 # vLLM derives the drafter's class by adding this prefix to the architecture in its config.json
 PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
 AS_NAMED = ("LiLiCorrDraftModel",)
+WHOLE_BLOCK = "Qwen3OmniDSparkModel"  # its draft_len must be its block; read in 0.33 alone
 DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
 CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
@@ -156,7 +158,7 @@ def _check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagn
     net = context.sources["draft"]
     kind = net.config.get("speculators_model_type")
     if kind is None:
-        yield from _check_class(net, method, release)
+        yield from _check_class(net, method, release, context.draft_shape.max_depth)
     elif str(kind) not in release.speculators:
         message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
         hint = having(lambda each: str(kind) in each.speculators)
@@ -168,7 +170,7 @@ def _check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagn
         yield from _check_target(context.sources["target"], method, release)
 
 
-def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+def _check_class(net: Source, method: str, release: VllmRelease, depth: int) -> Iterable[Diagnostic]:
     name = _class_name(source_architecture(net), method)
     if name not in release.heads:
         message = f"vLLM {release.version} lacks the class {name}, which this drafter requires"
@@ -178,6 +180,11 @@ def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Dia
         message = f"vLLM {release.version} expects layers of DeepSeek V4 in a drafter of the class {DSPARK}"
         hint = having(lambda each: QWEN3_DSPARK in each.does)
         yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release))
+    elif name == WHOLE_BLOCK and release.version == "0.33.0" and (block := block_size(net)) not in (None, depth):
+        message = f"vLLM {release.version} drafts the whole block of a {name}, {block} tokens, not {depth}"
+        hint = f"set speculation.draft_len: {block}"
+        source = cite(release, "config/speculative.py")
+        yield Diagnostic("speculation.draft_len", "block-size", message, hint, source=source)
     elif method == "eagle" and "fc.bias" in net.tensors and name not in release.biased_heads:
         message = f"the drafter has fc.bias, which {name} of vLLM {release.version} does not support"
         yield Diagnostic(DRAFT, "net-bias", message, CONVERTS, source="vllm-project/vllm#11126")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.core.paths import load_package_yaml
+from trtspec.core.versions import KnownReleases
 
 DATA = Path(__file__).with_name("versions.yaml")
 METHODS = {
@@ -81,7 +82,7 @@ def load() -> dict[str, dict[str, Any]]:
 
 @cache
 def releases() -> dict[str, VllmRelease]:
-    """Return the supported releases by version, oldest first."""
+    """Return the known releases by version, oldest first; other versions have the nearest one's facts."""
     document = load()
     versions = list(document["releases"])
     found = {version: {fact: frozenset[str]() for fact in FACTS} for version in versions}
@@ -90,7 +91,7 @@ def releases() -> dict[str, VllmRelease]:
             for version in _within(span, versions):
                 found[version][fact] |= frozenset(names)
     triton = {version: tuple(tags) for version, tags in document["releases"].items()}
-    return {version: VllmRelease(version, triton[version], **found[version]) for version in versions}
+    return KnownReleases({version: VllmRelease(version, triton[version], **found[version]) for version in versions})
 
 
 def _within(span: str, versions: list[str]) -> list[str]:

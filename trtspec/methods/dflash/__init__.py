@@ -59,6 +59,7 @@ _USUAL = {
 MARKOV, CONFIDENCE = "markov_head.", "confidence_head.proj."
 # ModelOpt stores the tensors of both heads at the top level.
 _TOP_LEVEL = re.compile(r"^(?:(?P<markov>markov_w[12]|gate_proj|joint_proj)\.|confidence_proj\.)")
+_DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _NUMBERS = ("block_size", "drafts", "mask_token", "draft_vocab_size", "markov_rank", "confidence_width")
 
 T = TypeVar("T")
@@ -149,6 +150,24 @@ def detect_kind(source: Source) -> str:
     return ("dspark" if keys.sequential() else "dflash") if is_net else ""
 
 
+def is_dflash2(source: Source) -> bool:
+    """Return whether a net is DFlash2: DFlash with local convolutions and a candidate selector.
+
+    vllm-project/speculators:src/speculators/models/dflash2/config.py@961aeaa. Its class may be another model's
+    (MiniMaxDFlash2DraftModel), so that its name and its keys decide.
+    """
+    keys, names = Keys(source), source.config.get("architectures")
+    named = any("DFlash2" in str(name) for name in names) if isinstance(names, list) else False
+    return keys.speculators == "dflash2" or named or any(keys.has(key) for key in _DFLASH2_KEYS)
+
+
+def block_size(source: Source) -> int | None:
+    """Return the block size in a net's config.json, None without a valid one."""
+    sections = (source.config, source.config.get("dflash_config"), source.config.get("dspark_config"))
+    found = [each.get("block_size") for each in sections if isinstance(each, dict)]
+    return next((each for each in found if isinstance(each, int) and each > 0), None)
+
+
 def special_keys(source: Source) -> list[str]:
     """Return the keys that select another computation than the papers' block nets use."""
     keys = Keys(source)
@@ -157,7 +176,11 @@ def special_keys(source: Source) -> list[str]:
         key for key, usual in _USUAL.items() if any(each.values.get(key) not in (None, usual) for each in sections)
     ]
     windowed = any("sliding_attention" in (each.values.get("layer_types") or []) for each in sections)
-    return [*found, "layer_types"] if windowed else found
+    found += ["layer_types"] if windowed else []
+    if is_dflash2(source):
+        marks = [key for key in _DFLASH2_KEYS if keys.has(key)]
+        found += marks or ["speculators_model_type" if keys.speculators == "dflash2" else "architectures"]
+    return found
 
 
 def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from trtspec.backends.base import AUTO, Backend, choose_backend, find_backend, unconverted_hint
+from trtspec.backends.base import AUTO, Backend, choose_backend, find_backend, stand_in_version, unconverted_hint
 from trtspec.backends.context import SelectedBackend
 from trtspec.checkpoints.memory_profile import read_memory_profile
 from trtspec.checkpoints.model_config import ModelConfig
@@ -111,7 +111,12 @@ def resolve_selection(findings: Findings) -> Selection:
         if backend is None:
             return Selection(recipe, method)
     choice = findings.attempt("engine.version", "version", lambda: choose_backend(engine, name))
-    return Selection(recipe, method, find_backend(choice.name) if choice else backend, choice)
+    backend = find_backend(choice.name) if choice else backend
+    if choice and backend and (known := stand_in_version(backend, choice.version)):
+        message = f"{choice.name} {choice.version} is not known: it is planned as {known}, the nearest known version"
+        hint = "its options may differ; test the deployment, or set a known version"
+        findings.add([Diagnostic("engine.version", "unknown-version", message, hint, "warning")])
+    return Selection(recipe, method, backend, choice)
 
 
 TARGET, DRAFT = "target.model", "speculation.draft.model"  # recipe keys of the checkpoints

@@ -89,7 +89,7 @@ PANELS = (
     Panel(
         "Acceptance rate",
         "percentunit",
-        (("{{model}}", f"{ACCEPTED} / {DRAFTED}"),),
+        (("{{model}}", f"{ACCEPTED} / ({DRAFTED} > 0)"),),
         "Share of verified draft tokens that are accepted. It is low for trees, since all nodes are verified.",
     ),
     Panel(

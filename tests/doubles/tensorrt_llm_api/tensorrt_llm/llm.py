@@ -97,6 +97,7 @@ class GenerationResult:
         self.answer = llm.table.get(" ".join(map(str, prompt)))
         self.outputs = [CompletionOutput()]
         self.finished = False
+        self.decoding_iter = 0
         self._waiting = list(self.answer["steps"]) if self.answer else []
         llm.note({"event": "asked", "prompt": prompt, **asdict(asked)})
 
@@ -123,6 +124,7 @@ class GenerationResult:
 
     def _step(self) -> None:
         output, asked = self.outputs[0], self.asked
+        self.decoding_iter += 1  # the prefill's iteration too
         ends = set() if asked.ignore_eos else {asked.end_id, *(asked.stop_token_ids or ())}
         for token in self._waiting.pop(0):
             output.token_ids.append(token)

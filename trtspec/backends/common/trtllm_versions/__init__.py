@@ -17,6 +17,7 @@ from typing import Any, Literal
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import installed_version
 from trtspec.core.paths import load_package_yaml
+from trtspec.core.versions import nearest_version, version_key
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
@@ -119,17 +120,27 @@ class DecodingType:
 class ApiSpec:
     """The LLM API's speculative_config: the key of the draft's path, and the decoding types by trtspec's method name.
 
-    Covers the PyTorch backend only. `plain` are the target classes in which nothing can draft, and `hands_states` those
-    of them that pass their hidden states to a separate draft network. `counts` is the meaning of a schedule's keys:
+    Covers the PyTorch backend only. `plain` are the target classes in which nothing can draft, `hands_states` those
+    of them that pass their hidden states to a separate draft network, and `drafting` the classes known to draft inside
+    (empty if the version's were not read). `counts` is the meaning of a schedule's keys:
     "from" that many requests on, or "up_to" that many. `threshold` are the fields of an acceptance rate and its window.
+    `since` is the first version with a field, for those that the minor's first candidates lack.
     """
 
     draft_key: str
     methods: dict[str, DecodingType]
     plain: tuple[str, ...]
     hands_states: tuple[str, ...] = ()
+    drafting: tuple[str, ...] = ()
     counts: Literal["", "from", "up_to"] = ""
     threshold: tuple[str, ...] = ()
+    since: Mapping[str, str] = field(default_factory=dict)
+
+    def fields(self, method: str, version: str) -> tuple[str, ...]:
+        """Return the fields of a method in a version; `since` has the first version of those added later."""
+        key = version_key(version)
+        later = {name for name, first in self.since.items() if key and key < (version_key(first) or key)}
+        return tuple(name for name in self.methods[method].fields if name not in later)
 
     def takes(self, method: str, architecture: str) -> bool:
         """Return whether a method supports a target class."""
@@ -137,6 +148,12 @@ class ApiSpec:
         if kind is None or not kind.inside or architecture not in self.plain:
             return kind is not None
         return bool(kind.beside) and architecture in self.hands_states
+
+    def is_uncertain(self, method: str, architecture: str) -> bool:
+        """Return whether a method drafts inside a target class that may be a plain decoder."""
+        kind = self.methods.get(method)
+        known = (*self.plain, *self.drafting)
+        return bool(kind and kind.inside and self.drafting and architecture and architecture not in known)
 
 
 @dataclass(frozen=True)
@@ -166,11 +183,15 @@ def version_specs() -> dict[str, VersionSpec]:
 
 
 def find_version_spec(version: str) -> VersionSpec:
-    """Return the spec of a release or release candidate. Raise TrtspecError for an unsupported version."""
-    for spec in version_specs().values():
-        if any(is_release(version, release.version) for release in spec.releases):
-            return spec
-    supported = ", ".join(release.version for spec in version_specs().values() for release in spec.releases)
+    """Return the spec of a version, of a candidate for it, or of the nearest known version of the same minor.
+
+    Raise TrtspecError for an unsupported version.
+    """
+    specs = {release.version: spec for spec in version_specs().values() for release in spec.releases}
+    nearest = next((known for known in specs if is_release(version, known)), None) or nearest_version(version, specs)
+    if nearest:
+        return specs[nearest]
+    supported = ", ".join(specs)
     raise TrtspecError(f"unsupported TensorRT-LLM version {version}", hint=f"supported: {supported}")
 
 

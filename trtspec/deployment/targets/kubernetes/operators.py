@@ -2,7 +2,7 @@
 """The objects for a cluster's operators: kustomize components, and KServe and Dynamo, which start the engine alone.
 
 Components: metrics, autoscaling and canary routing. nv_inference_pending_request_count is Triton's queue,
-trtspec_requests_waiting the queue of trtspec's models.
+trtspec_requests_waiting the queue of trtspec's models and their engines, which all backends export.
 
 KServe and Dynamo serve the engine without Triton. Checkpoints and engine arguments are the artifact's, so drafting and
 verification are unchanged; trtspec's models, gateway and gates are not available.
@@ -45,9 +45,9 @@ def pod_monitor(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the KEDA ScaledObject: scale up when a batch is queued per server, or the KV caches are full."""
+    """Return the KEDA ScaledObject: scale up when many requests wait per server, or the KV caches are full."""
     waiting = " + ".join(f"(sum({_of(queue, workload)}) or vector(0))" for queue in QUEUES)
-    triggers = [_trigger(workload, "queue", waiting, str(workload.manifest.recipe.engine.max_batch_size))]
+    triggers = [_trigger(workload, "queue", waiting, str(_many_waiting(workload)))]
     if usage := workload.serving.kv_usage:
         query = f"avg({_of(usage, workload)})"
         triggers.append(_trigger(workload, "kv-cache", query, KV_FULL) | {"metricType": "Value"})
@@ -66,7 +66,7 @@ def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
 
 def autoscaler(workload: ClusterWorkload) -> dict[str, Any]:
     """Return the HorizontalPodAutoscaler for a cluster without KEDA; its metrics API needs prometheus-adapter."""
-    target = {"type": "AverageValue", "averageValue": str(workload.manifest.recipe.engine.max_batch_size)}
+    target = {"type": "AverageValue", "averageValue": str(_many_waiting(workload))}
     metrics = [{"type": "Pods", "pods": {"metric": {"name": queue}, "target": target}} for queue in QUEUES]
     spec = {
         "scaleTargetRef": _scaled(workload),
@@ -114,6 +114,12 @@ def route(workload: ClusterWorkload) -> dict[str, Any]:
     return document
 
 
+def _many_waiting(workload: ClusterWorkload) -> int:
+    """Return the waiting requests per server that call for another one: a batch, or half of a queue that is shorter."""
+    recipe = workload.manifest.recipe
+    return min(recipe.engine.max_batch_size, max(1, recipe.serving.max_queue_size // 2))
+
+
 def _scaled(workload: ClusterWorkload) -> dict[str, str]:
     found = workload_object(workload)
     return {"apiVersion": found["apiVersion"], "kind": found["kind"], "name": workload.name}
@@ -153,7 +159,8 @@ CONFIG = "/config"
 
 def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str, form: str) -> StandaloneServer:
     """Return how the engine serves without Triton; raise DeployError if it cannot."""
-    if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact)):
+    version = workload.manifest.recipe.engine.version
+    if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact, version)):
         return found
     backend = workload.manifest.backend.name
     message = f"form {form} requires an engine that serves without Triton, which {backend} does not here"
@@ -225,7 +232,8 @@ def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, An
 
 def _kserve_pod(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
     """Return the pod; KServe mounts the model itself."""
-    command = [*engine.serve, f"--port={PORT}", f"--served-model-name={workload.manifest.recipe.name}"]
+    name = [f"{engine.name_option}={workload.manifest.recipe.name}"] if engine.name_option else []
+    command = [*engine.serve, f"--port={PORT}", *name]
     health = {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}, "timeoutSeconds": 10}
     main = main_container(workload, command) | {
         "name": "main",

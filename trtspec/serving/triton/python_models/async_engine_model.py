@@ -77,7 +77,7 @@ class AsyncEngineModel:
             os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))
         self.lock = threading.Lock()
         self.shutdown = DrainWatcher(args["model_repository"])
-        self.metrics = EngineMetrics(pb_utils, args, self.METRICS)
+        self.metrics = EngineMetrics(pb_utils, args, self.METRICS, slots=settings.max_batch_size)
         self.room = RequestLimit(settings.max_batch_size, settings.max_queue_size)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)

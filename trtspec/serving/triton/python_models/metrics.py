@@ -192,8 +192,9 @@ Occupancy = Callable[[], tuple[int, int]]
 class EngineMetrics:
     """The metrics of one model; `families` are those that its engine can report.
 
-    `occupancy` returns the numbers of running and waiting requests, if the engine knows them better. If Triton does not
-    accept metrics, the model serves without them and logs that once.
+    `occupancy` returns the numbers of running and waiting requests, if the engine knows them better. `slots` is the
+    most requests that an engine runs at once, if it accepts more and does not report which of them wait. If Triton does
+    not accept metrics, the model serves without them and logs that once.
     """
 
     def __init__(
@@ -202,9 +203,11 @@ class EngineMetrics:
         args: Mapping[str, str],
         families: Collection[MetricSpec],
         occupancy: Occupancy | None = None,
+        slots: int | None = None,
     ) -> None:
         self._log = pb_utils.Logger
         self._occupancy = occupancy or self._counted
+        self._slots = slots
         self._sums: Counter[tuple[MetricSpec, str]] = Counter()
         self._open: set[RequestMetrics] = set()
         self._ended: list[RequestMetrics] = []
@@ -269,6 +272,7 @@ class EngineMetrics:
     def _counted(self) -> tuple[int, int]:
         with self._lock:
             running = sum(text.has_started for text in self._open)
+            running = running if self._slots is None else min(running, self._slots)
             return running, len(self._open) - running
 
     def _end(self, text: RequestMetrics) -> None:
