@@ -45,7 +45,7 @@ def reserved_ports(
     names: Sequence[str] = PORTS,
     former: Mapping[str, int] | None = None,
 ) -> Iterator[dict[str, int]]:
-    """Choose the ports in `names` like `choose_ports`, and reserve them against other deployments within the block."""
+    """Yield {name: port} as chosen by `choose_ports`; other deployments cannot choose these until the block ends."""
     root = private_directory(state_dir() / "deployments")
     path = journal.root / RESERVATION
     try:

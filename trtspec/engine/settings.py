@@ -71,7 +71,7 @@ class EngineSettings:
 
     @classmethod
     def from_json(cls, text: str) -> EngineSettings:
-        """Parse the output of `as_json`; raise TrtspecError for anything else."""
+        """Return the settings that `as_json` wrote; raise TrtspecError for any other text."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:

@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Gemma 3 config.json, including the rotary positions of both kinds of layers."""
+    """Return the model's config, with the rotary positions of layers with and without a window."""
     reader = reader.with_defaults(DEFAULTS)
     rotary, local_base = _rotary(reader)
     return read_gemma(

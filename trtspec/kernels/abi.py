@@ -28,7 +28,7 @@ def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
 
 
 class RowsStruct(Structure):
-    """`trtspec_rows`."""
+    """`trtspec_rows` of verify.h: an array [batch, rows, entries]; strides count entries."""
 
     _fields_ = (
         ("data", c_void_p),

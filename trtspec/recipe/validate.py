@@ -83,7 +83,7 @@ def _adapted(root: RecipeNode, error: ValidationError) -> RecipeNode:
 
 
 def find_mark(root: RecipeNode, code: str, path: Sequence[str]) -> Mark:
-    """Return the value's mark, or the key's mark if the key is wrong or the value is not in the file."""
+    """Return the position of a value, or of its key if the key is unknown or the value is not in the file."""
     node, written = locate(root, path)
     return node.mark if written and code != "unknown-key" else node.key_mark
 

@@ -47,7 +47,7 @@ def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
 
 
 def remember_published(root: Path, manifest: Manifest) -> None:
-    """Cache the digests of a just published artifact from its manifest."""
+    """Store the manifest's digests in the user's cache, so that `verify_changed` need not hash the new files."""
     digests = {root.resolve() / record.path: record.digest for record in manifest.files}
     with suppress(OSError):  # a file that vanished is reported when the artifact is opened
         DigestCache(cache_dir() / "artifacts.json").add_written(

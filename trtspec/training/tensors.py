@@ -86,7 +86,7 @@ class SourceTensors:
         return ConvertedView(self)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a source tensor; gradients flow through it if it is trained."""
+        """Return a source tensor, with its LoRA product if it has one; it requires gradients if it is trained."""
         if name in self.parameters:
             return self.parameters[name]
         down, up = (self.parameters.get(f"{name}.{part}") for part in (DOWN, UP))

@@ -40,7 +40,7 @@ def check_features(
 
 
 def check_device_and_dtype(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
-    """Yield the device, compute dtype and request defaults that the backend does not support."""
+    """Yield an error for each device, dtype and setting of request defaults that the backend does not support."""
     draft = recipe.speculation.draft
     for path, value, attribute in (
         ("engine.device", recipe.engine.device, "devices"),

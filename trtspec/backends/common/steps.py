@@ -62,7 +62,7 @@ class CopyFiles(Step):
         return self.output_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
-        """Copy the files in parallel and return their segments by name."""
+        """Copy the files in parallel; return the digests of each file's segments (core/hashing.py) by file name."""
         paths = self.source.paths
         with self.source.unchanged():
             segments = map_in_threads(lambda path: copy_hashed(path, out / path.name, progress.advance), paths)

@@ -48,7 +48,7 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return vLLM's speculative_config of a recipe with a drafter; drafts are chains for every method."""
+    """Return vLLM's speculative_config; the method is not "none". Trees are drafted as chains."""
     speculation, method = context.recipe.speculation, context.method_name
     config: dict[str, Any] = {
         "method": releases()[context.version].methods[method],

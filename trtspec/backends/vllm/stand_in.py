@@ -52,7 +52,7 @@ class OpenRequest:
     tokens: int = 0
 
     def count(self, output: dict[str, Any]) -> None:
-        """Update the metrics from an output; its `by_length` counts steps by their number of accepted tokens."""
+        """Add an output to the request's metrics; `by_length[n]` is the number of steps that accepted n tokens."""
         self.tokens += output["tokens"]
         if output["queue_s"] is not None:
             self.text.started(output["queue_s"])

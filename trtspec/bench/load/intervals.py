@@ -31,7 +31,7 @@ class RatioInterval:
 
     @property
     def half_width(self) -> float:
-        """Return half the width of the interval divided by the ratio."""
+        """Return the relative half-width of the interval, (high - low) / (2 * value)."""
         return (self.high - self.low) / 2 / self.value
 
     @property

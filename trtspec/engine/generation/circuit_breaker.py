@@ -33,7 +33,7 @@ class CircuitBreaker:
         return self._failed >= self._limit
 
     def allows(self) -> bool:
-        """Return whether to call the model; while open, True for one caller, which must report the result."""
+        """Return whether to call the model; while open, True for one caller, which reports the result."""
         with self._lock:
             if not self.is_open:
                 return True

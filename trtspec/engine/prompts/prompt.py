@@ -60,7 +60,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """One record of a file: a JSON value, a row or a line of text; `where` is its file and line."""
+    """A record of a prompt file: a JSON value, a row or a line. `where` is its position for messages."""
 
     where: str
     number: int

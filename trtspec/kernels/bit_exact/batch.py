@@ -37,7 +37,7 @@ class DraftKind(IntEnum):
 
 
 class Mode(IntEnum):
-    """How the children of a node were drafted; TYPICAL is lossy acceptance of any children."""
+    """How a node's children are accepted: drafted without or with sampling, or by the lossy typical rule."""
 
     DETERMINISTIC = 0
     SAMPLED = 1

@@ -47,7 +47,7 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Return a message with the memory of the fullest device; "" if unknown."""
+        """Return the used memory of the fullest device as text, and whether it is too much; "" if unknown."""
         if self.fullest is None:
             return ""
         taken, limit = (count / 2**30 for count in (self.fullest.total_bytes, self.fullest.limit_bytes))

@@ -39,7 +39,7 @@ class Unpredictable(Exception):
 
 @dataclass(frozen=True)
 class Prediction:
-    """A pair with the recipe's draft: `depth` consecutive tokens, and the `depths` that the method supports.
+    """The costs of target and draft (`pair`), the recipe's draft length in tokens and the lengths the method supports.
 
     `depths` is empty if options determine the length, as for trees and nets trained for a fixed block.
     """

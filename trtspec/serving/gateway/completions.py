@@ -45,9 +45,10 @@ class ChoiceGeneration:
     rest: Callable[[], Any] | None = None
 
     async def deltas(self, index: int, triton: TritonClient, rescue: ResumeFn | None) -> IndexedDeltas:
-        """Yield `index` and the visible pieces of the completion; closing the iterator cancels the model request.
+        """Yield `index` with each piece that has text, a finish reason or log probabilities.
 
-        If the stream breaks off, the server returned by `rescue` generates the rest.
+        Closing the iterator cancels the request. If the stream breaks off, the server that `rescue` returns generates
+        the rest, at most MAX_RESUMES times.
         """
         for attempt in range(1 + MAX_RESUMES):
             try:

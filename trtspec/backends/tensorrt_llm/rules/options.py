@@ -61,7 +61,7 @@ def check_options_exist(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_options_allowed(context: PlanContext) -> Iterator[Diagnostic]:
-    """Other recipe keys determine some options, the repository determines others, and the build sets paths."""
+    """Yield an error for each option that other recipe keys, the repository or the build determine."""
     for name, option, _ in _recipe_options(context):
         if name in DECIDED_BY:
             message = f"{name} is determined by {DECIDED_BY[name]}"

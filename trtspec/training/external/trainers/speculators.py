@@ -41,7 +41,7 @@ def _packed(job: TrainingJob) -> int:
 
 
 def commands(job: TrainingJob) -> str:
-    """Return the commands; the server extracts the layers whose hidden states the draft reads, and the last one."""
+    """Return a script that prepares data, starts vLLM and trains; vLLM writes the hidden states the draft reads."""
     layers = [*job.captured, *({job.layers} - {*job.captured})]
     draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}}
     speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": draft}
