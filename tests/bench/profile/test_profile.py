@@ -39,7 +39,8 @@ def test_profile_ranks_two_drafts_and_writes_the_better_one(workplace: Path, trt
     asked = ("--methods", "draft_target", "--drafts", better, "--write", "--json", "--set", "engine.max_batch_size=1")
     document = trtspec("profile", mine, *SMALL, *asked).document
     worse, best = document["methods"]
-    assert (worse["draft"], worse["verdict"]) == ("./worse", "harmful")
+    assert worse["draft"] == "./worse"
+    assert worse["verdict"] in ("harmful", "train")  # by its speed, whose interval is wide beside other work
     assert best["acceptance_rate"] > 0.6
     assert worse["acceptance_rate"] < 0.5
     assert document["recommendation"]["method"] in ("draft_target", "none")  # on a busy machine, no draft may pay
