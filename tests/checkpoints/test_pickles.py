@@ -27,6 +27,7 @@ from trtspec.checkpoints import pickles, unpickler
 from trtspec.checkpoints.pickles import unpickle, unpickled_dir
 from trtspec.checkpoints.source import load_source
 from trtspec.core.errors import CheckpointError
+from trtspec.core.isolated import isolated_python
 from trtspec.core.processes import wait_until
 
 
@@ -313,8 +314,8 @@ class TestTheProcess:
 
         def become(program: str) -> None:
             def start(argv: list[str], **options: Any) -> Any:
-                assert argv[:4] == [sys.executable, "-I", "-m", "trtspec.checkpoints.unpickler"]
-                return popen([*argv[:2], "-c", program, *argv[4:]], **options)
+                assert argv[:-2] == isolated_python("trtspec.checkpoints.unpickler")
+                return popen([sys.executable, "-I", "-c", program, *argv[-2:]], **options)
 
             monkeypatch.setattr(pickles.subprocess, "Popen", start)
 
