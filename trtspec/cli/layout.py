@@ -65,7 +65,7 @@ def wrap_command(command: str, width: int) -> list[str]:
 def _between_options(command: str, width: int) -> list[str]:
     """Break a command between arguments, but not between an option and its value."""
     lines: list[str] = []
-    for part in re.findall(rf"-[\w-]+(?: (?!-){ARGUMENT})?|{ARGUMENT}", command):
+    for part in re.findall(rf"-[\w-]+(?!\S)(?: (?!-){ARGUMENT})?|{ARGUMENT}", command):
         if lines and display_width(f"{lines[-1]} {part}") <= width:
             lines[-1] += f" {part}"
         else:
