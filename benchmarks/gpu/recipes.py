@@ -73,9 +73,7 @@ class Commands:
             return
         self.run("verify", recipe.stem, "--undecided", "pass", "--skip-gate", "min_speedup", *self._few)
         if recipe.stem in TRAINED:
-            self.run(
-                "train", str(recipe), "--prompts", str(KINDS), "--steps", "20", "--max-minutes", "0.5", *MAX_TOKENS
-            )
+            self.run("train", str(recipe), *TRAINING, *MAX_TOKENS)
 
     def bench(self, artifact: str) -> None:
         """Measure the speed of a built recipe."""

@@ -353,21 +353,24 @@ def _judge_arithmetic(
     logits of both tokens, so that a lead of up to twice this error is a tie. It must also be within four times
     `rounding_limit`: a block rounds its values about five times, not once, and both logits are off.
     """
+    differing = [
+        number for number, answer in enumerate(compared) if not all(each.is_tie for each in answer.disagreements)
+    ]
     exact = [
-        _logits(artifact, reference, answer.before, result)[[each.place for each in answer.disagreements]]
-        for answer, result in zip(compared, results, strict=True)
+        _logits(artifact, reference, compared[number].before, results[number])[
+            [each.place for each in compared[number].disagreements]
+        ]
+        for number in differing
     ]
     reference.compute_in(dtype)
-    found = []
-    for answer, rows, result in zip(compared, exact, results, strict=True):
-        if all(each.is_tie for each in answer.disagreements):
-            found.append(answer)
-            continue
-        rough, judged = _logits(artifact, reference, answer.before, result), []
+    found = [*compared]
+    for number, rows in zip(differing, exact, strict=True):
+        answer = compared[number]
+        rough, judged = _logits(artifact, reference, answer.before, results[number]), []
         for each, row in zip(answer.disagreements, rows, strict=True):
             limit = min(2 * _largest_error(rough[each.place], row), 4 * reference.rounding_limit(row, dtype))
             judged.append(replace(each, rounding=f"computing in {dtype}" if each.lead <= limit else ""))
-        found.append(replace(answer, disagreements=judged))
+        found[number] = replace(answer, disagreements=judged)
     return found
 
 

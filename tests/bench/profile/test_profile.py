@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import Run
 from trtspec.bench.profile import engine_profiler
 from trtspec.bench.profile.candidates import ProfileCandidate
-from trtspec.bench.profile.recommend import CandidateMeasurements
+from trtspec.bench.profile.recommend import PAYS, CandidateMeasurements
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import recipes_dir
 
@@ -40,7 +40,9 @@ def test_profile_ranks_two_drafts_and_writes_the_better_one(workplace: Path, trt
     document = trtspec("profile", mine, *SMALL, *asked).document
     worse, best = document["methods"]
     assert worse["draft"] == "./worse"
-    assert worse["verdict"] in ("harmful", "train")  # by its speed, whose interval is wide beside other work
+    (measured,) = worse["best"]
+    # on a busy machine its time may be measured as shorter
+    assert worse["verdict"] == ("train" if measured["interval"][0] >= PAYS else "harmful")
     assert best["acceptance_rate"] > 0.6
     assert worse["acceptance_rate"] < 0.5
     assert document["recommendation"]["method"] in ("draft_target", "none")  # on a busy machine, no draft may pay
