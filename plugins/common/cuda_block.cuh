@@ -20,8 +20,7 @@ public:
 #if defined(_CG_HAS_CLUSTER_GROUP)
     __device__ int rank() const { return static_cast<int>(cooperative_groups::this_cluster().block_rank()); }
     __device__ int blocks() const { return static_cast<int>(cooperative_groups::this_cluster().num_blocks()); }
-    /// A block alone uses one kind of barrier: compute-sanitizer's synccheck takes a warp that still leaves a cluster's
-    /// barrier, while another is at the block's, for divergence.
+    /// A block alone uses one kind of barrier: with both in turn, compute-sanitizer's synccheck reported divergence.
     __device__ void team_barrier() const {
         if (blocks() == 1) {
             __syncthreads();
