@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that only `make test-all` runs: those of real engines, and of the files and folders in `thorough.txt`.
+"""Tests that only `make test-all` runs: those of real engines, and those listed in `thorough.txt`.
 
 They get the mark `thorough(REASON)`. `make test` deselects them and prints their number by reason at its end.
 """
