@@ -13,7 +13,7 @@ WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor prometheus browser engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor prometheus browser btrfs engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,13 @@ $(ENGINES)/.browser/usr/lib/chromium/chromium:
 	    [ -n "$$packages" ] && apt-get download -q $$packages && \
 	    find . -maxdepth 1 -name '*.deb' -exec dpkg -x {} . \; -delete && touch usr/lib/chromium/chromium || \
 	    echo "no Debian package of chromium to unpack: tests ask the one that is installed, or are skipped"
+
+btrfs: $(ENGINES)/.btrfs/sbin/mkfs.btrfs ## Unpack Debian's mkfs.btrfs for its test, where apt-get is (ENGINES= says where).
+
+$(ENGINES)/.btrfs/sbin/mkfs.btrfs:
+	@mkdir -p $(ENGINES)/.btrfs && cd $(ENGINES)/.btrfs && apt-get download -q btrfs-progs && \
+	    dpkg -x btrfs-progs_*.deb . && rm btrfs-progs_*.deb && touch sbin/mkfs.btrfs || \
+	    echo "no Debian package of btrfs-progs: the test of shared blocks will be skipped"
 
 engines: $(REAL) ## Install the real engines that tests run, each in an environment of its own (ENGINES= says where).
 

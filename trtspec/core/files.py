@@ -14,6 +14,7 @@ up after a writer that was killed.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -40,6 +41,7 @@ def failpoint(name: str) -> None:
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _ROOT = 0
+_FICLONE = 0x40049409
 _CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP}
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -250,6 +252,32 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         if done <= 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rest, offset = rest[done:], offset + done
+
+
+def share_blocks(source: int, target: int) -> bool:
+    """Give the open empty file `target` the content of `source` without copying; return whether that was possible.
+
+    Btrfs, XFS and some network file systems can, within one file system: both files then share their blocks until one
+    of them is written (FICLONE, ioctl_ficlonerange(2)).
+    """
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:  # whatever the reason, the caller copies
+        return False
+    return True
+
+
+def can_share_blocks(source: Path, directory: Path) -> bool:
+    """Return whether a new file in `directory` could share the blocks of `source`; this leaves no file behind."""
+    try:
+        with open_regular(source) as original:
+            trial = os.open(directory, os.O_TMPFILE | os.O_WRONLY)  # Linux has it, and only Linux has FICLONE
+            try:
+                return share_blocks(original.fileno(), trial)
+            finally:
+                os.close(trial)
+    except (OSError, AttributeError):
+        return False
 
 
 def replace_file(

@@ -20,7 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import map_in_threads, open_regular, write_all
+from trtspec.core.files import map_in_threads, open_regular, share_blocks, write_all
 
 if TYPE_CHECKING:
     from blake3 import blake3
@@ -173,8 +173,13 @@ def digest_and_sha256(path: Path, on_bytes: OnBytes | None = None) -> tuple[str,
 
 
 def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> Segments:
-    """Copy a file to a new file; return the segments of the copied bytes."""
-    with target.open("xb", buffering=0) as copy:
+    """Copy a file to a new file; return the segments of the copied bytes.
+
+    The copy shares the source's blocks where the file system can (see `share_blocks`).
+    """
+    with open_regular(source) as original, target.open("xb", buffering=0) as copy:
+        if share_blocks(original.fileno(), copy.fileno()):
+            return _read_through(target, lambda offset, piece: None, on_bytes)[1]
         return _read_through(source, lambda offset, piece: write_all(copy.fileno(), piece, offset), on_bytes)[1]
 
 

@@ -103,7 +103,7 @@ def lacking_disk(needs: Sequence[DiskNeed]) -> list[str]:
 
 
 def _missing_bytes(status: StepStatus, store: Store) -> int:
-    return max(0, status.step.output_bytes - store.resumable_bytes(status.key))
+    return max(0, status.step.disk_bytes(_nearest(store.root)) - store.resumable_bytes(status.key))
 
 
 def _full_bytes(status: StepStatus, store: Store) -> int:

@@ -95,6 +95,10 @@ class Step(ABC):
         """Minimum bytes that `run` will write; 0 if they are few."""
         return 0
 
+    def disk_bytes(self, directory: Path) -> int:
+        """Minimum bytes on disk that the output takes below `directory`: fewer than its size if blocks are shared."""
+        return self.output_bytes
+
     @property
     def num_devices(self) -> int:
         """Devices that `run` uses; steps with devices may run concurrently with others."""

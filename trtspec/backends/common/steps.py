@@ -17,7 +17,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.generation_config import CONFIG
 from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, requested_scheme
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import map_in_threads
+from trtspec.core.files import can_share_blocks, map_in_threads
 from trtspec.core.gpus import find_gpu
 from trtspec.core.hashing import Segments, copy_hashed, file_sha256
 from trtspec.core.paths import calibration_prompts, model_repository_dir
@@ -56,6 +56,10 @@ class CopyFiles(Step):
     @property
     def output_bytes(self) -> int:
         return sum(size for size, _ in self.source.stats)
+
+    def disk_bytes(self, directory: Path) -> int:
+        paths = self.source.paths
+        return 0 if paths and all(can_share_blocks(path, directory) for path in paths) else self.output_bytes
 
     @property
     def total_bytes(self) -> int:
