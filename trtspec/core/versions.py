@@ -15,7 +15,7 @@ VersionKey = tuple[tuple[int, ...], int, int]
 
 
 def version_key(version: str) -> VersionKey | None:
-    """Return the release, release candidate and post-release numbers for comparison, or None for a malformed version."""
+    """Return the release, release candidate and post-release numbers as a sort key, or None for a malformed version."""
     if (found := _VERSION.fullmatch(version)) is None:
         return None
     release, candidate, post = found.groups()
