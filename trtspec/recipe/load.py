@@ -173,7 +173,7 @@ class LoadedRecipe:
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Load the only recipe of a file; raise RecipeError with all diagnostics, or if its matrix makes several recipes."""
+    """Load the only recipe of a file; raise RecipeError with all diagnostics, or if its matrix makes several."""
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"

@@ -55,7 +55,7 @@ def refuse(code: str, message: str, hint: str | None = None) -> PydanticCustomEr
 
 
 def is_directory(model: str) -> bool:
-    """Return True if a model is spelled as a directory, not as a hub id; loading makes relative directories absolute."""
+    """Return True if a model is spelled as a directory, not as a hub id; loading makes directories absolute."""
     return model.startswith(("/", ".", "~"))
 
 

@@ -84,7 +84,7 @@ def _adapted(root: RecipeNode, error: ValidationError) -> RecipeNode:
 
 
 def find_mark(root: RecipeNode, code: str, path: Sequence[str]) -> Mark:
-    """Return the position of a value, or the position of its key if the key is unknown or the value is not in the file."""
+    """Return the position of a value, or its key's position if the key is unknown or the value is not in the file."""
     node, written = locate(root, path)
     return node.mark if written and code != "unknown-key" else node.key_mark
 
@@ -149,7 +149,7 @@ def _retyped(kind: str, value: Any, raw: str) -> str | None:
 
 
 def _key_hint(path: tuple[str, ...]) -> str | None:
-    """Return a hint for an unknown key: a similar key of the mapping, the same key elsewhere, or all keys of the mapping."""
+    """Return a hint for an unknown key: a similar key of its mapping, the same key elsewhere, or all known keys."""
     parents = [ITEM if part.isdigit() else part for part in path[:-1]]
     here = [key.rsplit(".", 1)[-1] for key in recipe_keys() if key.split(".")[:-1] == parents]
     elsewhere = [key for key in recipe_keys() if key.rsplit(".", 1)[-1] == path[-1]]
