@@ -62,7 +62,7 @@ class BuildJob:
         return shlex.join(["trtspec", "report", where, "--results", "build.json", "--format", form, *into])
 
     def pack(self) -> str:
-        """Return the shell command that packs the artifact as tar, because upload actions lose links and permissions."""
+        """Return the shell command that packs the artifact as tar; upload actions lose links and permissions."""
         return shlex.join(["tar", "-C", "build", "-cf", f"{self.name}.tar", self.name])
 
 

@@ -136,7 +136,7 @@ class CheckedModel:
 
 
 def find_source(findings: Findings, path: str, asked: ModelSource) -> Source | None:
-    """Load a source, or cached metadata if its files are not on this machine; on errors, report them and return None."""
+    """Load a source, or its cached metadata if it is not on this machine; report errors and return None."""
     return findings.attempt(path, "checkpoint", lambda: _find(asked))
 
 
