@@ -112,7 +112,7 @@ def measure_drafts(
 
 
 def can_disable_drafts(client: Client) -> bool:
-    """Return True if the server can disable drafting for single requests, which a short request determines."""
+    """Send a short request; return True if the server can disable drafting for single requests."""
     try:
         client.generate({"text_input": "Hello", "max_tokens": 1, **ALONE})
     except DeployError as error:

@@ -57,7 +57,7 @@ class DraftOption:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All facts that decide whether speculation pays for a recipe or an artifact."""
+    """All facts about a recipe's or an artifact's speculation on which the decision is based."""
 
     method: str
     subject: str = "this draft"  # label in sentences
@@ -146,7 +146,7 @@ def _refusal(found: Evidence, why: str) -> Verdict:
 
 
 def _broken(found: Evidence) -> Iterator[Verdict]:
-    """Rule: an incorrect artifact must not ship, whatever its speed."""
+    """Yield a refusal if the artifact is incorrect, whatever its speed."""
     for check in found.checks:
         if check.state == FAILS and not check.name.startswith("min_"):
             yield DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}."
@@ -165,7 +165,7 @@ def _alone(found: Evidence) -> Iterator[Verdict]:
 
 
 def _rival(found: Evidence) -> Iterator[Verdict]:
-    """Rule: another option is significantly faster than this one."""
+    """Yield a refusal if another option is significantly faster."""
     best = max(found.rivals, key=lambda each: each.speedup.value, default=None)
     own = found.speedup
     if best is None or own is None or best.speedup.reaches(1.0) is not True or best.speedup.low is None:
@@ -180,7 +180,7 @@ def _slower(found: Evidence) -> Iterator[Verdict]:
 
 
 def _contradicted(found: Evidence) -> Iterator[Verdict]:
-    """Rule: the gate min_speedup and a benchmark have opposite results."""
+    """Yield a verdict if the gate min_speedup and a benchmark have opposite results."""
     gate = found.speed_gate
     if found.is_expected or not (gate and found.speedup and isinstance(gate.limit, int | float)):
         return
@@ -200,7 +200,7 @@ def _missed(found: Evidence) -> Iterator[Verdict]:
 
 
 def _open(found: Evidence) -> Iterator[Verdict]:
-    """Rule: the interval of the speed-up includes its limit, or a check is undecided."""
+    """Yield "undecided" if the interval of the speed-up includes its limit, or if a check is undecided."""
     wanted = max(1.0, found.limit or 0.0)
     if found.speedup and found.speedup.reaches(wanted) is None:
         expected = "expected to be " if found.is_expected else ""
@@ -222,7 +222,7 @@ def _open(found: Evidence) -> Iterator[Verdict]:
 
 
 def _faster(found: Evidence) -> Iterator[Verdict]:
-    """Rule: no earlier rule applied, so the speed-up is above its limit."""
+    """Yield a positive verdict if a speed-up is known; the earlier rules have excluded one below its limit."""
     undecided = [check.name for check in found.checks if check.state == UNDECIDED]
     but = f"; {', '.join(undecided)} is undecided in the verification" if undecided else ""
     if found.texts and found.texts[0] < found.texts[1]:

@@ -194,12 +194,12 @@ def prompts_sha256(texts: Iterable[str]) -> str:
 
 
 def describe_target(manifest: Manifest) -> dict[str, str]:
-    """Return the description of an artifact's target for a document."""
+    """Return the model name and the SHA-256 of an artifact's target, as recorded in documents."""
     return {"model": manifest.recipe.target.model, "sha256": target_sha256(manifest)}
 
 
 def target_sha256(manifest: Manifest) -> str:
-    """Return the SHA-256 that identifies an artifact's target, however it is drafted for."""
+    """Return the SHA-256 that identifies an artifact's target, independently of its drafter."""
     return planned_target_sha256(
         manifest.recipe, manifest.target_key, ((each.name, each.key) for each in manifest.steps)
     )

@@ -26,7 +26,7 @@ ON_REQUEST, NEEDS_SERVER, NOT_REPORTED, NO_SOURCE = "request", "server", "engine
 FILES = "files"  # name of the check of the artifact's files, which `bench --gates` does not run
 MAX_RUNS = 5  # maximum runs while a speed-up is undecided
 FAIL, PASS = "fail", "pass"  # policies for undecided gates
-POLICY = "TRTSPEC_UNDECIDED"  # environment variable that --undecided sets for child processes
+POLICY = "TRTSPEC_UNDECIDED"  # environment variable that --undecided sets for this process and its children
 NEEDS_BASELINE = "the engine cannot switch drafting off; give a server without speculation with --baseline NAME-or-URL"
 
 Scalar = bool | int | float | str | None

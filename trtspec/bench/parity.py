@@ -258,7 +258,7 @@ def _exact_parity(compared: Sequence[_Compared]) -> VerificationCheck:
 
 
 def _other_differences(compared: Sequence[_Compared]) -> list[str]:
-    """Return the differences in prompt tokens and end ids; one that all prompts share is listed once."""
+    """Return the differences in prompt tokens and end ids; one that several prompts share is listed once."""
     found: dict[str, list[str]] = {}
     for answer in compared:
         for each in answer.others:

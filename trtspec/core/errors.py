@@ -84,7 +84,7 @@ _GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only writing raises thes
 
 
 def describe_os_error(error: OSError) -> str | None:
-    """Return a description of an OSError that a path can follow, or None if the error indicates a bug in trtspec."""
+    """Return the description of an OSError, to be completed by a path, or None if it indicates a bug in trtspec."""
     if not error.errno:  # an UnreadableFile: its `strerror` is trtspec's own message
         return f"{error.strerror}:" if error.strerror else None
     return f"{_EXHAUSTED[error.errno]} at" if error.errno in _EXHAUSTED else _REFUSALS.get(error.errno)

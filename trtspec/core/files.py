@@ -154,7 +154,7 @@ def is_guarded(path: Path) -> bool:
 
 @cache
 def _is_private_group(gid: int) -> bool:
-    """Return True if the group is root's or this user's own and its members are at most these two users."""
+    """Return True if the group is root's or this user's own and contains no other user."""
     import grp
     import pwd
 
@@ -360,7 +360,7 @@ def swap_directories(one: Path, other: Path) -> bool:
 
 @contextmanager
 def exclusive_writer(out: Path) -> Iterator[None]:
-    """Lock the directory `out` against other writers, and clean up after writers that were killed."""
+    """Lock the directory `out` against other writers within the block, after cleaning up after killed writers."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(out.with_name(f".{out.name}.lock")):
         remove_leftovers(out)
@@ -373,7 +373,7 @@ def temporary_sibling(out: Path, kind: str) -> Path:
 
 
 def is_free(out: Path) -> bool:
-    """Return whether `out` does not exist or is an empty directory."""
+    """Return True if `out` does not exist or is an empty directory."""
     return not out.exists() or (out.is_dir() and not any(out.iterdir()))
 
 

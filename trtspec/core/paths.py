@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Default paths, and a loader for the YAML files of the trtspec package.
 
-Those files are trusted; recipe/yaml_tree.py reads user files under limits. No other module reads directories from the
-environment. This module creates no directories.
+The files of the package are trusted; recipe/yaml_tree.py reads user files under limits. No other module reads
+directories from the environment. This module creates no directories.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def hub_cache_dir() -> Path:
 
 
 def model_repository_dir() -> Path:
-    """Return the directory of the hand-written Triton models: next to the package in a checkout, in it in a wheel."""
+    """Return the directory of the hand-written Triton models, next to the package (checkout) or inside it (wheel)."""
     return _shipped("model_repository")
 
 
 def recipes_dir() -> Path:
-    """Return the directory of the recipe catalog: next to the package in a checkout, in it in a wheel."""
+    """Return the directory of the recipe catalog, next to the package (checkout) or inside it (wheel)."""
     return _shipped("recipes")
 
 
 def plugins_dir() -> Path:
-    """Return the directory of the kernel sources: next to the package in a checkout, in it in a wheel."""
+    """Return the directory of the kernel sources, next to the package (checkout) or inside it (wheel)."""
     return _shipped("plugins")
 
 

@@ -86,7 +86,7 @@ def is_alive(pid: int, started: int | None) -> bool:
 
 
 def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
-    """Stop a session: send SIGTERM to its leader, wait up to `timeout_s`, then send SIGKILL to all its processes."""
+    """Stop a session: send SIGTERM to its leader, wait up to `timeout_s`, then send SIGKILL to all that still run."""
     if is_alive(pid, started):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

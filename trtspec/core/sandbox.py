@@ -89,7 +89,7 @@ class SandboxChild:
     """A child process that serves one request at a time; it starts with the first request and restarts after a kill."""
 
     def __init__(self, limits: SandboxLimits, prepare: tuple[str, Any] | None = None) -> None:
-        """Set the limits and `prepare`, a function and its argument to call in each new process before any request."""
+        """Create a child; `prepare` is a function and its argument, called in each new process before any request."""
         self.limits, self._prepare = limits, prepare
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False

@@ -39,7 +39,7 @@ def nearest_version(version: str, known: Iterable[str]) -> str | None:
 
 
 class KnownReleases(dict[str, T]):
-    """Facts by version; an unknown version is looked up as its `nearest_version`, or raises KeyError without one."""
+    """Mapping from version to facts; an unknown version gets the facts of its `nearest_version`, else KeyError."""
 
     def __missing__(self, version: str) -> T:
         nearest = nearest_version(version, self)

@@ -43,7 +43,7 @@ def _holds(context: PlanContext, texts: int) -> bool:
 
 
 def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]:
-    """Yield an error if the weights, or they and a single text, exceed a device's memory; a warning if a batch does.
+    """Yield an error if the weights, or the weights and one text, do not fit; a warning if a full batch does not.
 
     On a CPU all problems are warnings, because the recipe may be served on another machine. If the memory of the device
     or of the model is unknown, nothing is yielded.

@@ -43,7 +43,7 @@ def _engine_alternatives(before: str, name: str) -> str:
 
 
 def _find(candidates: dict[str, Backend], before: str, to: str) -> tuple[str, str]:
-    """Return the backend and the newest version that `to` matches."""
+    """Return the first backend that has version `to`, with its newest matching version."""
     moving = {name: each for name, each in candidates.items() if each.migrate}
     if not moving:
         raise TrtspecError(f"the recipe is for {before}, which has no other version to migrate to")
@@ -56,7 +56,7 @@ def _find(candidates: dict[str, Backend], before: str, to: str) -> tuple[str, st
 
 
 def _named(backend: str) -> dict[str, Backend]:
-    """Return the named backend by name; raise TrtspecError if recipes cannot be migrated to it."""
+    """Return {name: backend} for the named backend; TrtspecError if recipes cannot be migrated to it."""
     found = find_backend(backend)
     if found.migrate is None:
         moving = ", ".join(name for name, each in backends().items() if each.migrate)

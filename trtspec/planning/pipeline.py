@@ -144,7 +144,7 @@ class Build:
         return needs
 
     def status(self, store: Store) -> list[StepStatus]:
-        """Return the status of each step: whether it would run, and the reason."""
+        """Return the status of each step: a cache hit or a miss, and the reason."""
         return plan_status(self.plan, store)
 
     def missing_tools(self, store: Store) -> list[Diagnostic]:
@@ -279,7 +279,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 
 def store_steps(build: Build, until: str, store: Store, observer: Observer) -> PartialBuildResult:
-    """Run the steps of a build up to those called `until` into the store, without publishing an artifact."""
+    """Run the steps of a build up to the steps called `until` into the store, without publishing an artifact."""
     started = time.perf_counter()
     part = build.until(until)
     if not part.is_read:

@@ -144,7 +144,7 @@ def done(evidence: str, documents: Sequence[SavedDocument] = ()) -> ReadinessIte
 
 
 def missing(evidence: str, command: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
-    """Return a missing item with the command that completes it."""
+    """Return an item in the state "missing" with the command that completes it."""
     return ReadinessItem(MISSING, evidence, command, documents)
 
 

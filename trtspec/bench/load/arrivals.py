@@ -61,7 +61,7 @@ class Closed(ArrivalProcess):
 
     @property
     def requests_a_round(self) -> int:
-        """Return three times the concurrency; more requests reduce the effect of a round's start and end."""
+        """Return three times the concurrency, at least 16, to limit the effect of a round's start and end."""
         return max(16, 3 * self.concurrency)
 
     @property
@@ -93,7 +93,7 @@ class Poisson(ArrivalProcess):
 
     @property
     def requests_a_round(self) -> int:
-        """Return ten seconds of requests, and at least 32 to limit the sampling error."""
+        """Return the mean number of requests in ten seconds, at least 32 to limit the sampling error."""
         return max(32, round(10 * self.requests_per_s))
 
     def arrivals(self, requests: int, seed: int) -> list[float]:

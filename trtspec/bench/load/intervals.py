@@ -64,7 +64,7 @@ def ratio_of_rounds(ratios: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def ratio_between(before: Sequence[float], after: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval:
-    """Return the ratio of the values `after` to those `before`, each with one positive value per round."""
+    """Return the ratio of `after` to `before`, which contain one positive value per round."""
     logs = [[math.log(each) for each in side] for side in (before, after)]
     shift = statistics.mean(logs[1]) - statistics.mean(logs[0])
     rounds = min(map(len, logs))

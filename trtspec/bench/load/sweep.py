@@ -149,7 +149,7 @@ class Point:
         return ""
 
     def speedups(self) -> list[float]:
-        """Return the speed-up of each round, by the metric that suits the load."""
+        """Return the speed-up of each round, by the metric that compares the arms at this load."""
         if self.unfit:
             return []
         ratios = self.ratios(self.load.judged_by)

@@ -278,7 +278,7 @@ def _section(draft: ModelSource) -> dict[str, Any]:
 
 @contextmanager
 def temporary_workspace(command: str) -> Iterator[Path]:
-    """Create a temporary directory for artifacts on the store's file system, so that they can be hard links."""
+    """Create a temporary directory for artifacts on the store's file system, so that files can be hard-linked."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{command}-", dir=cache_dir()) as folder:
         yield Path(folder)

@@ -95,7 +95,7 @@ class ResultCache:
 
 @dataclass(frozen=True)
 class Rung(Generic[Arm]):
-    """One round of successive halving: the number of texts, the arms by descending score, and how many advance."""
+    """One round of successive halving: number of texts, arms by descending score, and number of arms that advance."""
 
     texts: int
     scores: Sequence[tuple[Arm, float]]

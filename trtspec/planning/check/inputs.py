@@ -77,7 +77,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Selection:
-    """A recipe with its method and backend; an unknown or incompatible one is None."""
+    """A recipe with its method and backend, which are None if they are unknown or incompatible."""
 
     recipe: Recipe
     method: Method | None
@@ -136,7 +136,7 @@ class CheckedModel:
 
 
 def find_source(findings: Findings, path: str, asked: ModelSource) -> Source | None:
-    """Load a source, or its cached metadata if it is not on this machine; report errors and return None."""
+    """Load a source, or its cached metadata if it is not on this machine; return None after an error."""
     return findings.attempt(path, "checkpoint", lambda: _find(asked))
 
 

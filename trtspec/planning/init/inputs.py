@@ -24,7 +24,7 @@ MOST_GPUS = 8  # assumed number of GPUs of a machine that is not this one
 
 @dataclass(frozen=True)
 class InitHardware:
-    """GPU model and number of GPUs for a proposed recipe, and their origin `why`; `gpu` is None if unknown."""
+    """GPU model and number of GPUs for a proposed recipe, with the reason `why`; `gpu` is None if unknown."""
 
     gpu: Gpu | None
     count: int
@@ -94,7 +94,7 @@ class MethodProposal:
 def propose_methods(
     method: str | None, backend: str | None, target: Source, draft: Source | None, gpu: Gpu | None
 ) -> list[MethodProposal]:
-    """Return method proposals, best first: the named method, the best method for the draft, or all without a draft.
+    """Return method proposals, best first: the named method, the draft's method, or all methods without a draft.
 
     Raises TrtspecError for an unknown method or backend, and for a method that does not fit the draft.
     """

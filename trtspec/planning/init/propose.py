@@ -47,7 +47,7 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Return a description of the memory used on the fullest device, and whether it is too much; "" if unknown."""
+        """Return a description of the memory used on the fullest device and of any excess; "" if unknown."""
         if self.fullest is None:
             return ""
         taken, limit = (count / 2**30 for count in (self.fullest.total_bytes, self.fullest.limit_bytes))

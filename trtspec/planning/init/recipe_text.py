@@ -55,7 +55,7 @@ def relative_to(choices: Sequence[RecipeChoice], base: Path) -> list[RecipeChoic
 
 
 def relative_model(model: str, base: Path) -> str:
-    """Return a model as a recipe in directory `base` refers to it: a relative directory, or an unchanged hub id."""
+    """Return a model as spelled in a recipe in directory `base`: a relative directory, or an unchanged hub id."""
     if not is_directory(model):
         return model
     relative = os.path.relpath(model, base)
@@ -63,7 +63,7 @@ def relative_model(model: str, base: Path) -> str:
 
 
 def render(choices: Sequence[RecipeChoice]) -> str:
-    """Return the YAML text: one line per setting, with its reason behind it or, if that is too long, above it."""
+    """Return the YAML text: one line per setting, with its reason as a comment at its end or, if long, above it."""
     lines: list[str] = []
     written: set[tuple[str, ...]] = set()
     for choice in choices:

@@ -91,7 +91,7 @@ class Work:
 
 
 def count_weights(tensor: TensorInfo) -> int:
-    """Return the number of weights in a tensor; packed 4-bit weights are counted singly, and scales as 0."""
+    """Return the number of weights in a tensor; packed 4-bit weights are unpacked, and scales count as 0."""
     if tensor.name.endswith(SCALES) or tensor.dtype in TABLES:
         return 0
     return prod(tensor.shape) * PACKED.get(tensor.dtype, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prediction for a recipe, or the reason why it cannot be predicted; a warning if drafting cannot pay off.
+"""Prediction of the speed-up that a recipe gets from drafting, and the warning that drafting cannot pay off.
 
 `describe_prediction` returns the section `predicted` of `plan --json`, with costs and the best placement of the draft.
 """

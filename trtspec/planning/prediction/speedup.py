@@ -69,7 +69,7 @@ def load_efficiency(generation: str) -> EfficiencyData:
 
 
 def published_acceptance(method: str) -> PublishedAcceptance | None:
-    """Return the published acceptance rates of a method, or None without published ones."""
+    """Return the published acceptance rates of a method, or None if they are unknown."""
     found = _published()["acceptance"].get(method)
     return PublishedAcceptance(tuple(found["rates"]), found["source"]) if found else None
 
@@ -203,7 +203,7 @@ class TargetDraftPair:
         return best if best and self.speedup(rate, best, texts) > 1 else 0
 
     def break_even(self, rate: float, depth: int) -> int | None:
-        """Return the smallest batch at which drafting is not faster than the target alone, or None up to MOST_TEXTS.
+        """Return the smallest batch at which drafting does not pay, or None if it pays up to MOST_TEXTS texts.
 
         Every batch size is tried, because with experts, small batches can be slower than a single text.
         """
