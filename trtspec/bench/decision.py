@@ -318,7 +318,7 @@ def manifest_facts(manifest: Manifest, root: Path) -> dict[str, Any]:
 
 
 def verification_facts(report: VerificationReport | None) -> dict[str, Any]:
-    """Return the evidence from a verification; without a check of the files, it covers only the gates."""
+    """Return the evidence from a verification; `verified` is None unless the artifact's files were checked too."""
     if report is None:
         return {}
     is_whole = any(check.name == FILES for check in report.checks)

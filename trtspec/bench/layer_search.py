@@ -82,7 +82,7 @@ class SkipCandidate:
 
 
 def rate(skip: Skip, matchness: float, config: ModelConfig) -> SkipCandidate:
-    """Return the candidate for a set of sublayers with this matchness, at its best draft length."""
+    """Return the candidate for skipped sublayers at its best draft length; `matchness` acts as the acceptance rate."""
     cost = draft_cost(skip, config)
     draft_len = max(find_method("swift").draft_lens, key=lambda length: expected_speedup(matchness, length, cost))
     return SkipCandidate(skip, matchness, cost, draft_len, expected_speedup(matchness, draft_len, cost))

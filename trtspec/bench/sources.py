@@ -55,7 +55,7 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
 
 
 def source_location(root: Path, manifest: Manifest, role: str) -> Path:
-    """Return the directory that a model was built from; raises CheckpointError if it is not recorded here.
+    """Return the directory that a model was built from; CheckpointError if this machine has no record of it.
 
     `role` is "target" or "draft". Manifests of earlier versions contain the directory themselves.
     """

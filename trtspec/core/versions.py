@@ -39,7 +39,7 @@ def nearest_version(version: str, known: Iterable[str]) -> str | None:
 
 
 class KnownReleases(dict[str, T]):
-    """Mapping from version to facts; an unknown version gets the facts of its `nearest_version`, else KeyError."""
+    """Mapping from version to facts; a lookup falls back to `nearest_version` and raises KeyError without one."""
 
     def __missing__(self, version: str) -> T:
         nearest = nearest_version(version, self)

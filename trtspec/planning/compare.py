@@ -250,7 +250,7 @@ def _files(a: ComparisonInput, b: ComparisonInput) -> dict[str, int] | None:
 
 
 def _speedup(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any] | None:
-    """Return both speed-up intervals; if they overlap, the difference may be noise."""
+    """Return both speed-up intervals, and `overlap` if the difference between them may be noise."""
     ours, theirs = _interval(a), _interval(b)
     if ours is None or theirs is None:
         return None

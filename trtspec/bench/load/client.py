@@ -211,7 +211,7 @@ async def _content(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Return the function that runs a coroutine: uvloop's, if installed, uses less processor time."""
+    """Return asyncio's `run`, or uvloop's if it is installed, because that uses less processor time."""
     try:
         from uvloop import run
     except ModuleNotFoundError:

@@ -204,7 +204,7 @@ def _lost_below(measured: CandidateMeasurements, batch: int, length: int) -> Exp
 
 
 def _best_without_loss(measured: CandidateMeasurements, load: int, lens: Sequence[int]) -> ExpectedSpeedup:
-    """Return the best draft length at a concurrency, or the fastest one if the best is slower than the target alone."""
+    """Return `measured.best` at a concurrency, or the fastest length if that one is slower than the target alone."""
     best = measured.best(load, lens)
     if best.expected.value >= LOSES:
         return best
