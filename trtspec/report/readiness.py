@@ -227,7 +227,7 @@ def warmup(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def rollout(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that a rollout starts with a fraction of the traffic and is limited in failures and latency."""
+    """Check that a rollout starts with a fraction of the traffic and has limits for failures and latency."""
     serving, wanted = facts.recipe.serving, facts.recipe.serving.rollout
     if not serving.openai:
         why = "serving.openai is off: traffic cannot be split, and only synthetic probes decide"

@@ -230,7 +230,7 @@ def _rank(rule: AdviceRule) -> int:
 
 
 def _missing_facts(answers: AdvisorFacts, rules: Sequence[AdviceRule]) -> dict[tuple[str, ...], list[str]]:
-    """Return the names of the rules that unknown facts could make apply, by the options that supply these facts."""
+    """Return the rules that could apply if more facts were known, by the options that supply these facts."""
     found: dict[tuple[str, ...], list[str]] = {}
     for rule in rules:
         if (options := all_missing_options(rule.when, answers)) and rule.could_fire(answers):
